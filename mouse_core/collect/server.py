@@ -1,4 +1,8 @@
-"""StoreServer, which writes the rows of clients on this machine to a store or a rollout buffer."""
+"""StoreServer: writes the rows that clients in other processes of this machine send to a store or a rollout buffer.
+
+One thread accepts connections, and one thread for each client answers its calls. A connection begins with a "hello",
+which names the client; a name belongs to one connection at a time. A connection is "idle" between two calls.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ from mouse_core.store.dataset_store import DatasetStore
 
 SOCKET = "server.socket"
 """The name of the socket in the folder of a store."""
-# A client that was killed and restarted may connect before the connection of the old one is seen to be closed.
-_PATIENCE_S = 5.0
+# A restarted client may connect before the server sees that its old connection is closed, so it waits for its name.
+_NAME_WAIT_S = 5.0
 # Seconds for a connection to send its hello, and to send or receive more of a message that has begun.
 _HELLO_S, _STALL_S = 10.0, 60.0
 _HELLO_BYTES = 4096
-_MOST_IDLE = 256
+_IDLE_LIMIT = 256
 _PAUSE_S = 0.05
 
 
@@ -43,79 +47,80 @@ class Shared(Protocol):
         """The number of writes or calls of each client."""
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Answer a call: plain values, with errors among them, and bytes as "body", a list of memoryviews.
+        """Answer a call with plain values; an error is part of the answer, and bytes are "body", a list of memoryviews.
 
         Raises:
-            ConnectionError: The server is closing, and the client repeats the call when the server is back.
+            ConnectionError: The server is closing; the client repeats the call when the server runs again.
         """
 
     def interrupt(self) -> None:
-        """End all waiting."""
+        """End the waiting of all calls."""
 
     def close(self) -> None:
         """Release resources; the store or buffer stays open."""
 
 
 class IdleConnections:
-    """The idle connections of a server, up to a number.
+    """The idle connections of a server, at most ``most``.
 
-    With too many, the one that is idle longest is shut down: its client connects again with the next call.
+    If there are more, the connection that is idle longest is shut down; its client connects again with its next call.
 
     Args:
-        most: The most idle connections.
+        most: The largest number of idle connections.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[socket.socket, None] = {}  # the longest idle first
+        self._idle_since: dict[socket.socket, None] = {}  # in order: the longest idle is first
         self._lock = threading.Lock()
 
     def add(self, connection: socket.socket) -> None:
         """Add a connection that is idle from now on."""
         with self._lock:
-            self._waiting.pop(connection, None)
-            self._waiting[connection] = None
-            while len(self._waiting) > self._most:
+            self._idle_since.pop(connection, None)
+            self._idle_since[connection] = None
+            while len(self._idle_since) > self._most:
                 self._shut_down()
 
     def remove(self, connection: socket.socket) -> bool:
         """Remove a connection, as a call begins or the connection ends; False if it was shut down."""
         with self._lock:
-            return self._waiting.pop(connection, self) is None
+            return self._idle_since.pop(connection, self) is None
 
     def make_room(self) -> None:
         """Shut down the connection that is idle longest, if any."""
         with self._lock:
-            if self._waiting:
+            if self._idle_since:
                 self._shut_down()
 
     def _shut_down(self) -> None:
-        connection = next(iter(self._waiting))
-        del self._waiting[connection]
+        connection = next(iter(self._idle_since))
+        del self._idle_since[connection]
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
 class StoreServer:
-    """Takes the rows of clients, in other processes of this machine, into a store.
+    """Writes the rows of clients in other processes of this machine to a store.
 
-    A thread for each client writes what it sends and answers when the rows are in the store, as if it had called
-    ``extend`` there; so who sends faster than the store takes rows waits. A process may write to the store itself
-    meanwhile, take snapshots and train. Clients wait for a server that is started again at the same address, and what
-    they send twice is written once: see ``SharedStore``.
+    A thread for each client writes its rows and answers when they are in the store, like a call of ``extend``. So a
+    client that sends faster than the store writes has to wait. The process of the server may also write to the store,
+    take snapshots and train. If the server is restarted at the same address, its clients wait for it. Rows that a
+    client sends twice are written once: see ``SharedStore``.
 
-    Only processes of the same user reach it; nothing that is sent is run. Memory for what is sent is taken as it comes.
-    Of many connections that wait for a call, those that wait longest are closed; their clients connect again by
-    themselves.
+    Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
+    is allocated as its bytes arrive. If too many connections are idle, those that are idle longest are closed, and
+    their clients connect again.
 
     Args:
-        store: A store that may be written to, in memory or opened with ``mode="a"``; or what else answers clients, as
-            ``mouse_core.groups.SharedBuffer(buffer)``. It is not closed with the server.
-        address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a new one.
+        store: A writable store, in memory or opened with ``mode="a"``; or another target of calls, as
+            ``mouse_core.groups.SharedBuffer(buffer)``. It stays open when the server is closed.
+        address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a temporary
+            folder for a store in memory.
 
     Raises:
-        ConfigError: Nothing of these, a server at this address, or a system without Unix sockets.
-        StorageError: The socket cannot be made.
+        ConfigError: `store` is none of these, another server has the address, or the system has no Unix sockets.
+        StorageError: The socket cannot be created.
 
     Example:
         >>> from mouse_core import DatasetStore
@@ -131,31 +136,32 @@ class StoreServer:
         if not hasattr(socket, "AF_UNIX"):
             raise ConfigError("server: expected a system with Unix sockets, found none")
         self._shared: Shared = store if isinstance(store, Shared) else SharedStore(store)
-        self._own_folder: str | None = None
+        self._temporary_folder: str | None = None
         if address is None and self._shared.path is None:
-            self._own_folder = tempfile.mkdtemp(prefix="mouse-")
-            address = os.path.join(self._own_folder, SOCKET)
+            self._temporary_folder = tempfile.mkdtemp(prefix="mouse-")
+            address = os.path.join(self._temporary_folder, SOCKET)
         elif address is None:
             address = os.path.join(self._shared.path or "", SOCKET)
         self.address = os.path.abspath(os.fspath(address))
         self._process = os.getpid()
         self._connections: dict[threading.Thread, socket.socket] = {}
-        self._idle = IdleConnections(_MOST_IDLE)
+        self._idle = IdleConnections(_IDLE_LIMIT)
         self._names: dict[str, threading.Thread] = {}
         self._change = threading.Condition()
         self._is_open = True
         try:
-            self._listener = self._listening()
+            self._listener = self._make_listener()
         except BaseException:
             self._shared.close()
             raise
-        self._accepting = threading.Thread(target=self._accept, name="store-server", daemon=True)
-        self._accepting.start()
+        self._accept_thread = threading.Thread(target=self._accept, name="store-server", daemon=True)
+        self._accept_thread.start()
 
     def __repr__(self) -> str:
         return f"StoreServer({self._shared!r}, address={self.address!r}, clients={self.clients})"
 
-    def _listening(self) -> socket.socket:
+    def _make_listener(self) -> socket.socket:
+        """Bind the address, in place of a server that died, for processes of this user only."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             with storing(f"server {self.address}"), reachable(self.address) as path:
@@ -163,12 +169,12 @@ class StoreServer:
                     with socket.socket(socket.AF_UNIX) as other:
                         if not other.connect_ex(path):
                             raise ConfigError(f"server: expected a free address, found a server at {self.address!r}")
-                    os.unlink(self.address)  # of one that died
-                before = os.umask(0o177)
+                    os.unlink(self.address)  # left by a server that died
+                earlier_umask = os.umask(0o177)
                 try:
                     listener.bind(path)
                 finally:
-                    os.umask(before)
+                    os.umask(earlier_umask)
                 listener.listen(socket.SOMAXCONN)
         except BaseException:
             listener.close()
@@ -182,9 +188,10 @@ class StoreServer:
         """
         return self._shared.counts
 
-    # ------------------------------------------------------------------ its threads
+    # ------------------------------------------------------------------ threads
 
     def _accept(self) -> None:
+        """Accept connections until the server is closed, and start a thread for each."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -192,7 +199,7 @@ class StoreServer:
                 with self._change:
                     if not self._is_open:
                         return
-                # Of open files there are too many; those who connect wait meanwhile.
+                # Too many files are open: close an idle connection; new clients wait in the queue of the socket.
                 self._idle.make_room()
                 time.sleep(_PAUSE_S)
                 continue
@@ -205,17 +212,18 @@ class StoreServer:
             self._idle.add(connection)
             try:
                 thread.start()
-            except RuntimeError:  # of threads there are too many
+            except RuntimeError:  # too many threads
                 self._drop(connection, thread)
 
     def _serve(self, connection: socket.socket) -> None:
+        """Answer the calls of one client until its connection ends."""
         thread = threading.current_thread()
         try:
             connection.settimeout(_HELLO_S)
             call, body = receive(connection, most_text=_HELLO_BYTES, most_bytes=0)
-            refused = self._named(call, thread)
-            _send(connection, refused or self._shared.answer(call, body))
-            while not refused:
+            error = self._claim_name(call, thread)
+            _send(connection, error or self._shared.answer(call, body))
+            while not error:
                 connection.settimeout(None)
                 self._idle.add(connection)
                 if not connection.recv(1, socket.MSG_PEEK) or not self._idle.remove(connection):
@@ -223,14 +231,15 @@ class StoreServer:
                 connection.settimeout(_STALL_S)
                 call, body = receive(connection)
                 if self._names.get(str(call.get("client"))) is not thread:
-                    raise DataError("call: expected the name that the connection has")
+                    raise DataError("call: expected the client name of this connection")
                 _send(connection, self._shared.answer(call, body))
         except (OSError, DataError, MemoryError):
-            pass  # it is gone, or is none of ours
+            pass  # the client is gone, or is no StoreClient
         finally:
             self._drop(connection, thread)
 
     def _drop(self, connection: socket.socket, thread: threading.Thread) -> None:
+        """Close a connection, and free the name of its client."""
         self._idle.remove(connection)
         connection.close()
         with self._change:
@@ -238,13 +247,13 @@ class StoreServer:
             self._names = {name: other for name, other in self._names.items() if other is not thread}
             self._change.notify_all()
 
-    def _named(self, call: dict[str, Any], thread: threading.Thread) -> dict[str, Any] | None:
-        """Give the name in a hello to a connection; what to answer where another one has it, or there is none."""
+    def _claim_name(self, call: dict[str, Any], thread: threading.Thread) -> dict[str, Any] | None:
+        """Reserve the client name in a hello for a connection; return an error answer if it is missing or in use."""
         name = call.get("client")
         if call.get("call") != "hello" or not isinstance(name, str):
-            return {"error": "ConfigError", "message": "call: expected one who said hello", "count": 0}
+            return {"error": "ConfigError", "message": "call: expected a hello with the client name", "count": 0}
         with self._change:
-            if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _PATIENCE_S):
+            if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _NAME_WAIT_S):
                 message = f"client: expected a name that no other client has, found {name!r}, which is connected"
                 return {"error": "ConfigError", "message": message, "count": 0}
             self._names[name] = thread
@@ -253,17 +262,17 @@ class StoreServer:
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Answer what is being written, and let go of the clients; the store stays open. May be called twice."""
+        """Answer the calls that are being written, and close all connections; the store stays open. Safe to repeat."""
         with self._change:
             was_open, self._is_open = self._is_open, False
         if not was_open or self._process != os.getpid():
             return
-        # Nobody else finds it from here on; a listener that is shut down wakes whoever waits for clients.
+        # No new client finds the socket from here on; shutting the listener down wakes the thread in ``accept``.
         remove(self.address)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._accepting.join()
+        self._accept_thread.join()
         with self._change:
             connections = dict(self._connections)
         for connection in connections.values():
@@ -273,8 +282,8 @@ class StoreServer:
         for thread in connections:
             thread.join()
         self._shared.close()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        if self._temporary_folder is not None:
+            shutil.rmtree(self._temporary_folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -286,8 +295,9 @@ class StoreServer:
 
 
 def _send(connection: socket.socket, reply: dict[str, Any]) -> None:
+    """Send an answer; if it is too large, send an error instead."""
     body = reply.pop("body", ())
     try:
         send(connection, reply, body)
-    except DataError as error:  # too large to be sent
+    except DataError as error:
         send(connection, {"error": "DataError", "message": str(error)})

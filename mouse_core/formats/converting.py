@@ -1,4 +1,4 @@
-"""Convert recorded data of any size to a dataset on disk: resumable, and verified against the source."""
+"""Convert recorded data of any size to a dataset on disk; a conversion is resumable and verified by digests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mouse_core.video.frames import carry_videos
 
 
 class SegmentWriter:
-    """Writes one sealed segment of a store; rows stay in memory until it is complete.
+    """Writes one sealed segment of a store; its rows stay in memory until ``finish``.
 
     Args:
         folder: The folder of the store; segments lie in its folder ``segments``.
@@ -48,12 +48,12 @@ class SegmentWriter:
         self.bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add the rows of a batch."""
         self._tables.append(pa.Table.from_batches([batch]).cast(self._schema))
         self.bytes += batch.nbytes
 
     def finish(self) -> tuple[list[str], Any]:
-        """Write the file; return its name, and its entry in a manifest. Without rows there is no file."""
+        """Write the file; return its name and its entry for the manifest. Without rows no file is written."""
         if not self._tables:
             return [], None
         make_folder(self._folder / "segments")
@@ -72,7 +72,7 @@ def finish_store(job: Job, result: Path, schema: pa.Schema, about: About) -> Non
 
     Args:
         job: The job, whose parts ``SegmentWriter`` wrote.
-        result: The folder.
+        result: The empty folder.
         schema: Schema of all rows.
         about: Metadata of the rows.
     """
@@ -104,8 +104,8 @@ class Conversion:
         rows: Number of rows.
         digest: Digest of all rows, in the source and in the result; see ``rows_digest``.
         shards: Number of files.
-        resumed_rows: Number of rows that an interrupted conversion had written.
-        pictures: New encodings of pictures, and videos in the result, a sentence each.
+        resumed_rows: Number of rows that an earlier, interrupted call had written.
+        pictures: One sentence for each new encoding of a column of pictures, and one about the videos of the result.
     """
 
     path: str
@@ -126,41 +126,46 @@ def convert(
     shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
-    """Write all rows to ``target``, in memory that does not grow with them.
+    """Write all rows to ``target``; the memory needed does not grow with the number of rows.
 
-    Files are written to a folder ``.NAME.converting`` beside the target. The result gets the name of the target when it
-    is complete and its rows, read back, have the digest of the source. After an interruption at any moment the same
+    Files are written to a folder ``.NAME.converting`` beside the target. When all rows are written, they are read back.
+    If their digest equals the digest of the source, the folder is renamed to the target. After an interruption the same
     call resumes: it compares the finished files with the source and keeps them.
 
-    Images that rows name by path are written into the rows, and count in the digest. The result also has the videos of
-    which rows name frames, as links, or as copies where the file system has no links.
+    If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
+    frames of videos, the result gets hard links to the videos, or copies if the file system has no links.
 
-    ``images="raw"`` and ``"png"`` keep every pixel. JPEG and videos that are not ``lossless`` lose some each time.
+    ``images="raw"`` and ``"png"`` keep every pixel. Each new encoding as JPEG, or as a video that is not ``lossless``,
+    changes pixels.
 
     Args:
-        stream: The rows, which are written with their metadata. An alignment that the data do not state stays unstated;
-            rewards at the first rows of episodes, which contradict it, are an ``AlignmentWarning``.
+        stream: The rows and their metadata. If the data state no alignment, the result states none. Rewards at the
+            first rows of episodes contradict the alignment "arrived" and raise an ``AlignmentWarning``.
         target: A folder, or a file whose name ends in ``.parquet``; nothing may exist there.
-        to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (one for ``DatasetStore.open``);
-            by default Arrow, Parquet for a target of that name, and a store where ``layout`` is given.
+        to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (a folder for
+            ``DatasetStore.open``). By default Parquet for a target that ends in ``.parquet``, a store if ``layout`` is
+            set, and else Arrow.
         images: Encoding of pictures, for all columns of pictures or by column: "raw" pixels, "png", "jpeg:95", or
             "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" leaves
-            frames of videos as they are and encodes others. By default pictures stay as they are. A column that no
-            field reads gets a field of images.
+            frames of videos as they are and encodes others. By default pictures stay as they are. A named column that
+            no field reads gets a field of images.
         layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
-        shard_bytes: About the size of each file, in bytes or like ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
+        shard_bytes: Approximate size of each file, in bytes or as ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
         progress: Whether bars show the progress.
 
     Raises:
-        ConfigError: Something is at ``target``, or it has the name of a file of another type; an option that cannot be
-            used, an unfinished conversion of another source there, or another process at work on the same target; the
-            source changed between interruption and resumption.
-            ``images`` for rows without pictures; videos for one Parquet file.
-        ImportError: PyAV is not installed, for videos.
+        ConfigError: One of these:
+
+            - ``target`` exists, or its name ends like a file of another type
+            - options contradict each other
+            - an unfinished conversion of another source has this target, or another process is writing it
+            - the source changed between interruption and resumption
+            - ``images`` is set for rows without pictures, or for videos in one Parquet file
+        ImportError: Videos need PyAV, which is not installed.
         StorageError: Files cannot be written; the next call resumes.
-        DataError: The source is damaged; a row names a file that is no image or lies in no permitted folder; or the
-            result differs from the source.
-        SchemaError: A column has a type that datasets cannot have.
+        DataError: The source is damaged; a row refers to a file that is no image or is outside the permitted folders;
+            or the result differs from the source.
+        SchemaError: ``datasets`` has no type for a column.
     """
     wanted = {} if images is None else by_column(images)
     if any(kept.way == "video" and kept.codec is None for kept in wanted.values()):
@@ -241,7 +246,7 @@ def convert(
 
 
 def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -> None:
-    """Raise ConfigError unless a target and options go together."""
+    """Raise ConfigError if the target and the options contradict each other."""
     if kind not in _KINDS or (single and kind != "parquet"):
         raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
     if layout is not None and layout not in LAYOUTS:

@@ -1,4 +1,4 @@
-"""Rows as trees: counting and checking those that are written, and making a batch of those that a sampler drew."""
+"""Rows as trees: check and count rows before they are written, and assemble a batch from the rows of a draw."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms._fields import GATHERED
 
 Collate = Callable[[Sequence[Any]], Any]
-"""Makes a batch of the list of rows, or an ensemble's batch of its members' batches."""
+"""A function that makes one batch of a list of rows; for an ensemble, of the list of its members' batches."""
 
-OWN = "traj_id"
-"""The only field of a draw that rows may have themselves."""
+_TRAJECTORY_ID = "traj_id"
+"""The only field that both a draw and the rows may have; the batch gets the field of the rows."""
 
 REDUCTIONS = ("max", "mean", "min", "median", "sum")
 """Reductions of several priorities, or ranks, of a row to one."""
 
-_STACKED = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
+_STACKABLE = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
 
 def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
-    """A batch of ``rows`` as a storage gave them, with ``index`` and whatever else the draw says.
+    """Return a batch of ``rows``, as the storage returned them, with ``index`` and the other fields of the draw.
 
-    Rows that are no dict become the field ``data``.
+    Rows that are not a dict become the field ``data``.
 
     Raises:
-        SchemaError: A field of the rows has a name that the draw needs; items of a list that cannot be stacked.
+        SchemaError: A field of the rows has the name of a field of the draw, or items of a list cannot be stacked.
     """
     if collate is not None:
-        rows = collate(items_of(rows, draw.index.shape[0]))
+        rows = collate(rows_as_list(rows, draw.index.shape[0]))
     elif isinstance(rows, list):
-        rows = _stacked(rows)
+        rows = _stack_items(rows)
     else:
         rows = map_tree(lambda leaf: leaf, rows)  # new dicts for every batch, as transforms may change them
     if draw.pad is not None and draw.mask is not None and collate is None and not isinstance(rows, list):
-        _pad(rows, ~draw.mask, draw.pad)
+        _fill_masked(rows, ~draw.mask, draw.pad)
     batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
     added: dict[str, Any] = {"index": draw.index}
     if draw.mask is not None:
@@ -63,8 +63,8 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
     if draw.priority_weight is not None:
         added["priority_weight"] = draw.priority_weight
     added |= draw.extra
-    if OWN in batch:  # the rows' own numbers of trajectories pass through
-        added.pop(OWN, None)
+    if _TRAJECTORY_ID in batch:  # the trajectory numbers of the rows replace those of the draw
+        added.pop(_TRAJECTORY_ID, None)
     if not batch.keys().isdisjoint(added):
         raise reserved_error("sample", batch.keys() & added.keys())
     batch |= added
@@ -74,47 +74,47 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
 def rows_behind(
     index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeIndex] = ()
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
-    """The slots of rows and of the ``steps`` rows behind each in its stream.
+    """Return the slots of drawn rows and of the ``steps`` rows that follow each in its stream.
 
-    Nothing is read across the write seam: behind the newest row of a stream there is nothing, however old the rows are
-    that lie there. Of a ring of 8 slots with 11 rows written the newest, row 10, lies in slot 2, and slot 1 has row 9,
-    of age 1: with 2 steps behind it are the slots 1, 2, and 2 again, which is not there.
+    The slot after the newest row holds the oldest row, which does not follow it. A ring of 8 slots with 11 rows written
+    has the newest row, row 10, in slot 2, and row 9, of age 1, in slot 1. For slot 1 and 2 steps the result is
+    the slots 1, 2, 2 with the mask True, True, False.
 
     Args:
         index: Slots that were drawn, int64 ``[batch]``.
-        storage: Its rows.
-        steps: How many rows behind each.
-        episodes: Indexes of the episodes; a row behind another counts only if each index has both in one episode.
+        storage: The storage of the rows.
+        steps: The number of rows that follow each.
+        episodes: Indexes of episodes; a following row counts only if every index has both rows in one episode.
 
     Returns:
-        Slots, int64 ``[batch, 1 + steps]``, and which of them count, bool of the same shape. Beyond the newest row its
-        slot is repeated.
+        Slots, int64 ``[batch, 1 + steps]``, and a mask of those that count, bool of the same shape. After the newest
+        row its slot is repeated.
     """
     written, capacity, stride = storage.written, storage.capacity, storage.num_envs
     # Row n lies in slot n % capacity, and the newest is row written - 1.
     age = (written - 1 - index) % capacity
     offset = np.minimum(np.arange(steps + 1) * stride, age[:, None] // stride * stride)
     known = np.arange(steps + 1) * stride <= age[:, None]
-    for one in episodes:
-        step, env = one.steps_of(index)
-        _, end, _ = one.episode_of(step, env)
+    for episode_index in episodes:
+        step, env = episode_index.steps_of(index)
+        _, end, _ = episode_index.episode_of(step, env)
         known &= np.arange(steps + 1) < (end - step)[:, None]
     return (index[:, None] + offset) % capacity, known
 
 
 def names_added(sampler: Any, gathers: bool, reach: int, generations: bool) -> frozenset[str]:
-    """The fields of a batch that rows cannot have, as far as they are known before the first draw."""
+    """Return the names that the buffer adds to batches, which rows cannot have, as known before the first draw."""
     names = {"index", *getattr(sampler, "adds", ()), *(GATHERED if gathers else ()), *(["generation"] * generations)}
     if reach and not sampler.needs_order:
-        names.add("mask")  # of the rows that are read behind single ones
+        names.add("mask")  # marks which of the rows that follow a single row count
     return frozenset(names)
 
 
 def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
-    """Raise SchemaError where rows to be written have fields that the buffer adds to every batch.
+    """Raise SchemaError if rows to be written have fields that the buffer adds to every batch.
 
     Args:
-        rows: As for ``Storage.append``.
+        rows: The rows, as for ``Storage.append``.
         reserved: The names of those fields.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
     """
@@ -124,14 +124,14 @@ def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
 
 
 def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
-    """The error for rows with fields that the buffer adds."""
+    """Return the error for rows with fields that the buffer adds."""
     return SchemaError(
         f"{where}: expected rows without the fields {sorted(taken)}, which the buffer adds to a batch; rename them"
     )
 
 
-def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
-    """Overwrite what is not meant, in all fields."""
+def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
+    """Overwrite the values in all fields where the mask ``where`` is set: with ``pad``, or an empty value."""
     if not where.any():
         return
     for key, leaf in flatten(rows).items():
@@ -150,18 +150,22 @@ def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
         leaf[where] = value
 
 
-def items_of(rows: Any, n: int) -> list[Any]:
-    """Gathered rows one by one."""
+def rows_as_list(rows: Any, n: int) -> list[Any]:
+    """Return gathered rows as a list of ``n`` rows."""
     return rows if isinstance(rows, list) else [row_of(rows, number) for number in range(n)]
 
 
 def row_of(rows: Any, number: int) -> Any:
-    """Return one of the gathered rows."""
+    """Return row ``number`` of gathered rows."""
     return rows[number] if isinstance(rows, list) else map_tree(lambda leaf: leaf[number], rows)
 
 
 def count_steps(rows: Any) -> int:
-    """The number of rows in ``rows``, of time steps for ``ndim=2``, or more where a list could be either."""
+    """Return the number of rows in ``rows`` (of time steps for ``ndim=2``), or an upper limit.
+
+    A list inside ``rows`` can be a field with one value for each row, or a node of several fields; the larger of both
+    counts is returned.
+    """
     if isinstance(rows, list):
         return len(rows)
     count = 0
@@ -181,28 +185,28 @@ def count_steps(rows: Any) -> int:
 def priorities_in(
     rows: Any, key: FieldKey, *, one: bool, ndim: int = 1, reduction: str | None = None
 ) -> npt.NDArray[np.float64] | None:
-    """The priorities that rows to be written bring along in the field ``key``, ``[n]``; None if they have none.
+    """Return the priorities in the field ``key`` of rows to be written, ``[n]``; None if no row has the field.
 
     Args:
-        rows: As for ``Storage.append``.
-        key: The field.
+        rows: The rows, as for ``Storage.append``.
+        key: The field of priorities.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
-        ndim: That of the storage.
-        reduction: What makes one of several for a row; None: these are refused.
+        ndim: ``ndim`` of the storage.
+        reduction: Reduces several priorities of a row to one; None: several raise SchemaError.
 
     Raises:
-        DataError: One of them is negative, NaN or infinite, or no number; some rows have one, and others have not.
-        SchemaError: More than one for a row.
+        DataError: A priority is negative, NaN, infinite or no number; or only some rows have one.
+        SchemaError: A row has several priorities.
     """
     if isinstance(rows, list) and not one:
         found = [priorities_in(row, key, one=True, ndim=ndim, reduction=reduction) for row in rows]
-        return _priorities_of(found, key)
-    values = _numbers_in(rows, key)
+        return _join_priorities(found, key)
+    values = _numeric_field(rows, key)
     if values is None:
         return None
     axes: tuple[str, ...] = ("time", "env") if ndim == 2 else ("n",)
     axes = axes[1:] if one else axes
-    values = reduced(values, len(axes), reduction)
+    values = reduce_priorities(values, len(axes), reduction)
     if values.ndim < len(axes) or prod(values.shape[len(axes) :]) != 1:
         wanted = f"[{', '.join(axes)}]" if axes else "a number"
         raise SchemaError(
@@ -215,35 +219,35 @@ def priorities_in(
     return values
 
 
-def reduced(values: Any, axes: int, reduction: str | None) -> npt.NDArray[Any]:
-    """Numbers with several for each row as one for each, as ``[n, steps]`` becomes ``[n]``.
+def reduce_priorities(values: Any, axes: int, reduction: str | None) -> npt.NDArray[Any]:
+    """Reduce several numbers for each row to one: ``[n, steps]`` becomes ``[n]``.
 
     Args:
-        values: They; the first ``axes`` axes count rows.
-        axes: How many.
-        reduction: One of ``REDUCTIONS``; None: they stay as they are.
+        values: The numbers; the first ``axes`` axes count rows, and the others are reduced.
+        axes: The number of axes of rows.
+        reduction: One of ``REDUCTIONS``; None: the numbers stay as they are.
     """
     numbers: npt.NDArray[Any] = as_array(values, where="priority")
     several = prod(numbers.shape[axes:])
     if reduction is None or numbers.ndim <= axes or several <= 1 or number_kind(numbers.dtype) not in "biuf":
         return numbers
-    wide = numbers.astype(np.float64).reshape(*numbers.shape[:axes], several)
-    made: npt.NDArray[Any] = getattr(np, reduction)(wide, axis=-1)
-    return made
+    by_row = numbers.astype(np.float64).reshape(*numbers.shape[:axes], several)
+    one_each: npt.NDArray[Any] = getattr(np, reduction)(by_row, axis=-1)
+    return one_each
 
 
-def patched(rows: Any, values: Mapping[FieldKey, Any], places: Slots, count: int) -> Any:
-    """Rows with some of their fields changed.
+def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, count: int) -> Any:
+    """Return rows with new values in some of their fields.
 
     Args:
-        rows: As a storage gave them.
-        values: The fields, ``[count, ...]`` each.
-        places: Which of the values are meant for the rows.
-        count: How many values of a field are expected.
+        rows: The rows, as the storage returned them.
+        values: The new values by field, ``[count, ...]`` each.
+        places: For each row the number of its value: row 0 gets value ``places[0]``.
+        count: The number of values of each field.
 
     Raises:
-        MissingFieldError: A field that the rows do not have.
-        DataError: Another number of values.
+        MissingFieldError: The rows do not have a field.
+        DataError: A field does not have ``count`` values.
     """
     for key, leaf in values.items():
         if not hasattr(leaf, "__len__") or len(leaf) != count:
@@ -252,14 +256,15 @@ def patched(rows: Any, values: Mapping[FieldKey, Any], places: Slots, count: int
     if isinstance(rows, list):
         changes = ({key: leaf[place] for key, leaf in values.items()} for place in places.tolist())
         return [_with_fields(row, change) for row, change in zip(rows, changes, strict=True)]
-    taken = {
+    selected = {
         key: [leaf[place] for place in places.tolist()] if isinstance(leaf, list) else leaf[places]
         for key, leaf in values.items()
     }
-    return _with_fields(rows, taken)
+    return _with_fields(rows, selected)
 
 
 def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
+    """Return a tree in which the leaves in ``changes`` are replaced."""
     fields = flatten(rows)
     for key in changes:
         if key not in fields:
@@ -267,17 +272,17 @@ def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
     return unflatten(structure_of(rows), {**fields, **changes})
 
 
-def _priorities_of(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
-    """The priorities of a list of rows, of which all have one, or none has."""
-    known = [part for part in found if part is not None]
-    if known and len(known) < len(found):
-        lacking = next(number for number, part in enumerate(found) if part is None)
+def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
+    """Join the priorities of single rows; None if no row has one, DataError if only some rows have one."""
+    present = [priority for priority in found if priority is not None]
+    if present and len(present) < len(found):
+        lacking = next(number for number, priority in enumerate(found) if priority is None)
         raise DataError(f"rows: field {key!r}: expected a priority in every row or none, found none in {lacking}")
-    return np.concatenate(known) if known else None
+    return np.concatenate(present) if present else None
 
 
-def _numbers_in(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
-    """A field of numbers of a tree; None where it is not there."""
+def _numeric_field(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
+    """Return a field of a tree as numbers; None if the tree does not have it, DataError if it has no numbers."""
     if not is_node(rows) or path_of(key)[0] not in dict(children_of(rows)):
         return None
     try:
@@ -291,20 +296,20 @@ def _numbers_in(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
     return values
 
 
-def _stacked(items: list[Any]) -> Any:
-    """Items as one tree of arrays, or, where they are objects of other kinds, as they are."""
-    if items and isinstance(items[0], list):  # slices
-        parts = [_stacked(item) for item in items]
-        return parts if isinstance(parts[0], list) else _stacked(parts)
-    if not all(isinstance(item, _STACKED) for item in items):
+def _stack_items(items: list[Any]) -> Any:
+    """Stack items to one tree of arrays; if some are objects of other kinds, return the list unchanged."""
+    if items and isinstance(items[0], list):  # slices: lists of rows
+        slices = [_stack_items(item) for item in items]
+        return slices if isinstance(slices[0], list) else _stack_items(slices)
+    if not all(isinstance(item, _STACKABLE) for item in items):
         return items
     return map_tree(lambda leaf: as_array(leaf, where="sample"), stack(items))
 
 
 def named_time(rows: Any) -> tuple[int, int] | None:
-    """Return the batch axis of ``rows`` called "time", and the number of batch axes, if rows name their axes.
+    """Return the position of the axis "time" and the number of batch axes, if ``rows`` name their axes; else None.
 
-    TensorDicts name them: TorchRL's collectors return ``[env, time]``.
+    TensorDicts name their axes: those of TorchRL's collectors are ``[env, time]``, for which the result is (1, 2).
     """
     if type(rows) is dict or type(rows) is np.ndarray:  # most rows are, and have no names
         return None
@@ -315,16 +320,19 @@ def named_time(rows: Any) -> tuple[int, int] | None:
 
 
 def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
-    """Rows as ``[time, env, ...]``, and the lengths of their batch axes with time in front.
+    """Return rows as ``[time, env, ...]``, and the lengths of their batch axes with time first.
+
+    Leaves ``[env, agent, time, ...]`` of lengths 2, 3, 5 (``axis`` 2 of 3 ``axes``) become ``[5, 6, ...]``, and the
+    lengths are (5, 2, 3).
 
     Args:
         rows: A tree of arrays or tensors.
-        axis: Which of their first ``axes`` axes is time; all the others are environments, of which there may be none.
-        axes: How many batch axes there are.
+        axis: The position of the time axis; the other batch axes, if any, are joined to one axis of environments.
+        axes: The number of batch axes.
     """
     lengths: set[tuple[int, ...]] = set()
 
-    def moved(leaf: Any) -> Any:
+    def move_time_first(leaf: Any) -> Any:
         values = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
         if values.ndim < axes:
             raise SchemaError(f"rows: expected {axes} batch axes in every field, found the shape {list(values.shape)}")
@@ -333,22 +341,23 @@ def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
         lengths.add(tuple(turned.shape[:axes]))
         return turned.reshape((turned.shape[0], prod(turned.shape[1:axes]), *turned.shape[axes:]))
 
-    made = map_tree(moved, rows)
+    tree = map_tree(move_time_first, rows)
     if len(lengths) != 1:
         raise DataError(f"rows: expected the same batch axes in every field, found {sorted(lengths)}")
-    return made, lengths.pop()
+    return tree, lengths.pop()
 
 
 def slots_of(index: Any, size: int) -> Slots:
-    """The slots that ``buffer[index]`` means: a single one ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
+    """Return the slots of ``buffer[index]``: of shape ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
 
     Args:
         index: An integer from 0, a slice, ``...`` for all rows, integers, or a mask ``[size]``.
-        size: Rows there are.
+        size: The number of rows.
 
     Raises:
-        RowIndexError: Out of range, or nothing that can be an index (also an IndexError). Negative integers are
-            refused: -1 is what ``append`` and ``extend`` give for a row that was not kept, and reads no other row.
+        RowIndexError: The index is out of range, or has no type of an index (also an IndexError). Negative integers
+            are out of range: ``append`` and ``extend`` return -1 for a row that was not kept, and -1 must not read
+            another row.
     """
     if index is Ellipsis:
         index = slice(None)

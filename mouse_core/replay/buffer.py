@@ -1,14 +1,14 @@
 """Replay buffers: write rows, sample batches, update priorities, read rows back, save and restore.
 
-A ``ReplayBuffer`` is a storage (where rows lie), a writer (which slot each row goes to), a sampler (which rows a batch
-consists of) and transforms (what becomes of the batch), behind one lock. ``BaseBuffer`` is the part that an ensemble of
+A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
+sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the part that an ensemble of
 buffers shares: batches by number, digest, state.
 
-The sampler, transforms with running numbers, and the episode index keep something of every row. They hear of rows late,
-many at a time: before a draw, and before a row that they have not heard of is overwritten. ``_heard`` counts the rows
-that sampler and transforms have heard of, and ``_indexed`` those of the episode index, which may wait longer. Of a ring
-of 8 slots with ``_heard`` 5 and 7 rows written, rows 5 and 6 are news; 7 more rows would overwrite row 5 in slot 5, so
-the news is told first.
+The sampler, transforms with running numbers, and the episode index keep data about every row. Writes are reported to
+them late, many rows at a time: before a draw, and before a row that was not reported yet is overwritten. ``_reported``
+counts the rows that were reported to the sampler and the transforms. ``_indexed`` counts those reported to the episode
+index, which may wait longer. In a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are not
+reported yet. Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported before.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from mouse_core.replay._assembly import (
     count_steps,
     named_time,
     names_added,
-    patched,
     priorities_in,
-    reduced,
+    reduce_priorities,
+    replace_fields,
     row_of,
     rows_behind,
     slots_of,
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
 EPISODE_FIELD = "episode"
 """The field of rows copied out of a store that holds the number of their episode; one of ``TRAJ_KEYS``."""
 
-_MOST_UNHEARD = 1024
-"""The most rows that are written before the sampler hears of them."""
+_MOST_UNREPORTED = 1024
+"""The most rows that are written before they are reported to the sampler."""
 
 
 @dataclass(slots=True)
@@ -93,11 +93,11 @@ class Drawn:
 
     Args:
         rows: The rows as the storage returned them; for an ensemble, pairs of a member's number and its ``Drawn``.
-        draw: The sampler's draw; for an ensemble, how many windows each member gives.
-        key: Names the random numbers of the transforms.
-        written: How many rows had been written when they were drawn.
-        updates: How many updates of priorities had been made when they were drawn.
-        settled: The state at that moment of each transform that keeps numbers of all rows; None without such a one.
+        draw: The draw of the sampler; for an ensemble, the number of windows of each member.
+        key: The key of the transforms' random numbers.
+        written: The number of rows written before the draw.
+        updates: The number of updates of priorities before the draw.
+        settled: The state at the draw of each transform with running numbers; None without such transforms.
     """
 
     rows: Any
@@ -117,9 +117,9 @@ class BaseBuffer:
 
     Args:
         transform: Changes batches: one callable, or a list of callables.
-        batch_size: Windows in a batch, B, where ``sample`` gets none.
+        batch_size: Windows in a batch, B, if ``sample`` gets no ``batch_size``.
         seed: In ``[0, 2**64)``.
-        collate_fn: Makes one batch of a list of parts.
+        collate_fn: Makes one batch of a list of rows, or of the members' batches.
         alignment: Alignment of the rows before they are transformed.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
 
@@ -136,7 +136,7 @@ class BaseBuffer:
         alignment: Alignment,
         digest: bool = False,
     ) -> None:
-        self._take_transform(transform, alignment)
+        self._set_transform(transform, alignment)
         self._batch_size = None if batch_size is None else check_count("batch_size", batch_size)
         self._seed = check_seed(seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -146,10 +146,10 @@ class BaseBuffer:
         self._samples = 0
         self._digest = StreamDigest() if digest else None
 
-    def _take_transform(self, transform: Transform | Sequence[Transform] | None, alignment: Alignment) -> None:
-        """Apply these transforms to batches of rows of this alignment."""
+    def _set_transform(self, transform: Transform | Sequence[Transform] | None, alignment: Alignment) -> None:
+        """Set the transforms of batches, whose rows have ``alignment`` before them."""
         transforms = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
-        # Composed even where it is one: Compose handles rows that were read behind those that were drawn.
+        # A single transform is composed too, as Compose handles the rows that follow each drawn row.
         self._transform = Compose(*transforms) if transforms else None
         self._alignment = delivered_alignment(self._transform, alignment)
 
@@ -160,7 +160,7 @@ class BaseBuffer:
 
     @property
     def batch_size(self) -> int | None:
-        """Windows in a batch where ``sample`` gets none."""
+        """Windows in a batch if ``sample`` gets no ``batch_size``."""
         return self._batch_size
 
     @property
@@ -178,13 +178,13 @@ class BaseBuffer:
         """A digest of 128 bits of the batches that ``sample`` and iteration have delivered, with their numbers.
 
         It is the sum of ``StreamDigest.of(i, batch)`` over the samples, the first with ``i = 0``, and is equal in every
-        framework. The state holds it, and a restored buffer continues it. A loader draws ahead of what it delivers and
-        keeps a digest of its own (``PrefetchBatchifier(buffer, digest=True)``): its batches have numbers, and are not
-        part of this digest. The same holds for the members of an ensemble.
+        framework. The state holds it, and a restored buffer continues it. Batches of a loader are not part of it: a
+        loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer, digest=True)``). Batches
+        of an ensemble are not part of the digests of its members.
 
-        With several processes each has a buffer and rows of its own. The sum of their digests covers all batches, in
-        whatever process; it is equal in a second run of as many processes. It is not the digest of one process's
-        stream: that equality holds where ranks draw parts of one stream, as loaders over a store do.
+        With several processes, each has its own buffer and rows. The sum of their digests covers all batches of all
+        processes, and is equal in a second run with the same number of processes. It differs from the digest of a
+        run with one process. (Loaders over a store have equal sums, as their ranks draw parts of one stream.)
 
         Raises:
             ConfigError: The buffer was made without ``digest=True``.
@@ -215,53 +215,54 @@ class BaseBuffer:
         """Return the next batch.
 
         Args:
-            batch_size: Windows in it: single rows, or slices; by default that of the buffer.
+            batch_size: Windows in the batch (single rows, or slices); by default the ``batch_size`` of the buffer.
 
         Returns:
             ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested as the rows are, in
-            memory that is never written to again; with ``index``, and the fields that the sampler adds
+            memory that is never written to again. The batch also has ``index`` and the fields that the sampler adds
             (``priority_weight``, ``mask``, ``traj_id``). Rows that are not a dict are the field ``data``.
 
         Raises:
-            ConfigError: No batch size, an empty buffer, or more rows than there are without replacement.
+            ConfigError: There is no batch size, the buffer is empty, or the batch has more rows than the buffer without
+                replacement.
         """
-        return self._handed_out(self.draw(batch_size))
+        return self._counted_batch(self.draw(batch_size))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches of ``batch_size``: of one epoch without replacement, without end otherwise.
+        """Yield batches of ``batch_size``: one epoch without replacement, an endless stream with replacement.
 
         Raises:
-            ConfigError: As ``sample``.
+            ConfigError: Errors of ``sample``.
         """
         ends = False
         while not ends:
             drawn = self.draw(None)
             ends = self.ran_out
-            yield self._handed_out(drawn)
+            yield self._counted_batch(drawn)
 
     def refresh(self) -> None:
-        """Include the rows that a ``DatasetStore`` has now, where it is the storage; the next sample draws from them.
+        """Include the new rows of the ``DatasetStore`` that is the storage; the next sample draws from them.
 
-        Rows that were there keep their ``index`` and their priorities, and later ones get the largest priority, as
-        rows that are written. An epoch without replacement starts again. Where the store dropped its oldest rows, the
-        remaining ones keep their priorities, and their ``index`` is smaller by the number of dropped rows: set the
-        priorities of batches that were drawn before it first. Where the store forgot all, as in ``clear()``, all
-        priorities start again. The number of the next sample continues, and batches depend on where between two samples
-        this was called, as they do on writes.
+        Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. An
+        epoch without replacement starts again. If the store dropped its oldest rows, the others keep their priorities,
+        and their ``index`` is smaller by the number of dropped rows. So set the priorities of batches that were drawn
+        earlier before this call. If the store was cleared (``clear()``), all priorities start again. The number of the
+        next sample continues. Batches depend on the samples between which this is called, as they depend on writes.
 
         Raises:
-            ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
+            ConfigError: The storage is no store but a snapshot, a dataset or a storage of written rows; in an ensemble,
+                no member has a store.
         """
         with self._lock, self._shared():
             self._refresh()
 
     @property
     def _grows(self) -> bool:
-        """Whether there is a store to take later rows from."""
+        """Whether the storage is a store that can have new rows later."""
         return bool(getattr(getattr(self, "storage", None), "grows", False))
 
     def _refresh(self) -> None:
-        """Do what ``refresh`` says; the locks are held."""
+        """Do the work of ``refresh``; the caller holds the locks."""
         raise NotImplementedError
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
@@ -285,11 +286,11 @@ class BaseBuffer:
         raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Any:
-        """Do the second half of ``sample``: make a batch of what ``draw`` returned. Safe in any thread, repeatedly."""
+        """Do the second half of ``sample``: make a batch of a draw. Any thread may call it, also repeatedly."""
         return self._deliver(self.batch_of(drawn))
 
-    def _handed_out(self, drawn: Drawn) -> Any:
-        """Make a batch that counts in the digest."""
+    def _counted_batch(self, drawn: Drawn) -> Any:
+        """Make a batch, and add it to the digest."""
         if self._digest is None:
             return self.finish(drawn)
         batch = self.batch_of(drawn)
@@ -301,18 +302,21 @@ class BaseBuffer:
         return delivered
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of what ``draw`` returned, before it is converted for a framework."""
+        """Return the transformed batch of a draw, before the conversion for a framework."""
         raise NotImplementedError
 
     def _transformed(self, batch: Any, drawn: Drawn) -> Any:
+        """Return a batch after all transforms, with their running numbers at the draw."""
         if self._transform is None:
             return batch
         return self._transform.at(drawn.settled)(batch, drawn.key.with_call(TRANSFORM_CALLS))
 
     def _next_key(self, seed: int | None) -> Key:
+        """Return the key of the next sample's random numbers."""
         return Key(self._seed if seed is None else seed, Purpose.REPLAY, self._samples)
 
     def _size(self, batch_size: int | None) -> int:
+        """Return ``batch_size`` or, if None, the batch size of the buffer; ConfigError without either."""
         if batch_size is not None:
             return check_count("batch_size", batch_size)
         if self._batch_size is None:
@@ -322,32 +326,32 @@ class BaseBuffer:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, priorities, cursors, and the number of the next sample, as long as the data.
+        """Return rows, priorities, cursors and the number of the next sample, as large as the data.
 
-        Nested dicts of plain values and NumPy arrays, copied: later writes do not change them.
+        The state is nested dicts of plain values and copied NumPy arrays: later writes do not change it.
         """
         with self._lock, self._shared():
             state: dict[str, Any] = copied(self._state())
             return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state`` was taken: with its rows, its seed, and the sample that came next there.
+        """Restore rows, seed and the number of the next sample from ``state``; batches continue bit-identically.
 
-        With ``digest=True`` the digest continues, too; with a state that has none a new one begins.
+        With ``digest=True`` the digest continues too; if the state has no digest, a new one begins.
 
         Raises:
-            StateError: The state is of other parts, or damaged; the buffer is unchanged then.
+            StateError: The state is damaged, or of other parts; the buffer is unchanged.
         """
         with self._lock, self._shared():
             self._load(state)
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the state to a file, as long as the data.
+        """Save the state to a file, as large as the data.
 
-        It is written beside ``path`` and renamed, so that a crash or a full disk leaves the file that was there.
+        A new file is written beside ``path`` and then renamed, so a crash or a full disk keeps the earlier file.
 
         Args:
-            path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+            path: A file, or an existing directory, in which the file is named ``replay.mouse``.
 
         Raises:
             StorageError: The file cannot be written (also an OSError).
@@ -356,11 +360,11 @@ class BaseBuffer:
             write_checkpoint(path, self._state())
 
     def loads(self, path: str | PathLike[str]) -> None:
-        """Continue exactly where ``dumps`` was called.
+        """Restore the state that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged, or of other parts; the buffer is unchanged then.
-            StorageError: It cannot be read (also an OSError).
+            StateError: The file is damaged, or of other parts; the buffer is unchanged.
+            StorageError: The file cannot be read (also an OSError).
         """
         self.load_state_dict(read_checkpoint(path))
 
@@ -381,7 +385,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _shared(self) -> AbstractContextManager[Any]:
-        """The locks to hold beside the buffer's own."""
+        """Return the locks to hold in addition to the buffer's lock."""
         return nullcontext()
 
     # ------------------------------------------------------------------ frameworks
@@ -391,7 +395,7 @@ class BaseBuffer:
         return rows
 
     def _on_host(self, batch: Any) -> Any:
-        """The values that a batch is delivered with, for a digest; a subclass that narrows them overrides it."""
+        """Return a batch on the host with the delivered values, for the digest; override it if dtypes are narrowed."""
         return batch
 
     def _deliver(self, batch: Any) -> Any:
@@ -409,28 +413,27 @@ class ReplayBuffer(BaseBuffer):
     contents of the buffer alone.
 
     Args:
-        storage: Where rows lie; a ``DatasetStore`` (see ``refresh``), a ``Snapshot``, a dataset or a table is one that
-            cannot be written to. By default a ``ListStorage`` of 1000 rows.
+        storage: Holds the rows; by default a ``ListStorage`` of 1000 rows. A ``DatasetStore`` (see ``refresh``), a
+            ``Snapshot``, a dataset or a table becomes a read-only storage.
         sampler: Chooses the rows of a batch; by default a ``RandomSampler``.
-        writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a storage that cannot be
-            written to.
-        transform: A callable from batch to batch, or a list of them, applied in order; ``inverse`` of each, where it
-            has one, is applied to rows that are written. See ``Transform``.
-        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` gets none.
+        writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
+        transform: A callable from batch to batch, or a list of them, applied in order. If one has a method ``inverse``,
+            the rows that are written go through it. See ``Transform``.
+        batch_size: Windows in a batch, B (single rows, or slices), if ``sample`` gets no ``batch_size``.
         seed: In ``[0, 2**64)``.
         collate_fn: Makes a batch of the list of rows, instead of stacking each field.
         priority_key: The field of a batch that ``update_priority(batch)`` reads. A row that is written with this field
             begins with this priority.
         priority_reduction: Reduces several priorities of a row to one, as of the steps of a row that is a whole
             trajectory: "max", "mean", "min", "median" or "sum"; None: several raise an error.
-        generations: Whether batches have a field ``generation``: the number of rows that were in the place of each
-            before it. ``update_priority(batch)`` then skips rows that were overwritten since; see
+        generations: Whether batches have a field ``generation``: the number of earlier rows in the slot of each row.
+            ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
             ``generation_of`` and ``update_if_present``.
-        digest: Whether to keep a digest of the delivered batches: off by default, as it takes some 40 us of a batch of
+        digest: Whether to keep a digest of the delivered batches: off by default, as it takes 40 us for a batch of
             256 small rows; see ``digest``.
 
     Raises:
-        ConfigError: Parts that do not go together, or an argument out of range.
+        ConfigError: The parts do not fit each other, or an argument is out of range.
     """
 
     def __init__(
@@ -455,15 +458,18 @@ class ReplayBuffer(BaseBuffer):
         self._priority_key, self._priority_reduction = priority_key, priority_reduction
         self._generations = Generations() if generations else None
         self._updates = 0
-        self._copies: tuple[Any, bool] = (None, False)  # a snapshot, and whether only it knows where episodes begin
+        self._hidden_begins: tuple[Any, bool] = (
+            None,
+            False,
+        )  # a snapshot, and whether its rows hide where episodes begin
         self._take_parts(rows, sampler, writer)
 
     def _as_storage(self, storage: Any) -> Storage:
-        """The storage of the argument ``storage``; a subclass that places rows on a device overrides it."""
+        """Convert the argument ``storage`` to a storage; a subclass that holds rows on a device overrides it."""
         return ListStorage() if storage is None else as_storage(storage)
 
     def _take_parts(self, storage: Storage, sampler: Sampler | None, writer: Writer | None) -> None:
-        """Consist of these parts and the transforms; ConfigError where they do not go together."""
+        """Set the parts beside the transforms; raise ConfigError if they do not fit each other."""
         sampler = RandomSampler() if sampler is None else sampler
         if writer is None:
             writer = RoundRobinWriter() if storage.writable else ImmutableWriter()
@@ -476,88 +482,92 @@ class ReplayBuffer(BaseBuffer):
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._prioritized = hasattr(sampler, "update_priority")
         self._inverse: Callable[[Any], Any] | None = getattr(transform, "inverse", None)
-        # Otherwise dicts go to the storage as they are.
-        self._looks_into_rows = self._prioritized or self._inverse is not None
+        # Without priorities and inverse transforms, dicts go to the storage unchanged.
+        self._prepares_rows = self._prioritized or self._inverse is not None
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
-        self._running: dict[str, Any] = getattr(transform, "watchers", {})  # transforms with numbers of all rows
-        if transform is not None and (self._gather is not None or self._running):
+        self._running_transforms: dict[str, Any] = getattr(
+            transform, "watchers", {}
+        )  # transforms that keep numbers of all rows, as a running mean
+        if transform is not None and (self._gather is not None or self._running_transforms):
             transform.check_gather()
         self._reserved = names_added(sampler, self._gather is not None, self._reach, self._generations is not None)
         self._masks = "mask" in self._reserved or self._reach > 0
-        # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them. A
-        # ring keeps them also for a sampler of slices that comes later, and asks where its oldest episodes began.
+        # The buffer keeps an episode index if a transform needs other rows of an episode and the sampler has no index.
+        # A ring keeps one also for a sampler of slices that ``with_parts`` may set later, which must know where the
+        # oldest episodes began.
         self._episodes: StorageEpisodes | None = None
-        self._looks_around = self._gather is not None or self._reach > 0
-        if self._looks_around:
+        self._needs_other_rows = self._gather is not None or self._reach > 0
+        if self._needs_other_rows:
             self._episodes = StorageEpisodes(done=transform.done)  # type: ignore[union-attr]
         elif storage.writable and storage.lock() is None and not hasattr(storage, "batch"):
             self._episodes = None if hasattr(sampler, "episodes") else StorageEpisodes(warns=False)
         if self._episodes is not None and self._episodes.is_like(self._sampler_episodes):
             self._episodes = None
-        for part in self._running.values():
+        for part in self._running_transforms.values():
             part.watch(storage)
-        self._recorded: RecordedSlices | None = None
+        self._recorded_slices: RecordedSlices | None = None
         if type(sampler) is SliceSampler and sampler.gives_windows and isinstance(storage, DatasetStorage):
-            # Slices of recorded rows that are windows depend on the number of the sample alone.
-            self._recorded = RecordedSlices(storage, sampler)
-        # A ring of single rows in the memory of this process is the commonest by far, and ``append`` has a short path.
+            # Slices of recorded rows depend only on the number of the sample, so they can be planned before it.
+            self._recorded_slices = RecordedSlices(storage, sampler)
+        # Most buffers are rings of single rows in the memory of this process; ``append`` has a short path for them.
         self._is_plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
-        # One row less than all, as rows must be heard of before they are overwritten.
-        self._most_unheard = min(_MOST_UNHEARD, storage.capacity) - 1
+        # One row less than the capacity, as rows must be reported before they are overwritten.
+        self._most_unreported = min(_MOST_UNREPORTED, storage.capacity) - 1
         self._forks = forks()
-        self._heard = self._indexed = 0
-        self._changes = -1  # the changes of the storage when the sampler heard of rows last; -1: it looks at all first
+        self._reported = self._indexed = 0
+        self._changes = -1  # ``storage.changes`` at the last report; -1: the first report covers all rows
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "_forks": forks()})
 
     def with_parts(self, *, storage: Any = ..., sampler: Any = ..., writer: Any = ..., transform: Any = ...) -> Self:
-        """Return a buffer with some other parts; the next sample's number, seed, and options are those of this one.
+        """Return a buffer with other parts, and with the seed, options and next sample's number of this buffer.
 
-        On the same storage both have the same rows, under one lock. A sampler and a writer that are kept are copied,
-        priorities included. Of several buffers that write or change rows of one storage, none knows the priorities that
-        rows of another begin with; so go on with one of them. Transforms are appended and inserted as in
+        If the storage is kept, both buffers share its rows and one lock. A kept sampler and a kept writer are copied,
+        priorities included. Write through only one of the two buffers afterwards: the other does not know the initial
+        priorities of the rows that this one writes. To add a transform, pass
         ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:
-            storage, sampler, writer, transform: As for the buffer; those that are not given are kept.
+            storage, sampler, writer, transform: The new parts, as for the buffer; parts that are not passed are kept.
 
         Raises:
-            ConfigError: Parts that do not go together; this buffer stays as it is, whatever is raised.
+            ConfigError: The parts do not fit each other; after any error this buffer is unchanged.
         """
-        made = object.__new__(type(self))
+        other = object.__new__(type(self))
         with self._lock, self._shared():
             self._sync()
-            vars(made).update(vars(self))
+            vars(other).update(vars(self))
             same = storage is ... or storage is self._storage
             rows = self._storage if same else self._as_storage(storage)
-            made._take_transform(self._transform if transform is ... else transform, rows.alignment)
+            other._set_transform(self._transform if transform is ... else transform, rows.alignment)
             if same:
-                made._generations = deepcopy(self._generations)
+                other._generations = deepcopy(self._generations)
             else:
-                made._generations = None if self._generations is None else Generations()
-                made._lock = TurnLock()
+                other._generations = None if self._generations is None else Generations()
+                other._lock = TurnLock()
                 writer = None if writer is ... else writer
-            made._take_parts(
+            other._take_parts(
                 rows,
                 deepcopy(self._sampler) if sampler is ... else sampler,
                 deepcopy(self._writer) if writer is ... else writer,
             )
             if same:
-                made._continue_after(self, same_sampler=sampler is ...)
-        return made
+                other._continue_from(self, same_sampler=sampler is ...)
+        return other
 
-    def _continue_after(self, before: ReplayBuffer, *, same_sampler: bool) -> None:
-        """Start from the rows that a buffer of the same storage has heard of."""
-        self._heard, self._changes = before._heard, before._changes
-        before._index()
-        known = [index for index in (before._episodes, before._sampler_episodes) if isinstance(index, StorageEpisodes)]
-        for part in (*([] if same_sampler else [self._sampler]), self._writer, *self._running.values()):
+    def _continue_from(self, source: ReplayBuffer, *, same_sampler: bool) -> None:
+        """Take over the rows that were already reported in ``source``, a buffer of the same storage."""
+        self._reported, self._changes = source._reported, source._changes
+        source._index_episodes()
+        indexes = (source._episodes, source._sampler_episodes)
+        known = [index for index in indexes if isinstance(index, StorageEpisodes)]
+        for part in (*([] if same_sampler else [self._sampler]), self._writer, *self._running_transforms.values()):
             part.reset(self._storage)
         if self._episodes is not None:
             self._episodes.reset(self._storage)
-        self._indexed = self._heard
+        self._indexed = self._reported
         if not same_sampler and isinstance(self._sampler_episodes, StorageEpisodes):
             for index in known:
                 self._sampler_episodes.go_on(index, self._storage)
@@ -620,17 +630,21 @@ class ReplayBuffer(BaseBuffer):
         return bool(getattr(self._sampler, "ran_out", False))
 
     def stats(self) -> dict[str, Any]:
-        """Sizes and counters.
+        """Return sizes and counters.
 
-        ``size`` and ``capacity`` in rows; ``written``, rows ever written; ``samples``, batches ever drawn; ``updates``,
-        updates of priorities; ``num_envs``; where the storage knows them, ``nbytes`` of memory, and ``synced``, how
-        many of the rows written are on the disk.
+        - ``size``, ``capacity``: in rows
+        - ``written``: rows ever written
+        - ``samples``: batches ever drawn
+        - ``updates``: updates of priorities
+        - ``num_envs``: environments
+        - ``nbytes``, if the storage counts it: bytes of memory
+        - ``synced``, if the storage counts it: written rows that are on the disk
         """
         with self._lock, self._shared():
             sizes = {name: getattr(self._storage, name) for name in ("capacity", "written", "num_envs")}
             found = {"size": len(self), **sizes, "samples": self._samples, "updates": self._updates}
-            known = ("nbytes", "synced")
-            return found | {name: getattr(self._storage, name) for name in known if hasattr(self._storage, name)}
+            optional = ("nbytes", "synced")
+            return found | {name: getattr(self._storage, name) for name in optional if hasattr(self._storage, name)}
 
     def _shared(self) -> AbstractContextManager[Any]:
         return self._storage.lock() or _NO_LOCK
@@ -644,14 +658,14 @@ class ReplayBuffer(BaseBuffer):
             row: A tree of values, or for a ``ListStorage`` any object.
 
         Returns:
-            Its index, an int, -1 if the writer did not keep it; with ``ndim=2`` int64 ``[num_envs]``.
+            The index of the row, an int; -1 if the writer did not keep the row. With ``ndim=2`` int64 ``[num_envs]``.
 
         Raises:
-            SchemaError: Another structure, dtype or shape than the first write's.
-            DataError: Numbers that the field's dtype does not hold.
+            SchemaError: The structure, a dtype or a shape differs from the first write.
+            DataError: The dtype of a field does not hold a number.
             ConfigError: The buffer is read-only.
 
-        After an error the buffer is as it was.
+        After an error the buffer is unchanged.
         """
         if self._storage.ndim == 2:
             self._check_unnamed([row])
@@ -664,22 +678,23 @@ class ReplayBuffer(BaseBuffer):
 
         Args:
             rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
-                of rows; or another buffer, whose rows are copied in the order of time. Where it names its batch axes,
-                as TensorDicts do, the one called "time" is time for ``ndim=2``, wherever it stands, and all the others
+                of rows; or another buffer, whose rows are copied in the order of time. A tree may name its batch axes,
+                as TensorDicts do: with ``ndim=2`` the axis "time" may then have any position, and all other batch axes
                 are environments.
-            names: The names of the batch axes of rows that do not name them, for ``ndim=2``: ``("env", "time")``, or
-                ``("time", "env", "agent")``, where every agent of every environment is a stream.
+            names: The names of the batch axes, for ``ndim=2``, if the rows do not name them: ``("env", "time")``, or
+                ``("time", "env", "agent")``, in which every agent of every environment is a stream.
 
         Returns:
-            Their indices, int64 ``[n]``, -1 for those that the writer did not keep; ``[time, env]`` for ``ndim=2``, or
-            the named batch axes in the order in which they came.
+            The indices of the rows, int64 ``[n]``, -1 for rows that the writer did not keep. With ``ndim=2``
+            ``[time, env]``, or the named batch axes in the order of the input.
 
         Raises:
-            SchemaError, DataError, ConfigError: As ``append``; also ``names`` of which not exactly one is "time".
-            ConfigError: A buffer of another alignment or ``ndim``.
-            DataError: A buffer in which only a store knows where an episode begins, and rows have another "episode".
+            SchemaError, DataError, ConfigError: Errors of ``append``; also if not exactly one of ``names`` is "time".
+            ConfigError: The other buffer has another alignment or ``ndim``.
+            DataError: Only the store of the other buffer knows where an episode begins, and its rows already have a
+                field "episode".
 
-        After an error the buffer is as it was.
+        After an error the buffer is unchanged.
         """
         storage = self._storage
         if isinstance(rows, ReplayBuffer):
@@ -702,20 +717,20 @@ class ReplayBuffer(BaseBuffer):
 
     @staticmethod
     def _check_unnamed(steps: Iterable[Any]) -> None:
-        """Raise SchemaError where one of several time steps names an axis of time."""
+        """Raise SchemaError if a single time step names a time axis."""
         if any(named_time(step) is not None for step in steps):
             raise SchemaError("append: expected one time step, [env, ...], found a time axis; extend takes [env, time]")
 
     def _write(self, rows: Any, *, one: bool) -> Any:
-        """Write rows and return their slots, or of one row in a plain ring its slot."""
+        """Write rows and return their slots; for one row in a plain ring, return its slot as an int."""
         refuse_traced("append" if one else "extend")
         rows = self._accept(rows)
         if type(rows) is list and not rows and not one:
             self._check_writable()
             return np.empty(0, np.int64)
         priority = None
-        if self._looks_into_rows or type(rows) is not dict:
-            rows, priority = self._prepared(rows, one=one)
+        if self._prepares_rows or type(rows) is not dict:
+            rows, priority = self._prepare(rows, one=one)
         if self._lock.waiting:
             self._lock.give_way()
         if one and priority is None and self._is_plain_ring:
@@ -726,13 +741,13 @@ class ReplayBuffer(BaseBuffer):
             if priority is not None:
                 self._check_priorities(None, priority)
             check_names(rows, self._reserved, one=one)
-            return self._written(rows, priority, one=one)
+            return self._write_slots(rows, priority, one=one)
 
-    def _prepared(self, rows: Any, *, one: bool) -> tuple[Any, npt.NDArray[np.float64] | None]:
-        """Rows as they are stored, and the priorities that they begin with, for a sampler that has priorities."""
+    def _prepare(self, rows: Any, *, one: bool) -> tuple[Any, npt.NDArray[np.float64] | None]:
+        """Convert rows to the form in which they are stored; return them and, for a sampler with priorities, theirs."""
         storage = self._storage
         if not one or type(rows) is not dict or self._inverse is not None:
-            rows = self._opened(rows, one=one)
+            rows = self._open_lists(rows, one=one)
         if self._inverse is not None:
             rows = self._inverse(rows)
         if not self._prioritized:
@@ -740,12 +755,12 @@ class ReplayBuffer(BaseBuffer):
         reduction = self._priority_reduction
         return rows, priorities_in(rows, self._priority_key, one=one, ndim=storage.ndim, reduction=reduction)
 
-    def _opened(self, rows: Any, *, one: bool) -> Any:
-        """Rows whose lists are nodes or values, see ``mouse_core.nested.opened``; objects as they are."""
+    def _open_lists(self, rows: Any, *, one: bool) -> Any:
+        """Convert lists in rows to nodes or values, see ``mouse_core.nested.opened``; storages of objects keep them."""
         storage = self._storage
         if hasattr(storage, "batch"):  # a storage of any objects
             if self._inverse is not None and hasattr(storage, "check"):
-                storage.check([rows] if one else rows)  # a transform would not see what a mask hides
+                storage.check([rows] if one else rows)  # a transform would read the values under a mask
             return rows
         ragged = getattr(storage, "ragged", ())
         if isinstance(rows, list) and not one:
@@ -762,25 +777,25 @@ class ReplayBuffer(BaseBuffer):
         if self._changes != storage.changes:
             self._sync()
         first = storage.append(row, one=True)[0]
-        if first - self._heard >= self._most_unheard:
+        if first - self._reported >= self._most_unreported:
             self._sync()
         return first % storage.capacity
 
-    def _written(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:
-        """Write rows by the writer, and tell the sampler where it cannot wait."""
+    def _write_slots(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:
+        """Write rows through the writer, and report them to the sampler if a later report would be too late."""
         storage, ordered = self._storage, self._writer.ordered
         if self._changes != storage.changes or not ordered:
             self._sync()
         if not one and storage.written - self._indexed + count_steps(rows) * storage.num_envs > storage.capacity:
             self._sync()
-            self._index()
+            self._index_episodes()
         slots, kept, first = self._writer.write(storage, rows, one=one)
         if not ordered:
-            self._tell(kept, first)
+            self._report(kept, first)
         elif len(slots) > len(kept):
-            self._tell_lost(rows, len(slots) - len(kept))
-        late = storage.written - self._heard >= min(self._most_unheard, storage.capacity - 1)
-        if late or priority is not None or (self._running and not one):
+            self._report_lost(rows, len(slots) - len(kept))
+        late = storage.written - self._reported >= min(self._most_unreported, storage.capacity - 1)
+        if late or priority is not None or (self._running_transforms and not one):
             self._sync()
         if priority is not None:
             stored = slots >= 0
@@ -788,8 +803,8 @@ class ReplayBuffer(BaseBuffer):
         return slots
 
     def check_extend(self, rows: Any) -> None:
-        """Raise what ``extend(rows)`` would, and write nothing; a storage without ``check`` may raise later."""
-        rows, priority = self._prepared(self._accept(rows), one=False)
+        """Raise the errors of ``extend(rows)`` without writing; a storage without ``check`` may raise others later."""
+        rows, priority = self._prepare(self._accept(rows), one=False)
         with self._lock, self._shared():
             self._check_process()
             self._check_writable()
@@ -799,17 +814,17 @@ class ReplayBuffer(BaseBuffer):
             check_rows(self._writer, self._storage, rows)
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        """Overwrite rows in place, as they are stored, without inverse transforms; neither cursor nor length move.
+        """Overwrite stored rows in place, without inverse transforms; cursor and length stay the same.
 
         Args:
-            index: As for ``buffer[index]``.
-            rows: One row for an integer; else a tree with the axes of ``index`` in front, or a list of rows. For all
-                rows of an ``ArrayStorage`` or a ``TensorStorage`` (``buffer[:]``) it may have fields that they did not
-                have, which all rows written later have, too.
+            index: The index, as for ``buffer[index]``.
+            rows: One row for an integer; else a tree with the axes of ``index`` first, or a list of rows. A tree
+                for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may add fields, which all
+                later rows must have too.
 
         Raises:
-            IndexError: Out of range.
-            SchemaError, DataError, ConfigError: As ``append``.
+            IndexError: The index is out of range.
+            SchemaError, DataError, ConfigError: Errors of ``append``.
         """
         refuse_traced("buffer[index] = rows")
         rows = self._accept(rows)
@@ -817,41 +832,41 @@ class ReplayBuffer(BaseBuffer):
             self._check_writable()
             slots = slots_of(index, len(self))
             if slots.ndim > 1 and not isinstance(rows, list):
-                rows = map_tree(lambda leaf: _flat(leaf, slots.ndim), rows)
-            self._put(slots.reshape(-1), rows if slots.ndim else [rows])
+                rows = map_tree(lambda leaf: _flatten_axes(leaf, slots.ndim), rows)
+            self._overwrite(slots.reshape(-1), rows if slots.ndim else [rows])
 
-    def _put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in these slots."""
+    def _overwrite(self, slots: Slots, rows: Any) -> None:
+        """Overwrite the rows in ``slots``, and report them."""
         self._check_process()
         check_names(rows, self._reserved, one=False)
         self._sync()
-        self._index()
+        self._index_episodes()
         self._storage.put(slots, rows)
-        self._tell(slots, None)
+        self._report(slots, None)
         self._writer.reset(self._storage)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> npt.NDArray[np.bool_]:
-        """Overwrite some fields of those rows of a batch that were not overwritten since it was drawn.
+        """Change fields of the rows of a batch, but only of rows that were not overwritten since the draw.
 
-        Rows keep their priorities and generations. Of an index that comes twice the last one counts.
+        Rows keep their priorities and generations. If an index occurs twice, the last values count.
 
         Args:
-            index: Those of the batch, integers of any shape.
-            generation: Those of the batch, of the same shape.
-            fields: A tree of the fields to change, with the axes of ``index`` in front.
+            index: The ``index`` of the batch, integers of any shape.
+            generation: The ``generation`` of the batch, of the same shape.
+            fields: A tree of the new values, with the axes of ``index`` first.
 
         Returns:
-            Which rows were there and were changed, bool of the shape of ``index``.
+            A mask of the rows that were changed, bool of the shape of ``index``.
 
         Raises:
-            MissingFieldError: A field that rows do not have.
-            SchemaError, DataError, ConfigError: As ``append`` and ``generation_of``.
+            MissingFieldError: The rows do not have a field.
+            SchemaError, DataError, ConfigError: Errors of ``append`` and ``generation_of``.
 
-        After an error nothing has changed.
+        After an error the buffer is unchanged.
         """
         refuse_traced("update_if_present")
         named = to_numpy(index)
-        values = {key: _flat(leaf, named.ndim) for key, leaf in flatten(self._accept(fields)).items()}
+        values = {key: _flatten_axes(leaf, named.ndim) for key, leaf in flatten(self._accept(fields)).items()}
         with self._lock, self._shared():
             self._check_writable()
             present = alike(self._generation_of(named), generation)
@@ -859,16 +874,16 @@ class ReplayBuffer(BaseBuffer):
             if not len(places):
                 return present
             slots = named.astype(np.int64).reshape(-1)[places]
-            rows = patched(self._storage.get(slots), values, places, present.size)
+            rows = replace_fields(self._storage.get(slots), values, places, present.size)
             sampler: Any = self._sampler
             weights = sampler.weights_at(self._storage, slots) if hasattr(sampler, "set_weights") else None
-            self._put(slots, rows)
+            self._overwrite(slots, rows)
             if weights is not None:
                 sampler.set_weights(self._storage, slots, weights)
         return present
 
     def empty(self) -> None:
-        """Forget all rows and priorities. The number of the next sample goes on.
+        """Remove all rows and priorities. The number of the next sample continues.
 
         Raises:
             ConfigError: The buffer is read-only.
@@ -883,8 +898,8 @@ class ReplayBuffer(BaseBuffer):
     def observer(self) -> Callable[[Any], None]:
         """Return a function that writes a trajectory to the buffer.
 
-        A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such, whose names become those of the fields,
-        or a list of rows. One that holds single values is one step, as RLDS and TF-Agents pass it.
+        A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such trees, whose names become fields, or a
+        list of rows. A trajectory with a single value is one step, as RLDS and TF-Agents pass it.
         """
 
         def observe(trajectory: Any) -> None:
@@ -895,46 +910,51 @@ class ReplayBuffer(BaseBuffer):
         return observe
 
     def _check_writable(self) -> None:
-        """Raise ConfigError where the buffer is read-only."""
+        """Raise ConfigError if the buffer is read-only."""
         if isinstance(self._writer, ImmutableWriter):
             self._writer.write(self._storage, None)
 
     def _check_process(self) -> None:
-        """Raise ForkError where a forked child changes its copy of rows."""
+        """Raise ForkError in a forked child, which would change only its copy of the rows."""
         if forks() != self._forks and self._storage.lock() is None:
             raise ForkError(
                 "buffer: expected to be changed in the process that made it, found a forked child, which has a copy of "
                 "its rows; give processes a MemmapStorage(capacity, path), or make the buffer in the child"
             )
 
-    # ------------------------------------------------------------------ who hears of writes
+    # ------------------------------------------------------------------ reports of writes
 
     def _sync(self, sample: int | None = None) -> None:
-        """Tell sampler, transforms and episode index of the rows written since they heard last, by any process.
+        """Report the rows that any process wrote since the last report to sampler, transforms and episode index.
 
         Args:
-            sample: The number of the sample that is drawn next; None: unknown.
+            sample: The number of the next sample; None: unknown.
         """
         storage, written = self._storage, self._storage.written
         if self._changes != storage.changes:
-            if self._recorded is not None:
-                self._recorded.forget()
-            self._changes, self._heard = storage.changes, written
+            if self._recorded_slices is not None:
+                self._recorded_slices.forget()
+            self._changes, self._reported = storage.changes, written
             self._sampler.reset(storage)
             self._writer.reset(storage)
             self._reset_others()
-        elif written != self._heard:
-            n = min(written - self._heard, len(storage))
-            if self._recorded is not None:
-                self._recorded.grew(sample)
-            self._tell(ring_slots(written - n, n, storage.capacity), written - n)
+        elif written != self._reported:
+            n = min(written - self._reported, len(storage))
+            if self._recorded_slices is not None:
+                self._recorded_slices.grew(sample)
+            self._report(ring_slots(written - n, n, storage.capacity), written - n)
 
-    def _tell(self, slots: Slots, first: int | None) -> None:
-        """Tell sampler, transforms and episode index of rows in these slots, the first of which has this number."""
+    def _report(self, slots: Slots, first: int | None) -> None:
+        """Report rows to sampler, transforms and episode index.
+
+        Args:
+            slots: The slots of the rows.
+            first: The number of the first row in the order of writing; None: rows were overwritten in place.
+        """
         storage = self._storage
         if slots.size:
             write = Write(slots, first, lambda key: storage.read(key, slots))
-            grown = hasattr(storage, "refresh")  # rows of a store are more than there was room for
+            grown = hasattr(storage, "refresh")  # new rows of a store make the storage larger
             sampler: Any = self._sampler
             if grown and not hasattr(sampler, "grew"):
                 sampler.reset(storage)
@@ -946,12 +966,12 @@ class ReplayBuffer(BaseBuffer):
                 part.wrote(storage, write)
             if self._episodes is not None and first is None:
                 self._episodes.wrote(storage, write)
-        self._changes, self._heard = storage.changes, storage.written
-        if self._episodes is None or self._heard - self._indexed >= self._most_unheard:
-            self._index()
+        self._changes, self._reported = storage.changes, storage.written
+        if self._episodes is None or self._reported - self._indexed >= self._most_unreported:
+            self._index_episodes()
 
-    def _index(self) -> None:
-        """Tell the buffer's episode index of the rows written since it heard last."""
+    def _index_episodes(self) -> None:
+        """Report the rows since the last such report to the buffer's episode index."""
         storage, written = self._storage, self._storage.written
         if self._episodes is not None and written != self._indexed:
             n = min(written - self._indexed, len(storage))
@@ -961,8 +981,11 @@ class ReplayBuffer(BaseBuffer):
             self._episodes.wrote(storage, Write(slots, written - n, lambda key: storage.read(key, slots)))
         self._indexed = written
 
-    def _tell_lost(self, rows: Any, count: int) -> None:
-        """Tell the episode index of the first ``count`` of many rows, which the last of them overwrote at once."""
+    def _report_lost(self, rows: Any, count: int) -> None:
+        """Report rows to the episode indexes that later rows of the same write overwrote.
+
+        Writing 10 rows to a ring of 8 slots keeps the last 8. The first 2 are reported here, as they may end episodes.
+        """
         storage = self._storage
         steps = count // storage.num_envs
 
@@ -973,12 +996,12 @@ class ReplayBuffer(BaseBuffer):
 
         for index in (self._sampler_episodes, self._episodes):
             if isinstance(index, StorageEpisodes):
-                index.wrote(storage, Write(np.zeros(count, np.int64), self._heard, read))
-        self._heard += count
-        self._indexed = self._heard
+                index.wrote(storage, Write(np.zeros(count, np.int64), self._reported, read))
+        self._reported += count
+        self._indexed = self._reported
 
     def _reset_others(self) -> None:
-        """Let transforms and episode index look at all rows again."""
+        """Reset the transforms and the episode index, which then read all rows again."""
         for part in self._counters:
             part.reset(self._storage)
         if self._episodes is not None:
@@ -988,11 +1011,11 @@ class ReplayBuffer(BaseBuffer):
     @property
     def _counters(self) -> list[Any]:
         """The transforms with running numbers, and the generations."""
-        return [*self._running.values(), *([] if self._generations is None else [self._generations])]
+        return [*self._running_transforms.values(), *([] if self._generations is None else [self._generations])]
 
     @property
     def _sampler_episodes(self) -> Any:
-        """The episode index of the sampler; None where it has none."""
+        """The episode index of the sampler; None if it has none."""
         return getattr(self._sampler, "episodes", None)
 
     def _refresh(self) -> None:
@@ -1003,14 +1026,14 @@ class ReplayBuffer(BaseBuffer):
         first, changes = len(storage), self._changes
         gone = storage.refresh()
         if changes != storage.changes:
-            for part in self._running.values():
+            for part in self._running_transforms.values():
                 part.dropped(storage, gone or first)
-            if self._recorded is not None:
-                self._recorded.forget()
+            if self._recorded_slices is not None:
+                self._recorded_slices.forget()
             if gone and hasattr(self._sampler, "dropped"):
                 self._sampler.dropped(storage, gone)
                 self._reset_others()
-                self._changes, self._heard = storage.changes, storage.written
+                self._changes, self._reported = storage.changes, storage.written
         self._sync(self._samples)
 
     # ------------------------------------------------------------------ sampling
@@ -1029,25 +1052,25 @@ class ReplayBuffer(BaseBuffer):
         size = self._size(batch_size)
         with self._lock.waited_for(), self._shared():
             key = self._next_key(seed)
-            rows, draw = self._drawn(size, key)
+            rows, draw = self._choose_and_gather(size, key)
             self._samples += 1
-            settled = {number: part.settled(self._storage) for number, part in self._running.items()}
+            settled = {number: part.settled(self._storage) for number, part in self._running_transforms.items()}
             return Drawn(rows, draw, key, *self.counts, settled or None)
 
-    def _drawn(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
+    def _choose_and_gather(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
         """Choose rows and gather them."""
         storage: Any = self._storage
         self._sync(key.index)
         if not len(storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
         collated, rows = self._collate is not None, None
-        if self._recorded is not None and not collated and self._recorded.is_for_rows():
-            rows, draw = self._recorded.draw(batch_size, key)
+        if self._recorded_slices is not None and not collated and self._recorded_slices.is_for_rows():
+            rows, draw = self._recorded_slices.draw(batch_size, key)
         else:
             draw = self._sampler.draw(storage, batch_size, key)
         slots = draw.index
-        if self._looks_around:
-            self._index()
+        if self._needs_other_rows:
+            self._index_episodes()
         if self._gather is not None:
             episodes = (self._episodes or self._sampler_episodes).settled(storage)
             draw.extra = {**draw.extra, **self._gather(storage, slots, episodes, key)}
@@ -1060,11 +1083,11 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """The episodes that a drawn row and the rows behind it must share; none where no field marks their ends."""
+        """Return the episode indexes that ``rows_behind`` asks; none if no field marks the ends of episodes."""
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:
             return [index.settled(self._storage) for index in indexes]
-        except MissingFieldError:  # the transform raises it too, if it needs to know
+        except MissingFieldError:  # a transform that needs the ends raises the error itself
             return []
 
     def _mark(self) -> Any:
@@ -1078,7 +1101,7 @@ class ReplayBuffer(BaseBuffer):
             vars(self._sampler).update(sampler)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of what ``draw`` returned, before it is converted for a framework."""
+        """Return the transformed batch of a draw, before the conversion for a framework."""
         return self._transformed(assemble(drawn.rows, drawn.draw, self._collate), drawn)
 
     # ------------------------------------------------------------------ priorities and generations
@@ -1088,18 +1111,18 @@ class ReplayBuffer(BaseBuffer):
 
         Args:
             index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` has the priorities.
-                Rows that its ``mask`` excludes, such as steps behind an episode's end, then keep their priority.
-            priority: One for every index, from 0; several become one by ``priority_reduction``.
-            generation: The ``generation`` of the batch, which a batch given as ``index`` has itself: rows that were
-                overwritten since are skipped.
+                Rows that its ``mask`` excludes, such as steps after the end of an episode, then keep their priority.
+            priority: One number from 0 for every index; ``priority_reduction`` reduces several to one.
+            generation: The ``generation`` of the batch; rows that were overwritten since the draw are skipped. If
+                ``index`` is a batch, its field is used.
 
         Raises:
-            ConfigError: The sampler has no priorities; or a generation, where the buffer counts none.
-            MissingFieldError: A batch without ``index`` or ``priority_key``.
-            DataError: A priority that is negative, NaN or infinite.
-            IndexError: Out of range.
+            ConfigError: The sampler has no priorities; or ``generation`` is passed to a buffer that counts none.
+            MissingFieldError: The batch has no ``index`` or ``priority_key``.
+            DataError: A priority is negative, NaN or infinite.
+            IndexError: The index is out of range.
 
-        After an error nothing has changed.
+        After an error the priorities are unchanged.
         """
         refuse_traced("update_priority")
         if priority is None:
@@ -1108,35 +1131,35 @@ class ReplayBuffer(BaseBuffer):
             if self.generations and generation is None:
                 generation = find(batch, "generation", where="update_priority")
             index = to_numpy(index)
-            priority = priorities_like(index, reduced(priority, index.ndim, self._priority_reduction))
-            there = meant(np.ones(index.shape, np.bool_), batch, self._masks)
-            if not there.all():
-                index, priority = index[there], priority[there]
-                generation = None if generation is None else np.asarray(generation)[there]
+            priority = priorities_like(index, reduce_priorities(priority, index.ndim, self._priority_reduction))
+            included = meant(np.ones(index.shape, np.bool_), batch, self._masks)
+            if not included.all():
+                index, priority = index[included], priority[included]
+                generation = None if generation is None else np.asarray(generation)[included]
         with self._lock, self._shared():
-            slots, values = self._present(index, priority, generation)
+            slots, values = self._not_overwritten(index, priority, generation)
             self._priority_sampler.update_priority(self._storage, slots, values)
             self._updates += 1
 
     def check_update(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Raise what ``update_priority`` would, and change nothing."""
+        """Raise the errors of ``update_priority`` without changing priorities."""
         with self._lock, self._shared():
-            self._check_priorities(*self._present(index, priority, generation))
+            self._check_priorities(*self._not_overwritten(index, priority, generation))
 
-    def _present(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
-        """The slots and the priorities of those rows that were not overwritten since they had this generation."""
-        priority = reduced(priority, np.ndim(index), self._priority_reduction)
+    def _not_overwritten(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
+        """Return the slots and priorities of the rows that still have ``generation``; of all rows if it is None."""
+        priority = reduce_priorities(priority, np.ndim(index), self._priority_reduction)
         self._check_process()
         self._sync()
         slots, values = to_numpy(index), np.asarray(priority)
         if generation is not None:
-            # Negative numbers never were an index, which the sampler raises an error for.
+            # A negative number is kept, so that the sampler raises its IndexError.
             present = alike(self._generation_of(slots), generation) | (slots < 0)
             slots, values = slots[present], priorities_like(slots, values)[present]
         return slots, values
 
     def _check_priorities(self, slots: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise what an update of priorities would, if the sampler can tell; ``slots`` None: of rows to be written."""
+        """Raise the errors of an update if the sampler can check it; ``slots`` None: for rows to be written."""
         check = getattr(self._priority_sampler, "check_update", None)
         if check is not None:
             check(self._storage, slots, priority)
@@ -1148,18 +1171,19 @@ class ReplayBuffer(BaseBuffer):
         return self._sampler
 
     def generation_of(self, index: Any) -> npt.NDArray[np.int64]:
-        """Return how many rows were in the places of these rows before them, with ``generations=True``.
+        """Return the number of earlier rows in the slot of each row, with ``generations=True``.
 
-        An index and its generation name a row for good: the row is there as long as ``generation_of(index)`` is equal.
+        In a ring of 4 slots row 9 is the third row in slot 1, after rows 1 and 5: its generation is 2. An index and its
+        generation name one row for ever: the row is in the buffer as long as ``generation_of(index)`` is the same.
 
         Args:
-            index: Integers of any shape, as ``append``, ``extend`` and batches give them.
+            index: Integers of any shape, as ``append``, ``extend`` and batches return them.
 
         Returns:
-            int64 of the same shape; -1 where there is no row.
+            int64 of the same shape; -1 for a slot without a row.
 
         Raises:
-            ConfigError: The buffer counts none, or an index that is not of integers.
+            ConfigError: The buffer was made without ``generations=True``, or the index has no integers.
         """
         with self._lock, self._shared():
             return self._generation_of(index)
@@ -1173,17 +1197,17 @@ class ReplayBuffer(BaseBuffer):
     # ------------------------------------------------------------------ reading
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows as they are stored, without transforms.
+        """Return stored rows, without transforms.
 
         Args:
-            index: As ``append`` and ``sample`` give it: an integer gives one row; a slice, integers of any shape, or a
-                mask give rows with as many axes in front.
+            index: An integer, for one row; or a slice, a mask, or integers of any shape, for rows with the same axes
+                first. ``append`` and ``sample`` return such integers.
 
         Raises:
-            IndexError: Out of range; also -1, the index of a row that the writer did not keep.
+            IndexError: The index is out of range; also for -1, the index of a row that the writer did not keep.
 
-        Rows of a store in which an episode ends without ``done`` have a field "episode", the number of their episode:
-        copied into another buffer, their episode would otherwise continue in the next one.
+        If an episode of a store ends without ``done``, the rows get a field "episode", the number of their episode:
+        without it, a copy of the rows in another buffer would join that episode and the next.
         """
         refuse_traced("buffer[index]")
         with self._lock, self._shared():
@@ -1192,14 +1216,14 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
-        """Convert rows with these axes (of a ``ListStorage``, lists) for a framework; a subclass overrides it."""
+        """Convert rows with the axes ``shape`` for a framework; rows of a ``ListStorage`` are lists. Overridable."""
         return self._deliver(rows)
 
     def in_order(self) -> Any:
-        """Return all rows in the order in which they were written, as they are stored: ``[n, ...]``, oldest first.
+        """Return all stored rows in the order of writing, oldest first: ``[n, ...]``.
 
-        Of a ring that came round, ``buffer[:]`` has the newest rows in front of the oldest. With ``ndim=2`` rows are
-        ``[time, env, ...]``, as ``extend`` takes them.
+        ``buffer[:]`` has the order of the slots instead: in a ring that was overwritten, the newest rows come before
+        the oldest. With ``ndim=2`` rows are ``[time, env, ...]``, as ``extend`` takes them.
 
         Raises:
             ConfigError: The writer keeps no order of rows.
@@ -1211,6 +1235,7 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows, slots.shape)
 
     def _slots_in_order(self) -> Slots:
+        """Return the slots of all rows, oldest first, ``[n]`` or ``[time, env]``; ConfigError without an order."""
         storage = self._storage
         if not self._writer.ordered:
             raise ConfigError(f"in_order: expected a writer that keeps rows in order, found {self._writer!r:.80}")
@@ -1218,7 +1243,7 @@ class ReplayBuffer(BaseBuffer):
         return slots.reshape(-1, storage.num_envs) if storage.ndim == 2 else slots
 
     def _rows_at(self, slots: Slots) -> Any:
-        """Rows as they are stored, with "episode" where only a store knows that an episode begins."""
+        """Return stored rows; add the field "episode" if only the store knows where episodes begin."""
         rows = self._storage.get(slots)
         if self._hides_begins() and EPISODE_FIELD not in rows:
             with suppress(MissingFieldError):
@@ -1226,21 +1251,21 @@ class ReplayBuffer(BaseBuffer):
         return rows
 
     def _hides_begins(self) -> bool:
-        """Whether rows are those of a store, of which a copy would not show where each episode begins."""
+        """Whether the storage is a store whose columns do not show where each episode begins; cached by snapshot."""
         snapshot = getattr(self._storage, "snapshot", None)
-        if snapshot is not self._copies[0]:
-            self._copies = snapshot, _hides_begins(self._storage)
-        return self._copies[1]
+        if snapshot is not self._hidden_begins[0]:
+            self._hidden_begins = snapshot, _hides_begins(self._storage)
+        return self._hidden_begins[1]
 
     def rows_for(self, label: str, alignment: Alignment | None, ndim: int) -> Any:
-        """All rows in order, as the storage has them, for a copy of this alignment and ``ndim``; see ``extend``."""
+        """Return all stored rows in order, to copy into a buffer of ``alignment`` and ``ndim``; see ``extend``."""
         with self._lock, self._shared():
             storage, slots = self._storage, self._slots_in_order()
             if alignment not in (None, storage.alignment) or ndim != storage.ndim:
-                own = alignment or storage.alignment
+                wanted = alignment or storage.alignment
                 raise ConfigError(
-                    f"{label}: expected a buffer of {own!r} rows with ndim={ndim}, found one of {storage.alignment!r} "
-                    f"rows with ndim={storage.ndim}"
+                    f"{label}: expected a buffer of {wanted!r} rows with ndim={ndim}, found one of "
+                    f"{storage.alignment!r} rows with ndim={storage.ndim}"
                 )
             rows = self._rows_at(slots) if len(slots) else []
             if self._hides_begins() and EPISODE_FIELD in self.storage.snapshot.readers:
@@ -1255,12 +1280,13 @@ class ReplayBuffer(BaseBuffer):
         """Copy all rows to a ``DatasetStore`` in memory, in the order of time; with ``ndim=2`` by environment.
 
         Args:
-            columns: The column of a field where it has another name, as in ``{"obs": "observation", ("next", "done"):
-                "done"}``; by default names of nested fields are joined by "_", and rows of a store have its columns.
-            **options: As for ``DatasetStore``, whose alignment is that of the rows.
+            columns: Columns by field, for fields whose column has another name, as in ``{"obs": "observation", ("next",
+                "done"): "done"}``. By default names of nested fields are joined by "_", and rows of a store keep its
+                columns.
+            **options: Options of ``DatasetStore``; by default it has the alignment of the rows.
 
         Returns:
-            A store. Its column "episode_step", if rows have none, counts the steps of each episode that are there.
+            A store. If rows have no field "episode_step", that column counts the steps of each episode in the buffer.
 
         Raises:
             ConfigError: The writer keeps no order of rows.
@@ -1274,20 +1300,20 @@ class ReplayBuffer(BaseBuffer):
             slots = self._slots_in_order()
             order = slots.T.reshape(-1)
             rows = getattr(storage, "batch", storage.get)(order) if len(order) else None
-            steps = _steps_of_episodes(storage, slots.T) if len(order) else None
+            steps = _episode_steps(storage, slots.T) if len(order) else None
         config = storage.snapshot.config.fields if hasattr(storage, "snapshot") else {}
         names: dict[FieldKey, str] = {name: field.column for name, field in config.items()} | dict(columns or {})
-        made: dict[str, Any] = {}
+        by_column: dict[str, Any] = {}
         for key, values in flatten(rows).items() if len(order) else ():
             name = names.get(key, key if isinstance(key, str) else "_".join(map(str, key)))
-            if name in made:
+            if name in by_column:
                 raise SchemaError(f"to_store: expected columns of different names, found {name!r} twice")
-            made[name] = values.tolist() if is_varying(values) else host_array(values)
-        if steps is not None and "episode_step" not in made:
-            made["episode_step"] = steps
+            by_column[name] = values.tolist() if is_varying(values) else host_array(values)
+        if steps is not None and "episode_step" not in by_column:
+            by_column["episode_step"] = steps
         store = DatasetStore(**{"alignment": storage.alignment, **options})
         if len(order):
-            store.extend(made)
+            store.extend(by_column)
         return store
 
     # ------------------------------------------------------------------ state
@@ -1296,36 +1322,38 @@ class ReplayBuffer(BaseBuffer):
         self._sync()
         storage, index = self._storage, self._sampler_episodes
         if hasattr(storage, "oldest_begins") and len(storage) and isinstance(index, StorageEpisodes):
-            with suppress(SchemaError):  # the state keeps what only this storage knows: where episodes begin
+            with suppress(SchemaError):  # the state keeps where episodes begin, which only this storage knows
                 index.settled(storage)
         state: dict[str, Any] = {
             "kind": "buffer",
             "seed": self._seed,
             "samples": self._samples,
             "updates": self._updates,
-            "writer": _shown(self._writer),
+            "writer": _stable_repr(self._writer),
             "sampler": {"kind": type(self._sampler).__name__, "state": self._sampler.state_dict()},
             "storage": storage.state(),
         }
-        if self._running:
-            state["transforms"] = {number: part.state_dict() for number, part in self._running.items()}
+        if self._running_transforms:
+            state["transforms"] = {number: part.state_dict() for number, part in self._running_transforms.items()}
         if self._generations is not None:
             state["generations"] = self._generations.state()
         return state
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "buffer"}, ("seed", "samples", "updates"))
-        part_of({"writer": state}, "writer", {"writer": _shown(self._writer)})
+        part_of({"writer": state}, "writer", {"writer": _stable_repr(self._writer)})
         sampler = part_of(state, "sampler", {"kind": type(self._sampler).__name__})
         running = part_of(state, "transforms", {}) if "transforms" in state else {}
-        if running and self._running and running.keys() != self._running.keys():
-            raise StateError(f"state: expected transforms with the numbers {[*self._running]}, found {[*running]}")
+        if running and self._running_transforms and running.keys() != self._running_transforms.keys():
+            raise StateError(
+                f"state: expected transforms with the numbers {[*self._running_transforms]}, found {[*running]}"
+            )
         self._sync()
         counted = self._generations is not None and "generations" in state
         generations = Generations.of_state(state["generations"]) if counted else self._generations
-        # A state without transforms starts their numbers again.
+        # If the state has no transforms, their running numbers start again.
         loads = [(self._sampler, part_of(sampler, "state", {}))]
-        loads += [(part, running.get(number, {})) for number, part in self._running.items()]
+        loads += [(part, running.get(number, {})) for number, part in self._running_transforms.items()]
         before = [(part, part.state_dict()) for part, _ in loads]
         try:
             for part, saved in loads:
@@ -1335,9 +1363,9 @@ class ReplayBuffer(BaseBuffer):
             for part, saved in before:
                 part.load_state_dict(saved)
             raise
-        if self._recorded is not None:
-            self._recorded.forget()
-        self._changes, self._heard = self._storage.changes, self._storage.written
+        if self._recorded_slices is not None:
+            self._recorded_slices.forget()
+        self._changes, self._reported = self._storage.changes, self._storage.written
         self._writer.reset(self._storage)
         self._reset_others()
         self._generations = generations
@@ -1357,15 +1385,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
-    """Raise ConfigError where transforms would take steps that lie apart for neighbours, or sum up several goals."""
-    apart = getattr(sampler, "dilation", 1)
+    """Raise ConfigError if transforms would pair steps that are not consecutive, or sum rewards for several goals."""
+    dilation = getattr(sampler, "dilation", 1)
     pairing = [step for step in transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
-    if apart > 1 and pairing and "slice_id" not in getattr(sampler, "adds", ()):
+    if dilation > 1 and pairing and "slice_id" not in getattr(sampler, "adds", ()):
         name = type(pairing[0]).__name__
         raise ConfigError(
             f"transform: expected a sampler with dilation=1 for {name}, which pairs each step with the next row, found "
-            f"dilation={apart}: the rows between steps are not in the slices. Store next entries and returns with the "
-            f"rows instead, or draw with dilation=1"
+            f"dilation={dilation}: the rows between steps are not in the slices. Store next entries and returns with "
+            f"the rows instead, or draw with dilation=1"
         )
     summing = [type(step).__name__ for step in transforms if isinstance(step, NStep | ReturnsToGo)]
     goals = any(isinstance(step, HindsightRelabel) for step in transforms)
@@ -1377,26 +1405,28 @@ def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
         )
 
 
-def _shown(part: Any) -> str:
-    """The ``repr`` of a part, the same in every process."""
-    own: Any = type(part).__repr__
-    return type(part).__name__ if own is object.__repr__ else repr(part)
+def _stable_repr(part: Any) -> str:
+    """Return a ``repr`` that is the same in every process: the default ``repr`` has an address, so the name instead."""
+    method: Any = type(part).__repr__
+    return type(part).__name__ if method is object.__repr__ else repr(part)
 
 
-def _flat(leaf: Any, axes: int) -> Any:
-    """A leaf, an array of any framework, with one axis in place of its first ``axes``."""
+def _flatten_axes(leaf: Any, axes: int) -> Any:
+    """Join the first ``axes`` axes of an array of any framework to one axis."""
     if axes == 1:
         return leaf
     values = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
     return values.reshape((prod(values.shape[:axes]), *values.shape[axes:]))
 
 
-def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:
-    """The number of each row within its episode, as far as it is there; None where no field marks ends of episodes.
+def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
+    """Return the number of each row in its episode; None if no field marks the ends of episodes.
+
+    If the first rows of an episode were overwritten, its oldest row in the storage has number 0.
 
     Args:
-        storage: The rows.
-        slots: All slots of each stream in order, ``[env, time]``, or ``[time]`` of one.
+        storage: The storage of the rows.
+        slots: All slots of each stream in order: ``[env, time]``, or ``[time]`` for a single stream.
     """
     try:
         table = StorageEpisodes().settled(storage)
@@ -1404,12 +1434,13 @@ def _steps_of_episodes(storage: Storage, slots: Slots) -> Slots | None:
         return None
     steps = np.tile(np.arange(table.begin, table.end), table.num_envs)
     begin, _, _ = table.episode_of(steps, np.repeat(np.arange(table.num_envs), slots.shape[-1]))
-    found: Slots = steps - np.maximum(begin, table.begin)
-    return found
+    numbers: Slots = steps - np.maximum(begin, table.begin)
+    return numbers
 
 
 def _hides_begins(storage: Any) -> bool:
-    """Whether the fields of the rows of a store do not show where each of its episodes begins."""
+    """Whether the fields of a store's rows hide where some of its episodes begins."""
+    # Each begin and the row before it: for episodes that start at rows 0, 5 and 9, rows 4, 5, 8, 9.
     starts = storage.snapshot.episode_starts[1:]
     around = np.stack([starts - 1, starts], axis=1).reshape(-1)
 

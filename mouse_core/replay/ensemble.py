@@ -16,7 +16,7 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.nested import find, flatten, structure_of, unflatten
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay._assembly import Collate, reduced, reserved_error
+from mouse_core.replay._assembly import Collate, reduce_priorities, reserved_error
 from mouse_core.replay.buffer import BaseBuffer, Drawn, ReplayBuffer, check_slices
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Transform
 from mouse_core.replay.samplers.rows import meant
@@ -323,7 +323,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             if getattr(member, "prioritized", False):
                 mine = meant(ids == number, batch, member._masks)
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
-                given = priorities_like(slots, reduced(given, slots.ndim, member.priority_reduction))
+                given = priorities_like(slots, reduce_priorities(given, slots.ndim, member.priority_reduction))
                 known = np.asarray(generation)[mine] if generation is not None and member.generations else None
                 updates.append((member, slots[mine], given[mine], *([] if known is None else [known])))
         with self._shared():

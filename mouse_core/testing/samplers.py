@@ -28,32 +28,32 @@ _INDICES = (0, 1, 2, 17, 1000)
 class WindowSamplerConformance:
     """Tests that a sampler of windows is one that ``BatchSource`` can use: ``mouse_core.sampling.WindowSampler``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
         class TestMine(WindowSamplerConformance):
             def make(self):
                 return MySampler(sequence_length=8, batch_size=4)
 
     Attributes:
-        rows: Rows of the stores that it is tried on, in episodes of 1 to 13, besides the fewest that it takes; see
-            ``example_store``.
-        draws: Whether batches of other seeds are others.
+        rows: Numbers of rows of the stores that the tests use, in episodes of 1 to 13 rows; see ``example_store``. The
+            tests also use the smallest store that the sampler accepts.
+        draws: Whether batches depend on the seed.
     """
 
     rows: tuple[int, ...] = (300, 1000)
     draws: bool = True
 
     def make(self) -> Any:
-        """A new sampler, always the same, with windows that the smallest of the stores can give."""
+        """Return a new sampler, always with the same arguments; ``rows[0]`` rows must be enough for its windows."""
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """Sizes are integers from 1, and so is the number of batches in an epoch."""
+        """The sizes and the number of batches in an epoch are integers from 1."""
         sampler = self.make()
         assert isinstance(sampler, WindowSampler), (
             f"expected sequence_length, batch_size, batches_per_epoch, starts: {sampler}"
         )
-        for rows in self._rows(sampler):
+        for rows in self._row_counts(sampler):
             for number in (sampler.sequence_length, sampler.batch_size, sampler.batches_per_epoch(_snapshot(rows))):
                 assert isinstance(number, int | np.integer), f"expected an integer, found {number!r}"
                 assert number >= 1, f"expected at least 1, found {number}"
@@ -64,7 +64,7 @@ class WindowSamplerConformance:
         In 300 rows, a start that is too late by one is rare; the smallest snapshot has one valid start and reveals it.
         """
         sampler = self.make()
-        for rows in self._rows(sampler):
+        for rows in self._row_counts(sampler):
             snapshot = _snapshot(rows)
             for index in (*range(20), *_INDICES):
                 starts = self._starts(sampler, rows, index=index)
@@ -84,12 +84,13 @@ class WindowSamplerConformance:
         """Starts depend only on seed, index, snapshot and epoch, in any order of calls and after pickling."""
         first, second = self.make(), pickle.loads(pickle.dumps(self.make()))
         asked = [(seed, index, start) for seed in (0, 5) for index in _INDICES for start in (0, index)]
-        for rows in self._rows(first):
-            forward = [self._starts(first, rows, *what) for what in asked]
-            backward = [self._starts(second, rows, *what) for what in reversed(asked)][::-1]
-            for what, one, other in zip(asked, forward, backward, strict=True):
-                assert np.array_equal(one, other), f"expected the same for (seed, index, epoch_start) = {what}"
-                assert np.array_equal(one, self._starts(first, rows, *what)), f"expected {what} twice the same"
+        for rows in self._row_counts(first):
+            forward = [self._starts(first, rows, *arguments) for arguments in asked]
+            backward = [self._starts(second, rows, *arguments) for arguments in reversed(asked)][::-1]
+            for arguments, starts, again in zip(asked, forward, backward, strict=True):
+                assert np.array_equal(starts, again), f"expected the same for (seed, index, epoch_start) = {arguments}"
+                repeated = self._starts(first, rows, *arguments)
+                assert np.array_equal(starts, repeated), f"expected {arguments} twice the same"
 
     def test_seeds_differ(self) -> None:
         """A sampler that draws gives different batches for different seeds."""
@@ -104,23 +105,23 @@ class WindowSamplerConformance:
         """Planning several batches at once gives the same starts as planning them singly."""
         sampler = self.make()
         draw: Any = getattr(sampler, "starts_of_many", None)
-        for rows in self._rows(sampler) if draw is not None else ():
+        for rows in self._row_counts(sampler) if draw is not None else ():
             for first, count in ((0, 3), (5, 1), (11, 40)):
                 many = draw(3, first, count, _snapshot(rows), 0, slice(0, sampler.batch_size))
                 if many is not None:
                     single = [self._starts(sampler, rows, 3, index) for index in range(first, first + count)]
                     assert np.array_equal(many, np.stack(single)), f"expected what starts gives for {first}.. {count}"
-                    self._same_of_rows(sampler, first, _snapshot(rows), many)
+                    self._check_some_windows(sampler, first, _snapshot(rows), many)
 
-    def _same_of_rows(self, sampler: Any, first: int, snapshot: Any, many: npt.NDArray[np.int64]) -> None:
-        """Some windows of each batch are those that all have."""
+    def _check_some_windows(self, sampler: Any, first: int, snapshot: Any, many: npt.NDArray[np.int64]) -> None:
+        """Assert that ``starts_of_many`` for some windows of each batch returns part of ``many``, the starts of all."""
         size = many.shape[1]
         for rows in (slice(size // 3, size // 3 + 1), slice(size // 3, size)):
-            some = sampler.starts_of_many(3, first, len(many), snapshot, 0, rows)
-            assert np.array_equal(some, many[:, rows]), f"expected windows {rows} of each batch: {some}"
+            part = sampler.starts_of_many(3, first, len(many), snapshot, 0, rows)
+            assert np.array_equal(part, many[:, rows]), f"expected windows {rows} of each batch: {part}"
 
     def test_too_few_rows_are_refused(self) -> None:
-        """By a ConfigError when an epoch is asked for; not if windows are filled up."""
+        """``batches_per_epoch`` raises ConfigError if there are too few rows, unless the sampler pads windows."""
         sampler = self.make()
         if not isinstance(sampler, PaddedSampler) and sampler.sequence_length > 1:
             snapshot = _snapshot(sampler.sequence_length - 1)
@@ -133,7 +134,7 @@ class WindowSamplerConformance:
         assert type(self.make()).__name__ in identity, f"expected a repr with the name of the class, found {identity}"
 
     def test_a_source_delivers_its_windows(self) -> None:
-        """Whole, in shards, and after pickling."""
+        """A ``BatchSource`` delivers the windows of the sampler, also after pickling."""
         source = BatchSource(example_store(self.rows[0]), sampling=self.make(), seed=4)
         again = pickle.loads(pickle.dumps(source))
         for index in _INDICES[:3]:
@@ -142,7 +143,7 @@ class WindowSamplerConformance:
             assert rewards.shape == (len(plan.starts), source.sequence_length)
             assert np.array_equal(again[index]["reward"], rewards)
 
-    def _rows(self, sampler: Any) -> tuple[int, ...]:
+    def _row_counts(self, sampler: Any) -> tuple[int, ...]:
         """Return the row counts to test: the smallest accepted count, the next one, and ``rows``."""
         for fewest in range(1 if isinstance(sampler, PaddedSampler) else sampler.sequence_length, self.rows[0]):
             try:
@@ -159,46 +160,46 @@ class WindowSamplerConformance:
 class ReplaySamplerConformance:
     """Tests that a sampler is one that ``ReplayBuffer`` can use: ``mouse_core.replay.Sampler``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
         class TestMine(ReplaySamplerConformance):
             def make(self):
                 return MySampler()
 
     Attributes:
-        batch_size: Windows in the batches that are asked for: rows, or slices; at most 6.
-        draws: Whether batches of other seeds are others.
+        batch_size: Windows (rows, or slices) in each batch of the tests; at most 6.
+        draws: Whether batches depend on the seed.
     """
 
     batch_size: int = 6
     draws: bool = True
 
     def make(self) -> Any:
-        """A new sampler, always the same."""
+        """Return a new sampler, always with the same arguments."""
         raise NotImplementedError
 
     def rows(self, first: int, n: int) -> dict[str, npt.NDArray[Any]]:
-        """Rows to write, ``[n, ...]``; override it for a sampler that needs other fields."""
+        """Return ``n`` rows to write, ``[n, ...]``; override it for a sampler that needs other fields."""
         numbers = np.arange(first, first + n)
         return {"row": numbers, "done": numbers % 9 == 8}
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """And needs_order is True or False."""
+        """The sampler has the members of the protocol, and ``needs_order`` is a bool."""
         sampler = self.make()
         assert isinstance(sampler, ReplaySampler), f"expected needs_order, wrote, reset, draw, states: {sampler!r}"
         assert isinstance(sampler.needs_order, bool), f"needs_order: expected a bool, found {sampler.needs_order!r}"
 
     def test_draws_lie_in_the_buffer(self) -> None:
-        """With the shapes and dtypes of ``Draw``, while rows come, are overwritten, changed and forgotten."""
-        for buffer in self._history(self._buffer()):
+        """Draws have the shapes and dtypes of ``Draw``, after rows are added, overwritten, changed and removed."""
+        for buffer in self._after_each_write(self._buffer()):
             for _ in range(3):
-                self._check(self._draw(buffer), len(buffer))
+                self._check_draw(self._draw(buffer), len(buffer))
 
     def test_a_draw_depends_on_its_key_and_on_what_was_written(self) -> None:
-        """Two that went through the same draw the same."""
-        pairs = zip(self._history(self._buffer()), self._history(self._buffer()), strict=True)
-        for one, other in pairs:
-            _same(self._draw(one), self._draw(other), "expected the same draw after the same writes")
+        """Two buffers with the same writes draw the same rows."""
+        pairs = zip(self._after_each_write(self._buffer()), self._after_each_write(self._buffer()), strict=True)
+        for buffer, other in pairs:
+            _assert_same_draw(self._draw(buffer), self._draw(other), "expected the same draw after the same writes")
 
     def test_seeds_differ(self) -> None:
         """A sampler that draws gives different batches for different seeds."""
@@ -211,18 +212,18 @@ class ReplaySamplerConformance:
 
     def test_it_goes_on_from_its_state(self) -> None:
         """A fresh copy continues from a saved state like the original."""
-        for number, buffer in enumerate(self._history(self._buffer())):
+        for number, buffer in enumerate(self._after_each_write(self._buffer())):
             self._draw(buffer)
             again = self._buffer(seed=99)
             again.load_state_dict(copy.deepcopy(buffer.state_dict()))
             for _ in range(3):
-                _same(
+                _assert_same_draw(
                     self._draw(buffer), self._draw(again), f"expected the next draws after the state of step {number}"
                 )
 
     def test_its_state_is_plain(self) -> None:
-        """Values and arrays, no objects, and not what the sampler goes on to change."""
-        for buffer in self._history(self._buffer()):
+        """The state has plain values and arrays without objects, and later draws do not change it."""
+        for buffer in self._after_each_write(self._buffer()):
             self._draw(buffer)
             state = buffer.sampler.state_dict()
             kept = copy.deepcopy(state)
@@ -236,7 +237,7 @@ class ReplaySamplerConformance:
                 assert np.array_equal(value, state[name]), f"state: {name}: expected it to stay as it was"
 
     def test_what_is_wrong_changes_nothing(self) -> None:
-        """Too few rows, and a state of something else, are refused by errors of the library."""
+        """Too few rows raise MouseError, another object's state raises StateError, and later draws stay the same."""
         buffer, other = self._buffer(), self._buffer()
         refused(MouseError, lambda: buffer.sampler.draw(buffer.storage, self.batch_size, _key(0)))
         refused(StateError, lambda: buffer.sampler.load_state_dict({"something": "else"}))
@@ -245,7 +246,7 @@ class ReplaySamplerConformance:
         self._draw(buffer)
         self._draw(other)
         refused(StateError, lambda: buffer.sampler.load_state_dict({"something": "else"}))
-        _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+        _assert_same_draw(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
 
     def test_priorities_that_cannot_be_are_refused(self) -> None:
         """A sampler with priorities rejects invalid ones and stays unchanged."""
@@ -264,11 +265,11 @@ class ReplaySamplerConformance:
             update = partial(buffer.update_priority, np.array(index), np.array(priority))
             refused(error, update)
         for _ in range(3):
-            _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+            _assert_same_draw(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
 
     # ------------------------------------------------------------------ helpers
 
-    def _check(self, draw: Draw, rows: int) -> None:
+    def _check_draw(self, draw: Draw, rows: int) -> None:
         index = draw.index
         assert index.dtype == np.int64, f"index: expected int64, found {index.dtype}"
         assert index.ndim in (1, 2), f"index: expected [b] or [B, S], found {list(index.shape)}"
@@ -288,8 +289,8 @@ class ReplaySamplerConformance:
     def _buffer(self, seed: int = 3) -> ReplayBuffer:
         return ReplayBuffer(ArrayStorage(40), self.make(), batch_size=self.batch_size, seed=seed)
 
-    def _history(self, buffer: ReplayBuffer) -> Any:
-        """The buffer after each of some writes; in a ring that comes round, and from the beginning again."""
+    def _after_each_write(self, buffer: ReplayBuffer) -> Any:
+        """Yield the buffer after each of several writes: until the ring is overwritten, and after it was emptied."""
         written = 0
         for n in (27, 1, 8, 30, 1, 40, 55):
             buffer.extend(self.rows(written, n))
@@ -307,7 +308,7 @@ class ReplaySamplerConformance:
         yield buffer
 
     def _draw(self, buffer: ReplayBuffer) -> Draw:
-        """The draw of the buffer's next sample."""
+        """Return the draw of the buffer's next sample."""
         return buffer.draw().draw
 
 
@@ -324,7 +325,7 @@ def _snapshot(rows: int) -> Any:
     return _snapshots[rows]
 
 
-def _same(one: Draw, other: Draw, says: str) -> None:
+def _assert_same_draw(one: Draw, other: Draw, says: str) -> None:
     for name in ("index", "mask", "priority_weight"):
         mine, yours = getattr(one, name), getattr(other, name)
         assert (mine is None) == (yours is None), f"{says}: {name}"
