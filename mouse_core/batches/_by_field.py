@@ -1,4 +1,14 @@
-"""Windows by field: batches of which some fields are delivered at offsets around anchors."""
+"""Windows by field: batches in which some fields are delivered at offsets around anchor rows.
+
+A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor. The
+fields with equal offsets form an ``OffsetGroup``. Neighbouring offsets are read as one "run" of rows: anchor 7 with
+offsets -1 to 1 is the run of rows 6, 7, 8. A run may reach beyond the episode of its anchor. The rows beyond are masked
+as missing, and the nearest row of the episode is copied to their positions: if the episode ends with row 7, the values
+are those of rows 6, 7, 7.
+
+Each class here has the interface of a class without offsets: ``OffsetBlocks`` of ``Blocks``, ``OffsetPipeline`` of
+``Pipeline``, ``OffsetAbsent`` of ``Absent``, ``OffsetReader`` of ``FieldReader``.
+"""
 
 from __future__ import annotations
 
@@ -37,36 +47,36 @@ from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
 
-class AbsentAround:
-    """The rows around the anchors of a block that are not there, and those to put right; stands for ``Absent``.
+class OffsetAbsent:
+    """The missing and the replaced rows around the anchors of a block; has the interface of ``Absent``.
 
     Args:
-        rows: What is read, and put right; counted from the first row of the block.
-        bounds: The first row read of each batch, and the end.
+        rows: The rows that are read, counted from the first row of the block, and the corrections.
+        bounds: The number of the first row read of each batch, and of the end.
     """
 
     def __init__(self, rows: OffsetRows, bounds: npt.NDArray[np.int64]) -> None:
         self._rows, self._begins = rows, bounds.tolist()
-        # Of both the first in each batch, and the end.
-        self._moved: list[int] = np.searchsorted(rows.target, bounds).tolist()
+        # The position in each list of the first entry of each batch, and of the end.
+        self._replaced: list[int] = np.searchsorted(rows.target, bounds).tolist()
         self._missing: list[int] = np.searchsorted(rows.missing, bounds).tolist()
 
     def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
         """See ``Absent.there``: ``[runs, unit]``."""
-        there = np.ones(self._begins[number + count] - self._begins[number], np.bool_)
-        there[self._missing_of(number, count)] = False
-        return there.reshape(-1, self._rows.unit)
+        present = np.ones(self._begins[number + count] - self._begins[number], np.bool_)
+        present[self._missing_of(number, count)] = False
+        return present.reshape(-1, self._rows.unit)
 
     def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
-        """Put the rows of a field in some batches where they belong, and fill those that are missing.
+        """Copy the nearest row to each replaced position of a field, and fill missing rows; changes ``values``.
 
         Args:
-            values: What was read, ``[runs, unit, ...]``, C-contiguous.
-            number: The first of these batches.
-            fill: What values become for which there is no row; None: those of the row next to it.
-            count: How many batches.
+            values: The values that were read for `count` batches, ``[runs, unit, ...]``, C-contiguous.
+            number: The number of the first batch.
+            fill: The value for missing rows; None: they have the values of the nearest row.
+            count: The number of batches.
         """
-        begin, end = self._moved[number], self._moved[number + count]
+        begin, end = self._replaced[number], self._replaced[number + count]
         missing = self._missing_of(number, count)
         if not values.size or (begin == end and not len(missing)):
             return
@@ -79,40 +89,39 @@ class AbsentAround:
             items[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
 
     def _missing_of(self, number: int, count: int) -> npt.NDArray[np.int64]:
-        """The rows of some batches that are missing, counted from their first."""
+        """Return the missing rows of ``count`` batches, counted from the first row of the first batch."""
         missing = self._rows.missing[self._missing[number] : self._missing[number + count]]
         within: npt.NDArray[np.int64] = missing - self._begins[number]
         return within
 
 
 @dataclass(eq=False, kw_only=True)
-class BlockAround(Block):
-    """The rows around the anchors of a block, as a block whose windows are the runs of rows that are read.
+class OffsetBlock(Block):
+    """The rows around the anchors of a block, as a block whose windows are the runs.
 
     Args:
-        absent: What of these is not there.
-        refused: What is wrong, by the number of the batch.
+        absent: The rows that are missing.
+        refused: The error message of each batch that cannot be read, by its number in the block.
     """
 
-    absent: AbsentAround  # type: ignore[assignment]
+    absent: OffsetAbsent  # type: ignore[assignment]
     refused: Mapping[int, str]
 
     def check(self, number: int) -> None:
-        """Raise DataError if rows of batch ``number`` are not where time stamps must be."""
+        """Raise DataError if the time stamps of batch ``number`` do not have a row for each offset in seconds."""
         if number in self.refused:
             raise DataError(self.refused[number])
 
 
-class BlocksAround:
-    """The rows around the anchors of a source's blocks; stands for ``Blocks``.
+class OffsetBlocks:
+    """The blocks of rows around the anchors of a source; has the interface of ``Blocks``.
 
     Args:
-        anchors: Where the anchors' blocks come from.
-        offsets: Which rows.
-        shift: How many rows after the anchor the one at offset 0 lies: 1 where a transition stands in the row that it
-            leads to, else 0.
-        number: Tells the blocks of several such from each other.
-        single: Whether no rows are read but those that are asked for, each for itself, and not as runs.
+        anchors: The blocks of anchors.
+        offsets: The offsets of the rows.
+        shift: The number of rows from the anchor to the row at offset 0; see ``shift_of``.
+        number: The number of this group of fields, the key in ``block.around``.
+        single: Whether each row is read alone instead of in runs, so that no rows beyond an episode are read.
     """
 
     def __init__(
@@ -122,50 +131,51 @@ class BlocksAround:
         self.planner, self.begin_with, self.most = anchors.planner, 1, 0
         self._lock = ProcessLock()
 
-    def on(self, anchors: PlannedBlocks) -> BlocksAround:
-        """Return the blocks around other anchors."""
-        return BlocksAround(anchors, self.offsets, self.shift, self.number, single=self.single)
+    def on(self, anchors: PlannedBlocks) -> OffsetBlocks:
+        """Return these blocks around other anchors."""
+        return OffsetBlocks(anchors, self.offsets, self.shift, self.number, single=self.single)
 
     @property
-    def singly(self) -> BlocksAround:
-        """Return the blocks with every row read separately."""
-        return BlocksAround(self.anchors, self.offsets, self.shift, ~self.number, single=True)
+    def without_runs(self) -> OffsetBlocks:
+        """These blocks with each row read alone."""
+        return OffsetBlocks(self.anchors, self.offsets, self.shift, ~self.number, single=True)
 
-    def block_with(self, index: int) -> tuple[BlockAround, int]:
+    def block_with(self, index: int) -> tuple[OffsetBlock, int]:
         """See ``Blocks.block_with``."""
         block, number = self.anchors.block_with(index)
         return self.around(block), number
 
-    def behind(self, block: Block) -> BlockAround:
+    def behind(self, block: Block) -> OffsetBlock:
         """See ``Blocks.behind``."""
         return self.around(self.anchors.behind(block))
 
-    def around(self, block: Block) -> BlockAround:
-        """The rows around the anchors of a block."""
+    def around(self, block: Block) -> OffsetBlock:
+        """Return the block of rows around the anchors of ``block``; it is made once and kept in ``block.around``."""
         known = block.around.get(self.number)
         if known is None:
             with self._lock:
                 known = block.around.get(self.number)
                 if known is None:
                     known = block.around[self.number] = self._make(block)
-        assert isinstance(known, BlockAround)
+        assert isinstance(known, OffsetBlock)
         return known
 
-    def _make(self, block: Block) -> BlockAround:
+    def _make(self, block: Block) -> OffsetBlock:
         snapshot, windows = self.planner.snapshot, block.windows
         anchors = block.anchors = Anchors.of(windows, snapshot) if block.anchors is None else block.anchors
         if isinstance(self.offsets, Seconds):
             rows = rows_at(anchors, self.offsets, self.shift, times_of(snapshot, self.offsets))
         else:
             rows = rows_of(anchors, self.offsets, self.shift, single=self.single)
-        # Runs for an anchor, and for a window.
+        # Each window has the same number of runs: 20 runs for windows of bounds 0, 2, 4 give 5, and bounds 0, 10, 20.
         runs = len(rows.start) // len(windows) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
         refused: dict[int, str] = {}
-        for row, why in rows.refused:
-            refused.setdefault(int(np.searchsorted(ends, row, side="right")) - 1, why)
-        return BlockAround(
+        for row, message in rows.refused:
+            batch = int(np.searchsorted(ends, row, side="right")) - 1
+            refused.setdefault(batch, message)
+        return OffsetBlock(
             first=block.first,
             end=block.end,
             step=block.step,
@@ -173,7 +183,7 @@ class BlocksAround:
             windows=snapshot.locate(rows.start, rows.unit, bounds),
             sizes=block.sizes,
             planner=self.planner,
-            absent=AbsentAround(rows, ends),
+            absent=OffsetAbsent(rows, ends),
             refused=refused,
         )
 
@@ -181,12 +191,12 @@ class BlocksAround:
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class ReaderAround:
-    """The reader of a field at K offsets: like a step's reader, with an axis in front.
+class OffsetReader:
+    """The reader of a field at K offsets, whose ``spec`` has the shape ``[K, ...]``; checks as ``FieldReader`` does.
 
     Args:
-        reader: The field's reader.
-        windows: The requested offsets.
+        reader: The reader of the field.
+        windows: The offsets of all fields.
     """
 
     def __init__(self, reader: FieldReader, windows: FieldWindows) -> None:
@@ -196,7 +206,7 @@ class ReaderAround:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the properties that determine the field's values and rows, except the delivered dtype."""
+        """The facts that determine the values of the field, without the delivered dtype."""
         return [*self.reader.identity, self._identity]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -209,89 +219,92 @@ class ReaderAround:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class OffsetGroup:
     """The fields that are delivered at the same offsets.
 
     Args:
-        pipeline: Of these fields and their masks, over blocks of the rows around anchors.
-        blocks: Those blocks.
+        pipeline: The pipeline of these fields and their masks, over ``blocks``.
+        blocks: The blocks of rows around anchors.
     """
 
     pipeline: Pipeline
-    blocks: BlocksAround
+    blocks: OffsetBlocks
 
     def take(self, anchors: Block, number: int) -> Batch:
-        """These fields of batch ``number`` of a block of anchors, ``[runs, unit, ...]``, and masks ``[runs, unit]``."""
+        """Return these fields of batch ``number`` of a block of anchors, ``[runs, unit, ...]``; masks ``[runs, unit]``.
+
+        A DataError may come from a row of a run that is not delivered: then each row is read alone.
+        """
         block = self.blocks.around(anchors)
         block.check(number)
         try:
             return self.pipeline.take_from(block, number)
         except DataError:
-            return self.pipeline.finish(self._singly(anchors), number, None, stored=False, out=None)
+            return self.pipeline.finish(self._block_without_runs(anchors), number, None, stored=False, out=None)
 
     def gather(self, anchors: Block, number: int, *, stored: bool, out: Arrays | None) -> Batch:
-        """Gather the batch in the delivered or the stored dtypes, optionally into given arrays."""
+        """Return the fields as ``take`` in the delivered or the stored dtypes, in the arrays ``out`` if not None."""
         block = self.blocks.around(anchors)
         block.check(number)
         try:
-            return self._gathered(block, number, stored=stored, out=out)
+            return self._finish_block(block, number, stored=stored, out=out)
         except DataError:
-            return self._gathered(self._singly(anchors), number, stored=stored, out=out)
+            return self._finish_block(self._block_without_runs(anchors), number, stored=stored, out=out)
 
-    def _singly(self, anchors: Block) -> BlockAround:
-        """Return the block without rows that are read only alongside, so that faults in those rows do not matter."""
+    def _block_without_runs(self, anchors: Block) -> OffsetBlock:
+        """Return the block that reads only the rows at the offsets, so that errors in other rows do not count."""
         return self.blocks.singly.around(anchors)
 
-    def _gathered(self, block: BlockAround, number: int, *, stored: bool, out: Arrays | None) -> Batch:
+    def _finish_block(self, block: OffsetBlock, number: int, *, stored: bool, out: Arrays | None) -> Batch:
         targets = None
         if out is not None:
             rows = len(block.part(number)), block.windows.length
             targets = {name: out[name].reshape(*rows, *shape) for name, shape in self.pipeline.form.shapes.items()}
         return self.pipeline.finish(block, number, None, stored=stored, out=targets)
 
-    def forward(self, anchors: PlannedBlocks, growth: Growth) -> Group:
-        """Return the group around anchors in a grown snapshot."""
+    def forward(self, anchors: PlannedBlocks, growth: Growth) -> OffsetGroup:
+        """Return the group around anchors in a snapshot that has grown."""
         blocks = self.blocks.on(anchors)
-        return Group(self.pipeline.over(anchors.planner, growth, blocks), blocks)
+        return OffsetGroup(self.pipeline.over(anchors.planner, growth, blocks), blocks)
 
 
-class PipelineAround:
-    """Batches of which some fields are delivered at offsets around anchors; stands for ``Pipeline``.
+class OffsetPipeline:
+    """The pipeline of batches in which some fields are delivered at offsets; has the interface of ``Pipeline``.
 
     Args:
-        anchors: The pipeline of the other fields.
-        groups: Those with offsets.
-        readers: All fields.
-        form: What batches are like.
-        windows: What was asked for.
+        anchors: The pipeline of the fields without offsets.
+        groups: The fields with offsets.
+        readers: The readers of all fields.
+        form: The dtypes and shapes of the fields.
+        windows: The offsets.
     """
 
     def __init__(
-        self, anchors: Pipeline, groups: Sequence[Group], readers: Readers, form: BatchForm, windows: FieldWindows
+        self, anchors: Pipeline, groups: Sequence[OffsetGroup], readers: Readers, form: BatchForm, windows: FieldWindows
     ) -> None:
         self._anchors, self._groups, self._windows = anchors, groups, windows
         self.planner, self.readers, self.form = anchors.planner, readers, form
 
     @classmethod
-    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> PipelineAround:
-        """The pipeline of some fields.
+    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> OffsetPipeline:
+        """Return the pipeline of ``readers``.
 
         Args:
-            planner: Of the anchors.
-            readers: By field; those with offsets are ``ReaderAround``.
-            form: What batches are like.
-            windows: The requested offsets.
+            planner: Chooses and locates the anchors.
+            readers: Readers by field; those of fields with offsets are ``OffsetReader``.
+            form: The dtypes and shapes of the fields.
+            windows: The offsets.
 
         Raises:
-            ConfigError: A number to pad with that a field does not hold.
-            MissingFieldError: Time stamps that are not there.
+            ConfigError: The dtype of a field does not hold the number to pad with.
+            MissingFieldError: Offsets in seconds need time stamps, which the store does not have.
         """
         if windows.fill is not None:
             check_fill(windows.fill, {name: form.dtypes[True][name] for name in windows.offsets})
         snapshot = planner.snapshot
         chosen: dict[tuple[Offsets, int], dict[str, FieldReader]] = {}
         for name, reader in readers.items():
-            if isinstance(reader, ReaderAround):
+            if isinstance(reader, OffsetReader):
                 key = windows.offsets[name], shift_of(snapshot, name)
                 chosen.setdefault(key, {})[name] = reader.reader
         for offsets in windows.offsets.values():
@@ -301,32 +314,32 @@ class PipelineAround:
         plain = {
             name: reader
             for name, reader in readers.items()
-            if not isinstance(reader, ReaderAround) and name not in masks
+            if not isinstance(reader, OffsetReader) and name not in masks
         }
         part = BatchForm.of(plain, form.dtypes, form.shapes, form.fill, is_padded=form.is_padded)
         anchors = Pipeline(planner, plain, part, fields=copied_fields(plain, part.shapes))
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
-            # Decoding costs more than finding rows one by one.
+            # Decoding rows that are not delivered costs more than locating each row alone.
             encoded = any(reader.column.kind.is_encoded for reader in fields.values())
-            blocks = BlocksAround(anchors.blocks, offsets, shift, number, single=encoded)
+            blocks = OffsetBlocks(anchors.blocks, offsets, shift, number, single=encoded)
             masked: dict[str, FieldReader | MaskReader] = {**fields}
             masked |= {mask: MaskReader(FieldSpec(mask, np.dtype(np.bool_), ())) for mask in map(mask_of, fields)}
-            shapes = {name: one.spec.shape for name, one in masked.items()}  # of one row around an anchor
+            shapes = {name: one.spec.shape for name, one in masked.items()}  # the shape of one row
             part = BatchForm.of(masked, form.dtypes, shapes, windows.fill, is_padded=True)
             pipeline = Pipeline(planner, masked, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
-            groups.append(Group(pipeline, blocks))
+            groups.append(OffsetGroup(pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)
 
-    def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> PipelineAround:
+    def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> OffsetPipeline:
         """See ``Pipeline.forward``."""
         anchors = self._anchors.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
         groups = [group.forward(anchors.blocks, growth) for group in self._groups]
         readers: dict[str, Any] = {**self.readers, **anchors.readers}
         for group in groups:
             for name, reader in group.pipeline.readers.items():
-                readers |= {name: ReaderAround(reader, self._windows)} if isinstance(reader, FieldReader) else {}
-        return PipelineAround(anchors, groups, readers, self.form, self._windows)
+                readers |= {name: OffsetReader(reader, self._windows)} if isinstance(reader, FieldReader) else {}
+        return OffsetPipeline(anchors, groups, readers, self.form, self._windows)
 
     def begin_with(self, batches: int) -> None:
         """See ``Pipeline.begin_with``."""
@@ -345,10 +358,10 @@ class PipelineAround:
         return self._take_from(*self._anchors.block_of(plan))
 
     def _take_from(self, block: Block, number: int) -> Batch:
-        made = self._anchors.take_from(block, number)
+        batch = self._anchors.take_from(block, number)
         for group in self._groups:
-            made |= group.take(block, number)
-        return self._with_axes(made, block, number)
+            batch |= group.take(block, number)
+        return self._with_axes(batch, block, number)
 
     def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
         """See ``Pipeline.gather``."""
@@ -364,14 +377,14 @@ class PipelineAround:
         return self._with_axes(batch, block, number)
 
     def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
-        """All fields in their order, with ``[b]`` or ``[b, S]`` in front instead of windows and runs."""
+        """Return all fields in order, with the axes ``[b]`` or ``[b, S]`` first in place of windows and runs."""
         bounds = block.windows.bounds
         axes = (bounds[number + 1] - bounds[number], block.windows.length)[: self._windows.batch_dims]
-        made = {}
+        reshaped = {}
         for name, shape in self.form.shapes.items():
             values = batch[name]
-            made[name] = values if values.shape == (*axes, *shape) else values.reshape(*axes, *shape)
-        return made
+            reshaped[name] = values if values.shape == (*axes, *shape) else values.reshape(*axes, *shape)
+        return reshaped
 
 
 def anchors_of(
@@ -385,10 +398,10 @@ def anchors_of(
     weighting: Weighting,
     pad: bool | float | None,
 ) -> tuple[WindowSampler, FieldWindows]:
-    """The sampler of anchors, and what is asked for around them; see ``BatchSource``.
+    """Return the sampler of anchors, and the offsets around them; see ``BatchSource`` for the arguments.
 
     Raises:
-        ConfigError: Options that are none, or do not go with each other.
+        ConfigError: An option is invalid, or options contradict each other.
     """
     if isinstance(windows, FieldWindows):
         found = windows
@@ -402,8 +415,8 @@ def anchors_of(
                 "pad: expected True or a number with a sampler of one's own, which chooses the anchors, found False"
             )
         return sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, None), found
-    of_steps = pad if boundary != "stream" else None
-    sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, of_steps)
+    step_pad = pad if boundary != "stream" else None
+    sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, step_pad)
     if found.pad is not False:
         return sampler, found
     if found.batch_dims == 2 and boundary == "stream":
@@ -421,16 +434,16 @@ def anchors_of(
 
 
 def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) -> dict[str, Any]:
-    """The readers of a source whose fields have offsets, with the masks behind their fields.
+    """Return the readers of a source whose fields have offsets; each such field is followed by its mask.
 
     Args:
-        readers: Of all fields that are delivered.
+        readers: The readers of all delivered fields.
         windows: The offsets.
-        snapshot: Has the columns of which fields could be made.
+        snapshot: The snapshot, whose columns are suggested in errors.
 
     Raises:
-        MissingFieldError: A field with offsets that is not delivered.
-        ConfigError: A field of the name that the mask of another has.
+        MissingFieldError: A field with offsets is not delivered.
+        ConfigError: A field has the name of the mask of another field.
     """
     for name in windows.offsets:
         if not isinstance(readers.get(name), FieldReader):
@@ -440,18 +453,22 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
             )
         if mask_of(name) in readers:
             raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, which batches get")
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, reader in readers.items():
         if name in windows.offsets and isinstance(reader, FieldReader):
-            found[name] = ReaderAround(reader, windows)
+            by_name[name] = OffsetReader(reader, windows)
             shape = (windows.count(name),)
-            found[mask_of(name)] = MaskReader(FieldSpec(mask_of(name), np.dtype(np.bool_), shape))
+            by_name[mask_of(name)] = MaskReader(FieldSpec(mask_of(name), np.dtype(np.bool_), shape))
         else:
-            found[name] = reader
-    return found
+            by_name[name] = reader
+    return by_name
 
 
 def shift_of(snapshot: Snapshot, name: str) -> int:
-    """Return the distance from an anchor to the row at offset 0: 1 for a transition in the row that it leads to."""
+    """Return the number of rows from an anchor to the row at offset 0 of a field.
+
+    With alignment "arrived" the action that follows the observation in row 7 is stored in row 8: the result is 1 for
+    actions, rewards and done flags. Otherwise it is 0.
+    """
     field = snapshot.config.fields.get(name)
     return int(snapshot.alignment == "arrived" and field is not None and field.is_of_transition)

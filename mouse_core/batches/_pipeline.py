@@ -34,10 +34,10 @@ Batch = dict[str, npt.NDArray[Any]]
 
 # Batches that are asked for in turn are copied several at a time, up to 6 MB: a call takes 5 us, as long as copying
 # 40 KB, and the arrays of one batch take as long to make as the arrays of three.
-_TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
-_FIRST_TOGETHER = 4
-# The latest 16 batches that were copied alone are remembered: as many threads may be ahead of the others.
-_ALONE_KNOWN = 16
+_JOINT_BYTES, _MOST_JOINT = 6 << 20, 64
+_FIRST_JOINT = 4
+# The latest 16 batches that were copied alone are remembered, since up to 16 threads may ask for neighbours at once.
+_REMEMBERED_ALONE = 16
 
 
 class PlannedBlocks(Protocol):
@@ -87,10 +87,10 @@ class Pipeline:
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
         self.blocks: PlannedBlocks = Blocks(planner, self._lock) if blocks is None else blocks
-        # By index the batches that were copied together with another one, without values that are not allowed.
+        # By index: batches that were copied with another one, and wait for ``take``; all their values are allowed.
         self._ready: dict[int, Batch] = {}
-        # The latest that were copied alone: whoever asked for one has it, and nobody comes for another.
-        self._alone: tuple[int, ...] = ()
+        # The indices of the latest batches that were copied alone: each was already returned, and needs no copy here.
+        self._copied_alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
         """Return the pipeline over a snapshot that has grown, with all that is known about the earlier rows."""
@@ -108,8 +108,8 @@ class Pipeline:
             chunks = None if self._chunks is None else self._chunks.forward(fields, growth)
         known: dict[str, Any] = {"chunks": chunks, "memory": self._memory, "lock": self._lock}
         pipeline = Pipeline(planner, readers, self.form, fields=fields, blocks=blocks, **known)
-        if (ahead := self.__dict__.get("_ahead")) is not None:  # otherwise it is looked at where the rows lie
-            pipeline.__dict__["_ahead"] = ahead.forward(growth, snapshot, *pipeline._planned())
+        if (ahead := self.__dict__.get("_readahead")) is not None:  # otherwise it is looked at where the rows lie
+            pipeline.__dict__["_readahead"] = ahead.forward(growth, snapshot, *pipeline._readahead_arguments())
         return pipeline
 
     def begin_with(self, batches: int) -> None:
@@ -144,7 +144,7 @@ class Pipeline:
             TypeError: The index is no integer.
             Exception: Whatever the sampler raises for this batch.
         """
-        index = operator.index(index)  # NumPy's integers wrap, and would stay in what is kept
+        index = operator.index(index)  # NumPy integers overflow, and would become keys of kept dicts
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
@@ -237,38 +237,41 @@ class Pipeline:
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
         if byte_views is None:
-            if self._ahead is not None:
-                self._ahead.reach(block, number, 1)
+            if self._readahead is not None:
+                self._readahead.reach(block, number, 1)
             return {}, True
         if block.together > 1:
             with self._lock:
-                if (ready := self._ready.pop(index, None)) is not None:  # put there by another thread
+                if (ready := self._ready.pop(index, None)) is not None:  # another thread copied it meanwhile
                     return ready, True
-                most = min(block.together, _FIRST_TOGETHER) if number == 0 else block.together  # somebody waits
+                # The first batch of a block is returned sooner if only a few are copied with it.
+                most = min(block.together, _FIRST_JOINT) if number == 0 else block.together
                 first, count = byte_views.choose_copied(number, 1 if self._memory.is_kept else most)
-                if count > 1 and (self._ahead is None or self._ahead.there(byte_views, first, count)):
-                    with suppress(DataError, StorageError):  # maybe of another batch, which is told
+                if count > 1 and (self._readahead is None or self._readahead.there(byte_views, first, count)):
+                    with suppress(
+                        DataError, StorageError
+                    ):  # if another batch is damaged, its own caller gets the error
                         return self._copy_together(block, byte_views, first, count, number)
-        self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
-        alone = self._copy_some(block, byte_views, number, 1)[0]
-        self._ready.pop(index, None)  # another thread may have put it there before it could know
+        self._copied_alone = (*self._copied_alone[1 - _REMEMBERED_ALONE :], index)
+        alone = self._copy_batches(block, byte_views, number, 1)[0]
+        self._ready.pop(index, None)  # another thread may have copied it before the line above
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
         """Return batch ``number``, copied together with others, which are kept until they are asked for."""
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
-        for unwanted in [*self._ready][:surplus]:  # the oldest, which nobody came for
+        for unwanted in [*self._ready][:surplus]:  # the oldest batches, which no caller asked for
             self._ready.pop(unwanted, None)
-        copied = self._copy_some(block, views, first, count)
+        copied = self._copy_batches(block, views, first, count)
         for other, (batch, allowed) in enumerate(copied, first):
             waiting = block.first + other * block.step
-            if allowed and other != number and waiting not in self._alone:
+            if allowed and other != number and waiting not in self._copied_alone:
                 self._ready[waiting] = batch
         return copied[number - first]
 
-    def _copy_some(self, block: Block, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
+    def _copy_batches(self, block: Block, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
         self._memory.hold(())
-        ahead = self._ahead
+        ahead = self._readahead
         copied = byte_views.copy(first, count) if ahead is None else ahead.copied(block, byte_views, first, count)
         self._memory.hold(copied.values())
         if count > 1:
@@ -288,38 +291,42 @@ class Pipeline:
             batches[name] = there.astype(self.form.dtypes[False][name]).reshape(count, -1, block.windows.length)
         if self.form.is_padded:
             for values in copied.values():
-                # Several fields lie batch by batch.
+                # In a C-contiguous array all batches are filled at once; otherwise each batch is contiguous alone.
                 together = count if values.flags.c_contiguous else 1
                 for number in range(0, count, together):
-                    some = values[number : number + together].reshape(-1, *values.shape[2:])
-                    block.absent.fill(some, first + number, self.form.fill, together)
+                    part = values[number : number + together].reshape(-1, *values.shape[2:])
+                    block.absent.fill(part, first + number, self.form.fill, together)
         for number in range(count) if self.planner.uneven == "pad" else ():
             self._mask_others({name: batches[name][number] for name in self._masks}, block.sizes[first + number])
         return {name: batches[name] for name in self.readers}
 
     @memo
-    def _ahead(self) -> ReadAhead | None:
+    def _readahead(self) -> ReadAhead | None:
         """Readahead for the rows; None where all rows are in memory."""
         snapshot = self.planner.snapshot
-        if not any(one.backing is not None or one.is_mapped or one.sealed_files for one in snapshot.segments):
+        if not any(part.backing is not None or part.is_mapped or part.sealed_files for part in snapshot.segments):
             return None
         from mouse_core.readahead.reading import ReadAhead
 
-        return ReadAhead.of(snapshot, *self._planned())
+        return ReadAhead.of(snapshot, *self._readahead_arguments())
 
-    def _planned(self) -> tuple[Any, ...]:
+    def _readahead_arguments(self) -> tuple[Any, ...]:
         """Return the arguments of ``ReadAhead`` behind the files."""
-        from mouse_core.readahead.reading import weakly  # loaded where there is something to ask for
+        from mouse_core.readahead.reading import weakly  # imported only if rows are read ahead
 
-        # It must not keep this alive, and with it the files that rows lie in, until Python looks for such circles.
-        views, gathered = weakly(self._byte_views, None), weakly(self._gathered, ())
+        # Weak references: a circle would keep this pipeline and its files open until the garbage collector runs.
+        views, gathered = weakly(self._byte_views, None), weakly(self._ranges_not_copied, ())
         return self.blocks, views, gathered, self.planner.read
 
-    def _gathered(self, block: Block, number: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def _ranges_not_copied(
+        self, block: Block, number: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the ranges of a batch that are read and not copied; see ``ReadAhead``."""
         copied = () if block.byte_views is None else {field.name for field in block.byte_views.fields}
-        readers = [one for name, one in self.readers.items() if name not in copied and isinstance(one, FieldReader)]
-        return ranges_of([one.column for one in readers], block.part(number)) if readers else iter(())
+        readers = [
+            field for name, field in self.readers.items() if name not in copied and isinstance(field, FieldReader)
+        ]
+        return ranges_of([reader.column for reader in readers], block.part(number)) if readers else iter(())
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """Return how to copy a block; None if nothing in it can be copied."""
@@ -328,21 +335,21 @@ class Pipeline:
                 if not block.together:
                     block.byte_views = self._make_byte_views(block)
                     size = 0 if block.byte_views is None else block.byte_views.batch_bytes
-                    together = _MOST_TOGETHER if self._ahead is None else self._ahead.together(block, _MOST_TOGETHER)
-                    block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), together, len(block.sizes)))
+                    together = _MOST_JOINT if self._readahead is None else self._readahead.together(block, _MOST_JOINT)
+                    block.together = max(1, min(_JOINT_BYTES // max(size, 1), together, len(block.sizes)))
         return block.byte_views
 
     def _make_byte_views(self, block: Block) -> ByteViews | None:
         if not self._fields or not len(block.windows):
             return None
         if self._chunks is None:
-            from mouse_core._arrow.byte_views import FieldChunks  # with Arrow's functions, which take long to load
+            from mouse_core._arrow.byte_views import FieldChunks  # a slow import of Arrow's functions
 
             self._chunks = FieldChunks.of(self._fields)
         try:
-            byte_views = self._chunks.byte_views(block.windows, later=bool(self._ahead and self._ahead.is_on()))
+            byte_views = self._chunks.byte_views(block.windows, later=bool(self._readahead and self._readahead.is_on()))
         except DataError:
-            return None  # some chunk is damaged: whoever reads it is told
+            return None  # a chunk is damaged: reading its rows raises the error
         if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
         return byte_views

@@ -23,7 +23,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.batches._by_field import PipelineAround
+    from mouse_core.batches._by_field import OffsetPipeline
     from mouse_core.batches._stages import Map
     from mouse_core.ranks import Shard, Uneven
     from mouse_core.sampling.offsets import FieldWindows, Seconds
@@ -212,11 +212,11 @@ class BatchSource:
             copied = copied_fields(readers, plan.form.shapes)
             self._set(plan, Pipeline(planner, readers, plan.form, fields=copied))
         else:
-            from mouse_core.batches._by_field import PipelineAround
+            from mouse_core.batches._by_field import OffsetPipeline
 
-            self._set(plan, PipelineAround.of(planner, readers, plan.form, around))
+            self._set(plan, OffsetPipeline.of(planner, readers, plan.form, around))
 
-    def _set(self, plan: BatchPlan, pipeline: Pipeline | PipelineAround) -> None:
+    def _set(self, plan: BatchPlan, pipeline: Pipeline | OffsetPipeline) -> None:
         planner = plan.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start

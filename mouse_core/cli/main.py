@@ -1,4 +1,8 @@
-"""The command ``mouse``."""
+"""The command ``mouse``: its parser, and the commands preprocess, verify, repair, tokenize and bench.
+
+Each command is a pair of functions. ``declare_NAME`` adds the arguments to a parser, and ``run_NAME`` runs the command
+and returns the exit status. The docstring of ``run_NAME`` is the text of ``mouse NAME --help``.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +26,31 @@ from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
 
 
 def declare_preprocess(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse preprocess``."""
+    """Add the arguments of ``mouse preprocess``."""
     data.add_source(parser)
     data.add_alignment(parser)
-    parser.add_argument("function", metavar="MODULE:NAME", help="a function of a dict of columns, by its module")
+    parser.add_argument("function", metavar="MODULE:NAME", help="the function, which takes a dict of columns")
     parser.add_argument("target", metavar="TARGET", help="a new folder")
-    parser.add_argument("--columns", metavar="A,B", type=data.names, help="only these columns are given to it")
-    parser.add_argument("--num-workers", metavar="N", type=int, default=0, help="processes that run it (0: this one)")
-    parser.add_argument("--block-rows", metavar="N", type=int, help="about how many rows it is given at a time")
-    parser.add_argument("--version", default="", metavar="TEXT", help="of what the function calls, where that changes")
+    parser.add_argument("--columns", metavar="A,B", type=data.names, help="pass only these columns to the function")
+    parser.add_argument(
+        "--num-workers", metavar="N", type=int, default=0, help="processes that run the function (0: this process)"
+    )
+    parser.add_argument("--block-rows", metavar="N", type=int, help="about how many rows to pass in one call")
+    parser.add_argument("--version", default="", metavar="TEXT", help="version of the code that the function calls")
 
 
 def run_preprocess(chosen: argparse.Namespace) -> int:
-    """Write what a function makes of every row to a new dataset, once for the same rows and function.
+    """Write the results of a function for all rows to a new dataset, once for the same rows and function.
 
-    The function gets whole episodes, {column: array [n, ...]}, and returns new columns, or others in their places.
+    The function takes whole episodes, {column: array [n, ...]}, and returns new columns or replacements.
 
     examples:
       mouse preprocess recordings features:embed embedded              embed(columns) of features.py in this folder
       mouse preprocess recordings features:embed embedded --columns observation_image --num-workers 8
 
-    After an interruption the same command goes on where it was. When all is there it says so, and computes nothing.
+    After an interruption the same command resumes. If the dataset is complete, the command computes nothing.
 
-    status: 0 done, 2 data, a function or a target that cannot be used
+    status: 0 done, 2 unusable data, function or target
     """
     from mouse_core import formats
     from mouse_core.formats.preprocessing import preprocess
@@ -60,9 +66,9 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
         block_rows=chosen.block_rows,
         progress=data.wants_bar(),
     )
-    before = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
-    found = ", which were there" if done.reopened else before
-    print(f"{done.path}: {done.rows:,} rows{found}, with the digest {done.digest}")  # noqa: T201
+    resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
+    origin = ", which were there" if done.reopened else resumed
+    print(f"{done.path}: {done.rows:,} rows{origin}, with the digest {done.digest}")  # noqa: T201
     return 0
 
 
@@ -70,28 +76,28 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
 
 
 def declare_verify(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse verify``."""
+    """Add the arguments of ``mouse verify``."""
     add_source(parser)
     parser.add_argument(
-        "--digest", metavar="HEX", help="what the digest of the rows must be, as mouse convert or verify printed it"
+        "--digest", metavar="HEX", help="the expected digest of the rows, as mouse convert or verify printed it"
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="status 1 if neither checksums of all that is read nor a digest were compared",
+        help="status 1 if neither a digest nor the checksums of all files were compared",
     )
 
 
 def run_verify(chosen: argparse.Namespace) -> int:
-    """Say whether recorded data of any format are what was written, and which file is damaged.
+    """Check recorded data of any format for damage, and name the damaged file.
 
     examples:
-      mouse verify recordings                           written by mouse convert: every file has its checksum noted
+      mouse verify recordings                           written by mouse convert, which records a checksum for each file
       mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
-      mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
+      mouse verify recordings --strict                  status 1 if there are no checksums to compare, for scripts
       mouse verify runs/collect                         the folder of a DatasetStore.open, also while it is written
 
-    status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used
+    status: 0 undamaged, 1 with --strict: no checksum or digest for some data, 2 damaged or unusable data
     """
     from mouse_core.formats.verifying import verify
 
@@ -123,22 +129,22 @@ def run_verify(chosen: argparse.Namespace) -> int:
 
 
 def declare_repair(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse repair``."""
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open that nobody is writing")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    """Add the arguments of ``mouse repair``."""
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open that no process is writing")
+    parser.add_argument("--dry-run", action="store_true", help="print the changes without making them")
 
 
 def run_repair(chosen: argparse.Namespace) -> int:
-    """Make a store of what is whole in a folder in which files are damaged.
+    """Repair the folder of a store: keep the undamaged rows, and move damaged files aside.
 
     examples:
-      mouse repair runs/collect --dry-run               what would be dropped
+      mouse repair runs/collect --dry-run               print which rows would be dropped
       mouse repair runs/collect                         damaged files go into runs/collect/damaged
 
-    Rows behind a damaged file are kept from the first on that an episode begins with. A manifest that is lost or
-    damaged is put back from its copy.
+    Rows after a damaged file are kept from the next begin of an episode on. A manifest that is lost or damaged is
+    restored from its copy.
 
-    status: 0 whole, or whole now, 2 what cannot be repaired, or what somebody is writing, whole or not
+    status: 0 undamaged or repaired, 2 not repairable, or a process is writing the store
     """
     from mouse_core.store.disk.checking import repair
 
@@ -153,36 +159,43 @@ def run_repair(chosen: argparse.Namespace) -> int:
     return 0
 
 
-_OF_CHATS = ("chats", "chat-tokens", "preferences")
-_KINDS = ("texts", "prompts", "pairs", "tokens", *_OF_CHATS)
+_CHAT_KINDS = ("chats", "chat-tokens", "preferences")
+_KINDS = ("texts", "prompts", "pairs", "tokens", *_CHAT_KINDS)
 
 
 def declare_tokenize(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse tokenize``."""
+    """Add the arguments of ``mouse tokenize``."""
     parser.add_argument(
         "source",
         metavar="SOURCE",
         help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet, Arrow; or a folder of such",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="where stores of tokens are kept, each under a digest")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the folder for stores of tokens, each in a subfolder named by a digest"
+    )
     parser.add_argument(
         "--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one"
     )
-    parser.add_argument("--as", dest="kind", choices=_KINDS, default="texts", help="what becomes of the texts (texts)")
+    parser.add_argument("--as", dest="kind", choices=_KINDS, default="texts", help="the kind of rows to make (texts)")
     parser.add_argument(
-        "--max-length", metavar="L", type=data.positive, help="tokens of a row; all but tokens and chat-tokens need it"
+        "--max-length",
+        metavar="L",
+        type=data.positive,
+        help="tokens in a row; required except for tokens and chat-tokens",
     )
     parser.add_argument(
-        "--chat-template", metavar="FOLDER", help="where the template of chats lies (with the tokenizer)"
+        "--chat-template", metavar="FOLDER", help="the folder of the chat template (by default that of the tokenizer)"
     )
-    parser.add_argument("--now", metavar="DATE", help="what a template of chats takes for today, as 2026-11-23")
-    parser.add_argument("--pad-id", metavar="ID", type=int, help="what rows are filled up with")
-    parser.add_argument("--eos-id", metavar="ID", type=int, help="what ends a text, of prompts and tokens")
+    parser.add_argument("--now", metavar="DATE", help="the date that the chat template takes for today, as 2026-11-23")
+    parser.add_argument("--pad-id", metavar="ID", type=int, help="the token that pads rows")
+    parser.add_argument("--eos-id", metavar="ID", type=int, help="the token that ends a text, for prompts and tokens")
     parser.add_argument(
         "--columns", metavar="A=B,...", type=data.names, default=[], help="other names of columns, as prompt=question"
     )
     parser.add_argument("--split", metavar="NAME", help="only this split")
-    parser.add_argument("--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this one)")
+    parser.add_argument(
+        "--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this process)"
+    )
 
 
 def run_tokenize(chosen: argparse.Namespace) -> int:
@@ -194,9 +207,9 @@ def run_tokenize(chosen: argparse.Namespace) -> int:
       mouse tokenize books.txt.gz tokens --tokenizer tokenizer.json --as tokens --eos-id 0
       mouse tokenize chats.jsonl tokens --tokenizer model-folder --as chat-tokens --columns tools=tools
 
-    After an interruption the same command goes on. When all is there it says so, and tokenises nothing.
+    After an interruption the same command resumes. If the store is complete, the command tokenises nothing.
 
-    status: 0 done, 2 texts, a tokenizer or options that cannot be used
+    status: 0 done, 2 unusable texts, tokenizer or options
     """
     from mouse_core.text import tokenize
 
@@ -209,17 +222,18 @@ def run_tokenize(chosen: argparse.Namespace) -> int:
         num_workers=chosen.num_workers,
         progress=data.wants_bar(),
     )
-    found = ", which were there" if done.reopened else ""
+    origin = ", which were there" if done.reopened else ""
     left_out = f"; {done.left_out:,} texts left out" if done.left_out else ""
-    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{found}{left_out}")  # noqa: T201
+    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{origin}{left_out}")  # noqa: T201
     return 0
 
 
 def _recipe(chosen: argparse.Namespace) -> Any:
+    """Return the recipe of ``--as`` with the chosen options; ConfigError for options that it does not have."""
     kind = _kind(chosen.kind)
     if chosen.max_length is None and not chosen.kind.endswith("tokens"):
         raise ConfigError(f"--max-length: expected the tokens of a row for --as {chosen.kind}, found none")
-    takes = {one.name for one in fields(kind)}
+    takes = {option.name for option in fields(kind)}
     asked = {name: getattr(chosen, name) for name in ("max_length", "pad_id", "eos_id", "chat_template", "now")}
     options = {name: value for name, value in asked.items() if value is not None}
     known = takes | {"chat_template", "now"} if "template" in takes else takes
@@ -237,9 +251,10 @@ def _recipe(chosen: argparse.Namespace) -> Any:
 
 
 def _kind(name: str) -> Any:
+    """Return the class of the recipe of a name of ``--as``."""
     from mouse_core import text
 
-    if name in _OF_CHATS:
+    if name in _CHAT_KINDS:
         from mouse_core.text import chat
 
         return {"chats": chat.Chats, "chat-tokens": chat.ChatTokens, "preferences": chat.Preferences}[name]
@@ -262,13 +277,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What stands after ``mouse``; by default the process's.
+        arguments: The arguments after ``mouse``; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 where ``mouse inspect --strict`` has warnings, or ``mouse verify --strict`` nothing to
-        compare with, or not for all that is read; 2 after an error that the user can mend,
-        which is printed in one line, or without a command, which lists them; 130 after an interruption from the
-        keyboard.
+        The exit status:
+
+        - 0: done
+        - 1: ``mouse inspect --strict`` found warnings, or ``mouse verify --strict`` had no checksum for some data
+        - 2: an error that the user can correct, printed in one line; or no command, and the commands were listed
+        - 130: interrupted from the keyboard
     """
     parser = argparse.ArgumentParser(
         prog="mouse",
@@ -280,7 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = list(sys.argv[1:] if arguments is None else arguments)
     more = {} if asked[:1] and asked[0] in _COMMANDS else others()
-    for name, (declare, run) in (_COMMANDS | more | _COMMANDS).items():  # nobody takes the place of ours
+    for name, (declare, run) in (
+        _COMMANDS | more | _COMMANDS
+    ).items():  # a command of another package cannot replace one of these
         purpose, _, examples = (getdoc(run) or "").partition("\n\n")
         command = commands.add_parser(
             name,
@@ -299,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        with _warnings_in_a_line(chosen.command):
+        with _short_warnings(chosen.command):
             status: int = chosen.run(chosen)
     except KeyboardInterrupt:
         print(f"mouse {chosen.command}: interrupted", file=sys.stderr)  # noqa: T201
@@ -312,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _warnings_in_a_line(command: str) -> Iterator[None]:
-    """Warnings about the data, each once, without the line of our own code that Python would show."""
+def _short_warnings(command: str) -> Iterator[None]:
+    """Print warnings about the data once each, without the source line that Python would add."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -345,11 +364,11 @@ mouse COMMAND --help says more."""
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # which takes a while
+    from importlib.metadata import PackageNotFoundError, version  # a slow import
 
     try:
         return version("mouse-data")
-    except PackageNotFoundError:  # used from where it lies
+    except PackageNotFoundError:  # used from a source folder
         return "of a source folder"
 
 
@@ -358,9 +377,9 @@ def _version() -> str:
 
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
-    parser.add_argument("more", metavar="SOURCE", nargs="*", help="others, of which windows are mixed")
+    parser.add_argument("more", metavar="SOURCE", nargs="*", help="more sources, whose windows are mixed")
     parser.add_argument(
-        "--weights", type=_numbers, metavar="W,W", help="how often windows are of each source, by their order (equally)"
+        "--weights", type=_numbers, metavar="W,W", help="the weight of each source, in their order (equal)"
     )
     parser.add_argument(
         "--sequence-length",
@@ -377,13 +396,13 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
         "--sampling",
         metavar="NAME",
         default="random",
-        help='how windows are drawn, as a loader takes it: "random", "sequential", "batch", "blocks" (random)',
+        help='how windows are drawn, as for a loader: "random", "sequential", "batch", "blocks" (random)',
     )
     parser.add_argument(
         "--boundary",
         choices=("stream", "episode", "task"),
         default="stream",
-        help="what windows end with (stream: none)",
+        help="the boundary that windows do not cross (stream: none)",
     )
     parser.add_argument(
         "--window",
@@ -456,7 +475,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
 
 
 def _check_bench(chosen: argparse.Namespace) -> None:
-    """Refuse options that say nothing of what is measured."""
+    """Raise ConfigError for options that have no effect on the measurement, or contradict each other."""
     loaders = {"--dtype": chosen.dtype, "--window": chosen.window, "--boundary": chosen.boundary != "stream"}
     loaders["--sampling"] = chosen.sampling != "random"
     asked = {"--run": chosen.own is not None, "--replay": chosen.replay is not None}
@@ -476,7 +495,7 @@ def _check_bench(chosen: argparse.Namespace) -> None:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(one) for one in text.split(",")]
+        return [float(number) for number in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers with commas between them, found {text!r}") from None
 
@@ -485,12 +504,12 @@ def _window(text: str) -> tuple[str, list[int]]:
     name, _, offsets = text.partition("=")
     first, colon, end = offsets.partition(":")
     try:
-        found = list(range(int(first), int(end))) if colon else [int(one) for one in offsets.split(",")]
+        numbers = list(range(int(first), int(end))) if colon else [int(offset) for offset in offsets.split(",")]
     except ValueError:
-        found = []
-    if not name or not found:
+        numbers = []
+    if not name or not numbers:
         raise argparse.ArgumentTypeError(f"expected FIELD=FIRST:END or FIELD=OFFSET,OFFSET, found {text!r}")
-    return name, found
+    return name, numbers
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -296,7 +296,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
     Args:
         anchors: Around which.
         offsets: Which rows, K.
-        shift: See ``BlocksAround``; so many of an episode's first rows have no such value.
+        shift: See ``OffsetBlocks``; so many of an episode's first rows have no such value.
         single: Whether every row is read for itself. Runs are as fast as it gets, but rows of another episode are read
             with them.
     """
@@ -364,7 +364,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
     Args:
         anchors: Around which.
         seconds: Which rows, and how near they must be.
-        shift: See ``BlocksAround``: the row so many after the nearest one, which so many last rows do not have.
+        shift: See ``OffsetBlocks``: the row so many after the nearest one, which so many last rows do not have.
         clock: The time stamps.
     """
     times = clock.times
