@@ -253,7 +253,7 @@ class OffsetGroup:
 
     def _block_without_runs(self, anchors: Block) -> OffsetBlock:
         """Return the block that reads only the rows at the offsets, so that errors in other rows do not count."""
-        return self.blocks.singly.around(anchors)
+        return self.blocks.without_runs.around(anchors)
 
     def _finish_block(self, block: OffsetBlock, number: int, *, stored: bool, out: Arrays | None) -> Batch:
         targets = None
