@@ -26,11 +26,11 @@ from mouse_core.store.dataset_store import DatasetStore
 SOCKET = "server.socket"
 """The name of the socket in the folder of a store."""
 # A restarted client may connect before the server sees that its old connection is closed, so it waits for its name.
-_NAME_WAIT_S = 5.0
+_PATIENCE_S = 5.0
 # Seconds for a connection to send its hello, and to send or receive more of a message that has begun.
 _HELLO_S, _STALL_S = 10.0, 60.0
 _HELLO_BYTES = 4096
-_IDLE_LIMIT = 256
+_MOST_IDLE = 256
 _PAUSE_S = 0.05
 
 
@@ -145,7 +145,7 @@ class StoreServer:
         self.address = os.path.abspath(os.fspath(address))
         self._process = os.getpid()
         self._connections: dict[threading.Thread, socket.socket] = {}
-        self._idle = IdleConnections(_IDLE_LIMIT)
+        self._idle = IdleConnections(_MOST_IDLE)
         self._names: dict[str, threading.Thread] = {}
         self._change = threading.Condition()
         self._is_open = True
@@ -253,7 +253,7 @@ class StoreServer:
         if call.get("call") != "hello" or not isinstance(name, str):
             return {"error": "ConfigError", "message": "call: expected a hello with the client name", "count": 0}
         with self._change:
-            if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _NAME_WAIT_S):
+            if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _PATIENCE_S):
                 message = f"client: expected a name that no other client has, found {name!r}, which is connected"
                 return {"error": "ConfigError", "message": message, "count": 0}
             self._names[name] = thread
