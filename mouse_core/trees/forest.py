@@ -59,7 +59,7 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
 
 
 class Links(NamedTuple):
-    """What follows what in a forest; memory views, whose items are read at once.
+    """The links between the nodes of a forest; memory views, whose items are read at once.
 
     Attributes:
         latest: The latest edge that leaves each node, -1 where none does.
