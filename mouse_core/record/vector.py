@@ -52,8 +52,15 @@ class VectorRecorder:
 
     env: Any
 
-    def __new__(
-        cls,
+    def __new__(cls, envs: Any, store: DatasetStore | RemoteStore, **options: Any) -> VectorRecorder:
+        """Return a recorder for the kind of the environments."""
+        if cls is VectorRecorder:
+            kinds = {"gymnasium.VectorEnv": (VectorRecorder, "gymnasium.vector.VectorWrapper")}
+            cls = recorder_of(envs, kinds, "; Recorder records one environment")
+        return super().__new__(cls)
+
+    def __init__(
+        self,
         envs: Any,
         store: DatasetStore | RemoteStore,
         *,
@@ -61,14 +68,7 @@ class VectorRecorder:
         infos: _about.Infos = (),
         images: str = "raw",
         on_interrupted: str = "mark",
-    ) -> VectorRecorder:
-        """A recorder of the kind of environments."""
-        if cls is VectorRecorder:
-            kinds = {"gymnasium.VectorEnv": (VectorRecorder, "gymnasium.vector.VectorWrapper")}
-            cls = recorder_of(envs, kinds, "; Recorder records one environment")
-        return super().__new__(cls)
-
-    def __init__(self, envs: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
+    ) -> None:
         wrapper: Any = super()
         wrapper.__init__(envs)
         self._mode = _autoreset_mode(envs)
@@ -79,7 +79,9 @@ class VectorRecorder:
             list(_columns.parts_of_space(taken)),
             _about.recording_of_gymnasium(envs, seen, taken, policy),
             declared=True,
-            **options,
+            infos=infos,
+            images=images,
+            on_interrupted=on_interrupted,
         )
         self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
