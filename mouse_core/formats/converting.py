@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import link_or_copy, make_folder
 from mouse_core.formats._files.jobs import Job, job_folder
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, link_parts, merged
+from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, join_parquet_files, link_parts
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.columns.blocks import check_size
 from mouse_core.formats.columns.digest import RowDigest
@@ -168,7 +168,7 @@ def convert(
         SchemaError: ``datasets`` has no type for a column.
     """
     wanted = {} if images is None else by_column(images)
-    if any(kept.way == "video" and kept.codec is None for kept in wanted.values()):
+    if any(encoding.way == "video" and encoding.codec is None for encoding in wanted.values()):
         stream = in_place(stream)
     stream = embedded(stream)
     changed = pictures_of(stream, wanted) if wanted else {}
@@ -178,18 +178,18 @@ def convert(
     _check_options(path, kind, layout, single=single)
     shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     with job_folder(path, "converting", "convert") as folder:
-        made = changed_stream(stream, changed)
-        if single and (made.about.videos or any(kept.way == "video" for _, kept in changed.values())):
+        prepared = changed_stream(stream, changed)
+        if single and (prepared.about.videos or any(encoding.way == "video" for _, encoding in changed.values())):
             raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of one file")
-        made = encoded_stream(made, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
-        ways = [f"{picture.name}: {kept.shown()}" for picture, kept in changed.values()]
-        first, is_store = FirstRows(), kind == "store"
-        schema, about = dataset_schema(made.schema, made.about, made.path), made.about
+        prepared = encoded_stream(prepared, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
+        ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
+        first_rows, is_store = FirstRows(), kind == "store"
+        schema, about = dataset_schema(prepared.schema, prepared.about, prepared.path), prepared.about
         fingerprint = {
-            "source": os.path.abspath(made.path),
-            "format": made.format,
-            "schema": str(made.schema.remove_metadata()),
-            "alignment": made.alignment,
+            "source": os.path.abspath(prepared.path),
+            "format": prepared.format,
+            "schema": str(prepared.schema.remove_metadata()),
+            "alignment": prepared.alignment,
             "metadata": about.to_json(),
             "kind": kind,
             "shard_bytes": shard_bytes,
@@ -205,14 +205,17 @@ def convert(
         with Job(folder, "convert", fingerprint, beside=[_ENCODED]) as job:
             resumed = job.rows
             if not (job.complete and "digest" in job.facts):
-                whole, most = RowDigest(made.schema), min(shard_bytes, MOST_BYTES) if is_store else shard_bytes
-                with progress_bar("converting", total=made.rows, unit="rows", enabled=progress) as advance:
-                    job.write_stream(made, begin, most_bytes=most, advance=advance, digest=whole)
-                job.facts["digest"] = whole.hexdigest()
+                source_digest, most_bytes = (
+                    RowDigest(prepared.schema),
+                    min(shard_bytes, MOST_BYTES) if is_store else shard_bytes,
+                )
+                with progress_bar("converting", total=prepared.rows, unit="rows", enabled=progress) as advance:
+                    job.write_stream(prepared, begin, most_bytes=most_bytes, advance=advance, digest=source_digest)
+                job.facts["digest"] = source_digest.hexdigest()
                 job.save()
             digest, rows, shards = str(job.facts["digest"]), job.rows, len(job.parts)
             try:
-                made.check_digest(digest)
+                prepared.check_digest(digest)
             except DataError:
                 job.discard()
                 raise
@@ -222,16 +225,16 @@ def convert(
                 finish_store(job, result, schema, about)
             elif single:
                 result = result / path.name
-                merged([folder / name for name in names], result, schema)
+                join_parquet_files([folder / name for name in names], result, schema)
             else:
                 counts = link_parts(folder, result, names, kind)
                 if kind == "arrow":
                     describe(result, schema, about, counts, digest)
             if about.videos:
-                size = carry_videos(about.videos, made.image_folders(), result)
+                size = carry_videos(about.videos, prepared.image_folders(), result)
                 ways.append(f"{len(about.videos)} videos in the result, {size / 1e6:,.1f} MB")
             with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
-                read = open_rows(result, format="store" if is_store else "rows").watched(first.add)
+                read = open_rows(result, format="store" if is_store else "rows").watched(first_rows.add)
                 found = rows_digest(read.watched(lambda batch: advance(batch.num_rows)))
             if found != digest:
                 job.discard()
@@ -241,7 +244,7 @@ def convert(
                 )
             job.finish(result, path)
     if stream.alignment == "arrived":
-        first.warn_of_rewards(stream.path, stacklevel=2)
+        first_rows.warn_of_rewards(stream.path, stacklevel=2)
     return Conversion(str(path), rows, digest, 1 if single else shards, resumed, tuple(ways))
 
 

@@ -142,7 +142,7 @@ def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, i
     add_manifest(folder, rows, digest)
 
 
-def merged(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
+def join_parquet_files(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
     """Join the Parquet files ``parts`` into one new file, one row group at a time."""
     with pq.ParquetWriter(str(target), schema, compression="zstd", write_page_checksum=True) as writer:
         for part in parts:
