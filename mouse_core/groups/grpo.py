@@ -14,6 +14,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -172,7 +173,6 @@ class ScoredGroup:
         pieces: The slices that came.
         least, most: The bounds of their rewards.
         earned: Fingerprints of the rewards of their turns, to see whether all are equal.
-        is_scored: Whether the rows have their advantages.
         is_wanted: Whether the group is wanted.
     """
 
@@ -182,7 +182,6 @@ class ScoredGroup:
     least: float = math.inf
     most: float = -math.inf
     earned: set[int] = field(default_factory=set)
-    is_scored: bool = False
     is_wanted: bool = True
 
     @property
@@ -291,7 +290,7 @@ class WantedGroups:
 
 
 # What the rows of a slice have in common, and how many they are.
-_SLICE = np.dtype([(name, np.int64) for name in ("group", "environment", "version", "arrival", "count")])
+_SLICE = np.dtype([(name, np.int64) for name in ("serial", "group", "environment", "version", "arrival", "count")])
 
 
 class CandidateTable:
@@ -320,8 +319,29 @@ class CandidateTable:
 
     def without(self, groups: Sequence[int]) -> CandidateTable:
         """Return the rows of all but some groups."""
-        kept = ~np.isin(self._slices["group"], groups)
-        return CandidateTable(self.pieces[kept], self._slices[kept], self.rows[kept[self._piece_of]])
+        kept = np.isin(self._slices["group"], groups, invert=True)
+        slices, rows = self._slices.compress(kept), self.rows.compress(kept[self._piece_of])
+        return CandidateTable(self.pieces[kept], slices, rows)
+
+    def merged(self, new: CandidateTable) -> CandidateTable:
+        """Return the rows of this table and another one, in the order they came."""
+        at = np.searchsorted(self._slices["serial"], new._slices["serial"])
+        at_rows = np.repeat(np.append(self._begins, len(self.rows))[at], new._slices["count"])
+        slices, rows = np.insert(self._slices, at, new._slices), np.insert(self.rows, at_rows, new.rows)
+        return CandidateTable(np.insert(self.pieces, at, new.pieces), slices, rows)
+
+
+def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> CandidateTable:
+    """Return the rollouts of whole groups, scored."""
+    pieces = sorted(pieces, key=attrgetter("serial"))
+    numbers = map(attrgetter("serial", "members.number", "environment", "version", "arrival", "rows.size"), pieces)
+    # To join arrays as bytes costs far less than what NumPy does for each of many short ones.
+    rows = np.frombuffer(bytearray().join([piece.rows for piece in pieces]), _ROW)  # type: ignore[misc]
+    slices = np.fromiter(chain.from_iterable(numbers), np.int64).view(_SLICE)
+    table = CandidateTable(np.fromiter(pieces, np.object_, len(pieces)), slices, rows)
+    if pieces:
+        rows["advantage"] = checked_worth(advantage, rows["reward"], table.column("group"))
+    return table
 
 
 class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
@@ -548,8 +568,9 @@ class GrpoBatchMaker:
         """Be as if nothing had come; versions stay known."""
         self._wanted = WantedGroups(self._older, self._pools)
         self._pool: dict[int, ScoredGroup] = {}  # groups of which some rollouts can be drawn, by their numbers
-        self._known_table: CandidateTable | None = None
-        self._empty: list[int] = []  # groups that have left since the table was made
+        self._drawable: Counter[str] = Counter()  # rollouts of these that have not left, by environment
+        self._known_table = _candidates([], self._advantage)
+        self._changed: set[int] = set()  # groups that came, grew or left since the table was made
         self._counts: dict[str, Counter[str]] = {}  # of all that came, by environment
         self._received = self._used = self._draws = 0
         self._left: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
@@ -561,8 +582,10 @@ class GrpoBatchMaker:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # Where arrays come through shared memory they cannot be written to.
+        self._known_table.rows = self._known_table.rows.copy()
         for group in self._wanted:
-            for piece in group.pieces:  # where arrays come through shared memory they cannot be written to
+            for piece in group.pieces:
                 piece.rows = piece.rows.copy()
 
     def __repr__(self) -> str:
@@ -696,12 +719,13 @@ class GrpoBatchMaker:
     def _take(self, piece: GroupSlice, members: ScoredGroup) -> None:
         """Take a slice of a group that is wanted. A group of which none can be drawn waits for more slices."""
         members.pieces.append(piece)
-        members.is_scored = False
         if self._capacity is not None:
             self._in_capacity.append(piece)
         if not self._is_left_out(members) and members.is_present:
+            joining = [piece] if members.number in self._pool else members.pieces
+            self._drawable[piece.part.key.environment] += sum([one.present for one in joining])
             self._pool[members.number] = members
-            self._known_table = None
+            self._changed.add(members.number)
 
     def _is_left_out(self, members: ScoredGroup) -> bool:
         """Whether nothing can be learnt of a group."""
@@ -712,9 +736,11 @@ class GrpoBatchMaker:
     def _let_go(self, piece: GroupSlice, indices: Sequence[int]) -> None:
         """Let rollouts of a slice leave for good."""
         piece.leave(indices)
-        if piece.members is not None and not piece.members.is_present:
-            self._pool.pop(piece.members.number, None)
-            self._empty.append(piece.members.number)
+        if piece.members is not None and piece.members.number in self._pool:
+            self._drawable[piece.part.key.environment] -= len(indices)
+            if not piece.members.is_present:
+                del self._pool[piece.members.number]
+                self._changed.add(piece.members.number)
 
     def _leave(self) -> None:
         """Let the oldest leave where more came with and behind them than there may be."""
@@ -726,14 +752,15 @@ class GrpoBatchMaker:
             if piece.members is not None and piece.members.is_wanted:
                 self._left["capacity_bytes"] += piece.present
                 self._let_go(piece, np.flatnonzero(piece.rows["present"]).tolist())
-                self._known_table = None
+                self._changed.add(piece.members.number)
 
     def _forget(self, gone: Sequence[ScoredGroup], reason: str) -> None:
         """Forget groups that are not wanted any more."""
         for members in gone:
             members.is_wanted = False
             if self._pool.pop(members.number, None) is not None:
-                self._known_table = None
+                self._drawable[members.pieces[0].part.key.environment] -= members.present
+                self._changed.add(members.number)
             for piece in members.pieces:
                 self._left[reason] += piece.present
                 piece.forget()
@@ -772,38 +799,14 @@ class GrpoBatchMaker:
 
     def _table(self) -> CandidateTable:
         """Return the rollouts of the groups in the pool, scored."""
-        if self._known_table is None:
-            groups = list(self._pool.values())
-            self._score([group for group in groups if not group.is_scored])
-            pieces = sorted([piece for group in groups for piece in group.pieces], key=attrgetter("serial"))
-            numbers = [
-                (piece.members.number, piece.environment, piece.version, piece.arrival, len(piece.rows))
-                for piece in pieces
-                if piece.members is not None
-            ]
-            # To join arrays as bytes costs far less than what NumPy does for each of many short ones.
-            rows = np.frombuffer(bytearray().join([piece.rows for piece in pieces]), _ROW)  # type: ignore[misc]
-            found = np.fromiter(pieces, np.object_, len(pieces))
-            self._known_table = CandidateTable(found, np.array(numbers, _SLICE), rows)
-        elif self._empty:
-            self._known_table = self._known_table.without(self._empty)
-        self._empty.clear()
+        if self._changed:
+            groups = [self._pool[number] for number in self._changed if number in self._pool]
+            self._known_table = self._known_table.without(list(self._changed))
+            if groups:
+                new = _candidates([piece for group in groups for piece in group.pieces], self._advantage)
+                self._known_table = self._known_table.merged(new)
+            self._changed.clear()
         return self._known_table
-
-    def _score(self, groups: Sequence[ScoredGroup]) -> None:
-        """Write the advantages into the rows of groups."""
-        pieces = [piece for group in groups for piece in group.pieces]
-        if pieces:
-            counts = [len(piece.rows) for piece in pieces]
-            numbers = np.repeat(
-                np.arange(len(groups)), [sum(len(one.rows) for one in group.pieces) for group in groups]
-            )
-            rewards = np.concatenate([piece.rows["reward"] for piece in pieces])
-            worth = checked_worth(self._advantage, rewards, numbers)
-            for piece, own in zip(pieces, np.split(worth, np.cumsum(counts)[:-1]), strict=True):
-                piece.rows["advantage"] = own
-        for group in groups:
-            group.is_scored = True
 
     def rows(self) -> HeldRollouts:
         """Return what is known of the rollouts, as a ``Retention`` is given it."""
@@ -851,9 +854,9 @@ class GrpoBatchMaker:
     @property
     def available(self) -> int:
         """The number of examples available for a batch now."""
-        if self._retention or self._shares:
+        if self._retention:
             return len(self._eligible()[1])
-        return sum([group.present for group in self._pool.values()])
+        return sum(count for name, count in self._drawable.items() if not self._shares or self._shares.get(name))
 
     # ------------------------------------------------------------------ batches
 

@@ -1026,5 +1026,9 @@ def test_a_maker_can_be_pickled() -> None:
     assert len(pickle.dumps(maker)) < 50_000, "Ray sends it along with the actor, and not beside it"
     for item in group(0, 8):
         maker.add_rollout(item)
-    other = pickle.loads(pickle.dumps(maker))
+    maker.create_batch(2)
+    shared: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(maker, protocol=5, buffer_callback=shared.append)
+    other = pickle.loads(data, buffers=[bytes(one.raw()) for one in shared])  # that cannot be written to
     assert other.create_batch(4) == maker.create_batch(4)
+    assert other.available == maker.available == 2
