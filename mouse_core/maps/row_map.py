@@ -2,26 +2,466 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.maps._index import Full, RowIndex
-from mouse_core.maps._rows import KeyRows, as_index, check_combining, fields_of, filled, pick, shown
+from mouse_core.maps._rows import (
+    KeyRows,
+    as_index,
+    check_combining,
+    fields_of,
+    filled,
+    last_of,
+    pick,
+    schema_words,
+    shown,
+)
 from mouse_core.maps._stored import Stored
+from mouse_core.maps.hashing import hash_rows
 from mouse_core.nested import FieldKey, as_lists, copied, flatten, map_tree
 from mouse_core.randomness import check_seed
 from mouse_core.replay.protocols import Storage
 
 Integers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+_HALF = np.uint64(32)
+_LOW = np.uint64((1 << 32) - 1)
+_HIGH = np.uint64(((1 << 32) - 1) << 32)
+_LEAST_BITS = 6
+_ONE_MARK = np.uint64(1 << 32)
+_MOST = (1 << 31) - 2
+
+
+class RowTable:
+    """Numbers of rows by their hashes.
+
+    An entry is 64 bits: 31 of the hash and a 1, and the number of a row, counted from ``_base`` and plus 1. An empty
+    entry is 0. 32 other bits of the hash say where it is looked for first; they are kept beside it, so that a longer
+    table is made without looking at rows. Rows leave by their number alone, as the oldest of a ring do: an entry whose
+    number is too low is passed over, and gone when the table is next made anew. At most half of the entries are used.
+    """
+
+    def __init__(self) -> None:
+        self._bits = _LEAST_BITS
+        self._entries = np.zeros(1 << _LEAST_BITS, np.uint64)
+        self._places = np.zeros(1 << _LEAST_BITS, np.uint32)
+        self._used = 0
+        self._base = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._entries.nbytes + self._places.nbytes
+
+    def find(self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]]) -> Integers:
+        """The numbers of rows, -1 of those that are not there.
+
+        Args:
+            hashes: Of the rows, ``[n]``.
+            same: Whether the rows of these numbers are those of these places in ``hashes``.
+        """
+        return self._settle(hashes, same, None)[0]
+
+    def add(
+        self,
+        hashes: Hashes,
+        same: Callable[[Integers, Integers], npt.NDArray[np.bool_]],
+        following: int,
+        oldest: int,
+        later: int = 0,
+    ) -> tuple[Integers, Integers]:
+        """The numbers of rows, of which those that were not there are numbered from ``following`` on.
+
+        Args:
+            hashes: Of the rows, ``[n]``.
+            same: As for ``find``; the row in place ``p`` is asked for as number ``following + p``, too.
+            following: The number of the next row.
+            oldest: Numbers below are gone.
+            later: How many more rows are likely to be added soon.
+
+        Returns:
+            The numbers, ``[n]``; and the places of those that are new, each at its first occurrence, in this order.
+        """
+        self._make_room(len(hashes), following, oldest, later)
+        numbers, at = self._settle(hashes, same, following)
+        new = np.flatnonzero(at >= 0)
+        if not new.size:
+            return numbers, new
+        if new[-1] >= new.size:  # rows that came more than once left gaps between the numbers
+            rank = np.full(len(hashes), -1, np.int64)
+            rank[new] = np.arange(new.size)
+            fresh = numbers >= following
+            numbers[fresh] = following + rank[numbers[fresh] - following]
+            self._entries[at[new]] = self._entry(hashes[new], numbers[new])
+        self._places[at[new]] = hashes[new] >> _HALF
+        self._used += new.size
+        return numbers, new
+
+    def renumber(self, hashes: Hashes, old: Integers, new: Integers) -> None:
+        """Give rows that are there other numbers."""
+        entries, becoming = self._entry(hashes, old), self._entry(hashes, new)
+        position = self._first(hashes)
+        todo = np.arange(len(hashes))
+        while todo.size:
+            found = self._entries.take(position) == entries[todo]
+            self._entries[position[found]] = becoming[todo[found]]
+            todo, position = todo[~found], (position[~found] + 1) & self._most
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.__init__()  # type: ignore[misc]
+
+    def _entry(self, hashes: Hashes, numbers: Integers) -> npt.NDArray[np.uint64]:
+        return _marks(hashes) | (numbers - (self._base - 1)).astype(np.uint64)
+
+    def _first(self, hashes: Hashes) -> Integers:
+        """Return the first slot to probe for each hash."""
+        first: Integers = (hashes >> np.uint64(64 - self._bits)).view(np.int64)
+        return first
+
+    def _settle(
+        self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]], following: int | None
+    ) -> tuple[Integers, Integers]:
+        """The numbers of rows, and of those that are new where their entries are, else -1."""
+        marks, position = _marks(hashes), self._first(hashes)
+        todo = np.arange(len(hashes))
+        numbers, new = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
+        while todo.size:
+            found, at, claimed = self._probe(marks, position, todo, following)
+            if claimed.size:
+                new[todo[claimed]] = at[claimed]
+            numbers[todo] = found
+            old = found >= 0
+            old[claimed] = False
+            met = np.flatnonzero(old)
+            wrong = met[~same(found[met], todo[met])]
+            # Entries with the same bits of another row, about one in 2**31, are passed over.
+            todo, position = todo[wrong], (at[wrong] + 1) & self._most
+            marks = marks[wrong]
+        return numbers, new
+
+    def _probe(
+        self, marks: npt.NDArray[np.uint64], position: Integers, places: Integers, following: int | None
+    ) -> tuple[Integers, Integers, Integers]:
+        """Go from these positions on to the first entry with the same mark, or to an empty one.
+
+        All rows go side by side. Those that come to an empty entry write their own there, last the first of them, whose
+        entry stays: the others meet it in the next round.
+
+        Returns:
+            The number in the entry, or -1 where it is empty; where it is; and which rows have just written it.
+        """
+        claimed = []
+        entries = self._entries.take(position)
+        found, at = self._numbers(entries), position
+        rows = np.flatnonzero((entries ^ marks) >= _ONE_MARK)
+        if rows.size:
+            entries, position, at = entries[rows], position[rows], position.copy()
+        while rows.size:
+            free = entries == 0
+            position = position + ~free
+            if free.any():
+                empty, leaving = np.flatnonzero(free), free
+                if following is None:
+                    found[rows[empty]] = -1
+                else:
+                    there, claims = position[empty], rows[empty]
+                    mine = marks[claims] | (places[claims] + (following - self._base + 1)).astype(np.uint64)
+                    self._entries[there[::-1]] = mine[::-1]
+                    won = self._entries.take(there) == mine
+                    winners = claims[won]
+                    at[winners], found[winners] = there[won], following + places[winners]
+                    claimed.append(winners)
+                    leaving[empty[~won]] = False
+                left = np.flatnonzero(~leaving)
+                rows, position = rows[left], position[left]
+            position &= self._most
+            entries = self._entries.take(position)
+            alike = (entries ^ marks[rows]) < _ONE_MARK
+            met, left = np.flatnonzero(alike), np.flatnonzero(~alike)
+            done = rows[met]
+            found[done], at[done] = self._numbers(entries[met]), position[met]
+            rows, entries, position = rows[left], entries[left], position[left]
+        return found, at, np.concatenate(claimed) if claimed else np.empty(0, np.int64)
+
+    def _numbers(self, entries: npt.NDArray[np.uint64]) -> Integers:
+        """The numbers in entries."""
+        numbers = (entries & _LOW).view(np.int64)
+        numbers += self._base - 1
+        return numbers
+
+    @property
+    def _most(self) -> int:
+        return len(self._entries) - 1
+
+    def _make_room(self, coming: int, following: int, oldest: int, later: int) -> None:
+        """Have entries for so many rows more."""
+        if following - oldest + coming > _MOST:
+            raise DataError(f"map: expected at most {_MOST} rows, found {following - oldest + coming}")
+        full = 2 * (self._used + coming) > len(self._entries)
+        if not full and following - self._base + coming <= _MOST:
+            return
+        there = self._entries != 0
+        entries, places = self._entries[there], self._places[there]
+        numbers = self._numbers(entries)
+        live = numbers >= oldest
+        entries, places, numbers = entries[live], places[live], numbers[live]
+        entries = (entries & _HIGH) | (numbers - (oldest - 1)).astype(np.uint64)
+        self._base, self._used = oldest, len(entries)
+        self._bits = max(_LEAST_BITS, (2 * (self._used + coming + later) - 1).bit_length())
+        self._entries = np.zeros(1 << self._bits, np.uint64)
+        self._places = np.zeros(1 << self._bits, np.uint32)
+        # In the order of their places, which is that of memory.
+        order = np.argsort(places)
+        entries, places = entries[order], places[order]
+        position = (places >> np.uint32(32 - self._bits)).astype(np.int64)
+        while entries.size:
+            free = self._entries.take(position) == 0
+            self._entries[position[free]] = entries[free]
+            won = self._entries.take(position) == entries
+            self._places[position[won]] = places[won]
+            entries, places, position = entries[~won], places[~won], (position[~won] + 1) & self._most
+
+
+def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
+    """The bits of hashes that entries have, never 0, so that an empty entry is like none of them."""
+    marks: npt.NDArray[np.uint64] = (hashes << _HALF) | _ONE_MARK
+    return marks
+
+
+Full = Literal["refuse", "oldest"]
+
+# Rows are looked up so many, or so many words, at a time, which a processor keeps close.
+_STEP = 1 << 14
+_STEP_WORDS = 1 << 20
+
+
+class RowIndex:
+    """Rows by number, in the order in which they were added; row ``n`` lies in slot ``n % capacity``.
+
+    Args:
+        keys: Where keys lie.
+        values: Where values lie.
+        full: What happens where there is no room; see ``RowMap``.
+        seed: That of the hash.
+    """
+
+    def __init__(self, keys: Stored, values: Stored, full: Full, seed: int) -> None:
+        self.keys, self.values, self._full, self._seed = keys, values, full, seed
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at the storages anew."""
+        self.table = RowTable()
+        self._indexed = 0  # rows that the table knows of all that were ever added
+        self._changes = -1
+
+    def catch_up(self) -> None:
+        """Have all rows in the table that are in the storage."""
+        keys, values = self.keys, self.values
+        if keys.changes == self._changes and keys.written == self._indexed:
+            return
+        if 0 < values.written < keys.written:
+            raise StateError(f"map: expected the values of {keys.written} rows, found those of {values.written}")
+        oldest = self.oldest
+        if keys.changes != self._changes or not oldest <= self._indexed <= keys.written:
+            self.table, self._indexed = RowTable(), oldest
+        schema = keys.schema
+        while self._indexed < keys.written:
+            assert schema is not None
+            step = min(keys.written - self._indexed, _step(schema_words(schema)))
+            slots = keys.slots(np.arange(self._indexed, self._indexed + step))
+            rows, begin = self._stored_rows(slots, schema), self._indexed
+
+            def same(found: Integers, at: Integers, rows: KeyRows = rows, begin: int = begin) -> Any:
+                alike = found >= begin
+                alike[alike] = ~rows.differ(at[alike], rows, found[alike] - begin)
+                old = (found >= oldest) & (found < begin)
+                alike[old] = self._is_stored(rows, at[old], found[old])
+                return alike
+
+            later = keys.written - begin - step
+            new = self.table.add(self._hashes(rows, slice(0, step)), same, begin, oldest, later)[1]
+            if new.size != step:
+                raise StateError("storage: expected rows of which none is there twice, found some that are")
+            self._indexed += step
+        self._changes = keys.changes
+
+    def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:
+        """Write rows that were checked; see ``extend``."""
+        keys, valued = self.keys, self.values.written > 0
+        if keys.written and valued != (values is not None):
+            raise SchemaError(f"map: expected {'' if valued else 'no '}values, as in the writes before")
+        if not rows.n:
+            return np.empty(0, np.int64)
+        self._check_room(rows)
+        first, oldest = keys.written, self.oldest
+        try:
+            numbers, new = self._added(rows, first, oldest)
+            numbers, new = self._with_room(rows, numbers, new, first)
+            if values is not None:  # first: a row counts when its key is there
+                self._put_values(numbers, values, first, new.size)
+            keys.write(rows.take(_places(new, rows.n)), rows.schema, new.size, first)
+        except BaseException:
+            self.forget()
+            raise
+        self._indexed = keys.written
+        return self.keys.slots(numbers)
+
+    def _check_room(self, rows: KeyRows) -> None:
+        """DataError where there is no room, before anything is changed."""
+        capacity, here = self.keys.capacity, self.size
+        if self.keys.grows or (rows.n <= capacity if self._full == "oldest" else here + rows.n <= capacity):
+            return
+        if self._full == "oldest":
+            distinct = self.distinct(rows, None)[1].size
+            if distinct > capacity:
+                raise DataError(f"map: expected at most {capacity} different rows in one write, found {distinct}")
+            return
+        new = np.flatnonzero(self.find(rows) < 0)
+        distinct = self.distinct(rows, new)[1].size
+        if here + distinct > capacity:
+            raise DataError(
+                f"map: expected at most {capacity - here} new rows, found {distinct}: {here} of {capacity} are there; "
+                "full='oldest' drops the oldest"
+            )
+
+    def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
+        """Numbers of rows from 0 on, those alike the same, and where each comes first; of those chosen, or of all."""
+        places = np.arange(rows.n) if chosen is None else chosen
+        return RowTable().add(
+            self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0, 0
+        )
+
+    def _added(self, rows: KeyRows, first: int, oldest: int) -> tuple[Integers, Integers]:
+        """The numbers of rows, those that are new from ``first`` on, and where each of these comes first."""
+        numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
+        following = first
+        for part in _parts(rows):
+
+            def same(found: Integers, at: Integers, begin: int = part.start, now: int = following) -> Any:
+                alike = np.zeros(len(found), np.bool_)
+                stored = (found >= oldest) & (found < first)
+                if stored.any():
+                    alike[stored] = self._is_stored(rows, begin + at[stored], found[stored])
+                if not stored.all():  # rows of this write: of earlier parts, by the order of their numbers, or of this
+                    own = np.flatnonzero(found >= first)
+                    places = np.where(
+                        found[own] < now, news[(found[own] - first).clip(max=rows.n - 1)], found[own] - now + begin
+                    )
+                    alike[own] = ~rows.differ(begin + at[own], rows, places)
+                return alike
+
+            # As many as hitherto of so many are likely to be new among those that are left.
+            later = (following - first) * (rows.n - part.stop) // max(part.start, 1)
+            numbers[part], new = self.table.add(self._hashes(rows, part), same, following, oldest, later)
+            news[following - first : following - first + new.size] = part.start + new
+            following += new.size
+        return numbers, news[: following - first]
+
+    def _with_room(self, rows: KeyRows, numbers: Integers, new: Integers, first: int) -> tuple[Integers, Integers]:
+        """Do the work of ``_added`` if the oldest rows are evicted: rows of this write that would go are renumbered."""
+        keys, oldest = self.keys, self.oldest
+        over = first - oldest + new.size - keys.capacity
+        if keys.grows or over <= 0:
+            return numbers, new
+        there, last = last_of(numbers)
+        moving = 0
+        while (found := int(np.searchsorted(there, oldest + over + moving))) > moving:
+            moving = found
+        if moving:
+            old, begin = there[:moving], first + new.size
+            rows_of, now = last[:moving], np.arange(begin, begin + moving)
+            self.table.renumber(self._hashes(rows, rows_of), old, now)
+            moved = numbers < oldest + over + moving
+            numbers[moved] = now[np.searchsorted(old, numbers[moved])]
+            new = np.concatenate([new, rows_of])
+        return numbers, new
+
+    def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
+        """Write the values of rows with these numbers, of which the last ``new`` are of rows that were not there."""
+        if new == values.n and (numbers == np.arange(first, first + new)).all():
+            self.values.write(values.take(None), values.schema, new, first)
+            return
+        there, last = last_of(numbers)
+        known = int(np.searchsorted(there, first))
+        if known:
+            self.values.storage.put(self.keys.slots(there[:known]), values.take(last[:known]))
+        self.values.write(values.take(last[known:]), values.schema, new, first)
+
+    # ------------------------------------------------------------------ rows and their numbers
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest row: one whose values were overwritten is gone, though its key was not yet."""
+        return max(self.keys.oldest, self.values.oldest)
+
+    @property
+    def size(self) -> int:
+        """Rows there are."""
+        return self.keys.written - self.oldest
+
+    def find(self, rows: KeyRows, chosen: Integers | None = None) -> Integers:
+        """The numbers of rows, -1 of those that are not there."""
+        n = rows.n if chosen is None else chosen.size
+        numbers = np.empty(n, np.int64)
+        oldest, first = self.oldest, self.keys.written
+        for part in _parts(rows, n):
+            where = np.arange(part.start, part.stop) if chosen is None else chosen[part]
+
+            def same(found: Integers, at: Integers, where: Integers = where) -> Any:
+                alike = (found >= oldest) & (found < first)
+                if alike.all():
+                    return self._is_stored(rows, where if at.size == where.size else where[at], found)
+                alike[alike] = self._is_stored(rows, where[at[alike]], found[alike])
+                return alike
+
+            numbers[part] = self.table.find(self._hashes(rows, part if chosen is None else where), same)
+        return numbers
+
+    def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
+        """Whether rows in these places are the stored ones of these numbers."""
+        if not places.size:
+            return np.zeros(0, np.bool_)
+        return ~rows.differ(places, self._stored_rows(self.keys.slots(numbers), rows.schema), None)
+
+    def _stored_rows(self, slots: Integers, schema: RowSchema) -> KeyRows:
+        return KeyRows.of(self.keys.get(slots), schema)
+
+    def _hashes(self, rows: KeyRows, places: slice | Integers) -> npt.NDArray[np.uint64]:
+        return hash_rows(rows, self._seed, places)[:, 0]
+
+    def slots(self, numbers: Integers) -> Integers:
+        """Return the slots of keys by their numbers, int64; -1 stays -1."""
+        return np.where(numbers < 0, -1, self.keys.slots(numbers))
+
+
+def _places(new: Integers, n: int) -> Integers | None:
+    """Return the positions of new rows; None if every row is new, in order."""
+    return None if new.size == n and (new == np.arange(n)).all() else new
+
+
+def _step(words: int) -> int:
+    """Return the number of rows to look up at a time, for rows of ``words`` words."""
+    return max(1, min(_STEP, _STEP_WORDS // words))
+
+
+def _parts(rows: KeyRows, n: int | None = None) -> Iterator[slice]:
+    n, step = rows.n if n is None else n, _step(rows.words)
+    for begin in range(0, n, step):
+        yield slice(begin, min(begin + step, n))
+
 
 _KIND = "row map"
 _FORMAT = 1

@@ -97,8 +97,8 @@ def test_rows_with_the_same_hash_are_kept_apart(batches, kind, hashes):
         return hash_rows(rows, seed, places) % np.uint64(hashes) << np.uint64(60)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.maps._index.hash_rows", few)
-        patch.setattr("mouse_core.maps._index._STEP", 5)
+        patch.setattr("mouse_core.maps.row_map.hash_rows", few)
+        patch.setattr("mouse_core.maps.row_map._STEP", 5)
         check_against_dict(batches, *kind)
 
 
@@ -106,7 +106,7 @@ def test_rows_with_the_same_hash_are_kept_apart(batches, kind, hashes):
 @given(st.lists(st.lists(st.integers(0, 30), max_size=8), min_size=20, max_size=30))
 def test_rows_are_numbered_anew_before_numbers_run_out(batches):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.maps._index._MOST", 20)
+        patch.setattr("mouse_core.maps.row_map._MOST", 20)
         check_against_dict(batches, 8, "oldest")
 
 
