@@ -341,7 +341,7 @@ def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_cannot_be_opened_says_why(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"options of DatasetStore, found .*final.*mouse_core.formats.open"):
-        DatasetStore.open(root, final="drop")
+        DatasetStore.open(root, "a", final="drop")
     with pytest.raises(ConfigError, match="videos: expected 'pixels' or 'frames', found 'all'"):
         read_lerobot(root, final="drop", videos="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="final='drop' leaves out"):

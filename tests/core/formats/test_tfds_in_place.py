@@ -65,8 +65,9 @@ def test_batches_are_those_of_rows_in_memory(kind: str, tmp_path: Path) -> None:
         assert pa.types.is_struct(store.columns["observation_image"])
     with pytest.raises(ConfigError, match="expected a store in a folder that was opened to be written"):
         store.append({"action": 1})
-    with pytest.raises(ConfigError, match=r"found .*'dataset_info.json'.*mouse_core.formats.open"):
-        DatasetStore.open(path)
+    same_batches(DatasetStore.open(path), store)
+    with pytest.raises(ConfigError, match=r"expected a folder with a store, or an empty one, found .*'dataset_info.json'"):
+        DatasetStore.open(path, "a")
 
 
 def with_cameras(tmp_path: Path) -> Path:
