@@ -139,7 +139,7 @@ def test_windows_are_drawn_as_asked_for_and_stores_of_small_record_batches_have_
     assert "'blocks'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_frameworks_that_are_installed_take_part(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensordict")
     pytest.importorskip("grain")

@@ -118,7 +118,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_grain(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)

@@ -144,7 +144,7 @@ def test_each_runs_where_nothing_has_values(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["all of rows", "all of slices"])
+@pytest.mark.parametrize("name", ["all of rows", pytest.param("all of slices", marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("error:Dynamo detected")
 def test_all_are_compiled_at_once(name: str) -> None:
     replay = in_jax.add(in_jax.init(EXAMPLE, 20, **{"num_envs": None, **given(name)}), rows(18))

@@ -86,7 +86,7 @@ def jax_array(values: np.ndarray) -> Any:
         return jax.numpy.asarray(values)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stores_by_way_of_any_framework_are_the_same_members() -> None:
     """Rows written as tensors, as JAX arrays or as NumPy's: the mixture cannot tell."""
     columns = example_columns(80)

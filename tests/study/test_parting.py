@@ -200,6 +200,7 @@ def test_momentum_of_batch_norm() -> None:
     assert names(found) == {"momentum of running statistics", "running variance"}
 
 
+@pytest.mark.long
 def test_mode_of_batch_norm() -> None:
     theirs = FlaxImages()
     theirs.norm.use_running_average = True
@@ -381,7 +382,8 @@ class FlaxAttention(nnx.Module):
         return self.drop(self.mha(x))
 
 
-@pytest.mark.parametrize("batch_size", [4, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("batch_size", [4, 5])
 def test_time_first_is_named_and_a_small_cause_is_not_the_cause(batch_size: int) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(batch_size, 5, 8))}
     found = compare(FlaxAttention(), TorchAttention(), batch=batch, torch_loss=squares, flax_loss=squares)

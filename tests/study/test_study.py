@@ -142,6 +142,7 @@ def test_online_training_goes_on_with_its_buffer(tmp_path: Path) -> None:
     assert online.runs[0].digest == online.runs[1].digest is not None
 
 
+@pytest.mark.long
 def test_loaders_that_a_training_makes_for_itself_are_digested(tmp_path: Path) -> None:
     told = {**OF_STORE, "frameworks": {"numpy": trained.train_on_two_loaders}}
     variants = {"killed": {"killed_at": 16}, "other": {"own_seed": 6}, "plain": {"uses": False}, "late": {"late": True}}

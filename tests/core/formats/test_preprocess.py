@@ -229,7 +229,7 @@ print(preprocess(example_store(40), function, sys.argv[1], columns=["reward"]).r
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_is_known_by_what_it_does_where_its_text_is_not(tmp_path: Path) -> None:
     def run(factor: int, hashes: str) -> tuple[str, str]:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.getcwd(), *sys.path]), PYTHONHASHSEED=hashes)
