@@ -258,11 +258,11 @@ def cast_copies() -> bool:
 
 # Chunks that may come without what is known of the others being copied.
 _ROOM = 64
-# A block makes at most so many times as many rows of a column dense as it reads.
+# Rows of a column that a block makes dense, at most, per row that the block reads.
 _DENSE_ROWS = 8
 # The processor knows where most pages of fewer bytes lie: on 170 MB looking ahead gains nothing, on 1.7 GB 9 per cent.
 _WIDE_BYTES = 1 << 29
-# The state of a chunk of which nobody has looked yet whether its values are allowed; no other state.
+# State of a chunk whose values have not been checked against their limit; different from all other states.
 _UNSEEN = min(IRREGULAR, UNKNOWN) - 1
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
@@ -286,7 +286,7 @@ class _Table:
     owners: dict[int, object]
 
     def resized(self, count: int, room: int) -> _Table:
-        """Another one with the first ``count`` chunks, and so many in all, of which nothing else is known."""
+        """Return a table of ``room`` chunks that keeps the first ``count``; the other chunks are unknown."""
         begins, words, exceeds = (_longer(rows[:count], room) for rows in (self.begins, self.words, self.exceeds))
         return _Table(begins, words, exceeds, {})
 
@@ -313,7 +313,7 @@ class FieldChunks:
 
     @classmethod
     def of(cls, fields: Sequence[CopiedField]) -> FieldChunks:
-        """The chunks of some fields, of which it is known what their columns know."""
+        """Return the chunks of some fields, with the chunks that their columns have located so far."""
         # Of millions of chunks few are ever touched, and what is zero takes no memory until it is written.
         begins = sparse_zeros((int(fields[0].column._first_chunk[-1]), len(fields)), np.int64)
         for number, one in enumerate(fields):
@@ -368,7 +368,7 @@ class FieldChunks:
         if (pieces.size == longest).all():
             short = self._short(pieces, longest, regular)
             regular = [number for number in regular if self.fields[number].name not in short]
-        # Behind the field's values come so many zeros that the next field's begin at a multiple of ``ALIGNMENT``.
+        # Zeros behind the values of a field, so that the values of the next field begin at a multiple of ``ALIGNMENT``.
         sizes = np.diff(windows.bounds)
         zeros = -(sizes[:, None] * (self.row_bytes[regular] * windows.length)) % ALIGNMENT
         padded = int(zeros.any())
@@ -467,9 +467,9 @@ class FieldChunks:
         return found, np.nonzero(regular)[0].tolist(), unsure
 
     def _locate_chunks(self, fresh: Int64s, rows: int, *, look: bool) -> None:
-        """Locate some chunks of every field, int64 ``[n]``, ascending, and make so many rows of each column dense.
+        """Locate some chunks of every field, int64 ``[n]``, ascending, and make at most ``rows`` of each column dense.
 
-        If nobody is to ``look`` at their values, all may be larger than allowed until somebody does.
+        Without ``look``, the values are not read, and each chunk counts as one that may exceed its limit.
         """
         table = self.table
         begins = np.stack([one.column.begins(fresh, rows) for one in self.fields], axis=1)
@@ -535,7 +535,7 @@ def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
     if row_bytes % 4 == 0 and not (addresses & 3).any():
         numbers, first = flat_view(np.dtype(np.int32)), element_of_all(addresses, 4)
         for four in range(INLINE_BYTES // row_bytes * row_bytes // 4):
-            # The last number stands for those behind it, of which nobody knows whether they are there.
+            # Numbers behind the last one are not read, as that memory may not exist: the last number stands for them.
             found = numbers[first + np.minimum(four, nbytes // 4 - 1)]
             fours[..., 1 + four] = np.where(4 * four < nbytes, found, 0)
         return views

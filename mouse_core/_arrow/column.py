@@ -73,7 +73,7 @@ class Reading:
     @memo
     def dense_budget(self) -> DenseBudget | None:
         """``budget``, where there may be dense copies."""
-        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
+        # Copies have the stored dtype, even if another one is delivered: fill and pad must be exact in it.
         specials = [value for value in (self.fill, self.pad) if value is not None]
         return self.budget if self.is_plain and all(_is_exact(value, self.dtype) for value in specials) else None
 

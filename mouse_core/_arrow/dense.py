@@ -60,7 +60,7 @@ class DenseBudget:
             return sum(copies.nbytes for copies in self._takers)
 
     def take(self, copies: DenseCopies, nbytes: int) -> bool:
-        """Let ``copies`` keep so many bytes more, until they are gone, if that is within the limit."""
+        """Reserve ``nbytes`` more for ``copies``, for as long as they live; False if that exceeds the limit."""
         with self._lock:
             if self.used + nbytes > self.nbytes:
                 return False
@@ -135,7 +135,7 @@ class DenseCopies:
                     copy[begin : begin + _PART_ROWS] = dense(values.slice(begin, _PART_ROWS))
         except BaseException as error:
             self.nbytes -= count * self._row_bytes
-            if isinstance(error, RowError):  # whoever reads the row gets it
+            if isinstance(error, RowError):  # raised again when the row is read
                 return IRREGULAR
             raise
         self._kept.append(copy)

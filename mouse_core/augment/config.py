@@ -97,7 +97,7 @@ PerImage = Literal["sequence", "step"]
 """Whether one random number holds for all images of a sequence row, or each step has its own."""
 
 MASKED_AS = {"time": -1}
-"""What masked values become where that is not 0, which is a time."""
+"""Masked values by field, for fields whose masked value is not 0."""
 
 
 @dataclass(frozen=True)

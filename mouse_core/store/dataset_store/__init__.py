@@ -136,7 +136,6 @@ class DatasetStore(Store):
 
             if found:
                 raise ConfigError(f"{path}: expected options that read, as it is no store, found {', '.join(found)}")
-
             own = {name: options.pop(name) for name in inspect.signature(cls).parameters if name in options}
             options |= {} if verify is None else {"verify": verify}
             return formats.open(path, **options).to_store(cls, **own)
@@ -424,6 +423,6 @@ def _is_recording(path: Path) -> bool:
     from mouse_core.store.disk.manifest import looks_like_store
 
     try:
-        return path.is_file() or (any(path.iterdir()) and not looks_like_store(path))
+        return path.is_file() or (not looks_like_store(path) and any(path.iterdir()))
     except OSError:
         return False
