@@ -1,4 +1,4 @@
-"""Files of records: TFRecord, read and verified here, and ArrayRecord, through its package."""
+"""Files of records: TFRecord, read and verified here, and ArrayRecord, by its package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mouse_core.files.reading import damaged, reading
 
@@ -27,40 +27,51 @@ def masked_crc32c(data: Any) -> int:
 
 
 Records = Iterator[tuple[bytes, str]]
-"""Records, and where each lies in its file."""
+"""Records, each with its name for messages."""
+
+
+def record_places(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[tuple[int, int, str]]:
+    """Yield first byte and length of the data of each record of a TFRecord file, and the record's name for messages.
+
+    Before the data stand their length (8 bytes) and its CRC (4 bytes), behind them their CRC (4 bytes). The file is at
+    the first byte of the data then.
+
+    Raises:
+        DataError: The CRC of a length does not match, or the file ends within a record.
+    """
+    size = os.fstat(file.fileno()).st_size
+    place = number = 0
+    while place < size:
+        at = f"record {number} at byte {place}"
+        file.seek(place)
+        head = file.read(12)
+        if len(head) < 12:
+            raise damaged(path, f"expected 12 bytes of a record's head, found {len(head)}", at=at)
+        length, expected = struct.unpack("<QI", head)
+        if masked_crc32c(head[:8]) != expected:
+            raise damaged(path, "the CRC of the record's length does not match", at=at)
+        if length > size - place - 16:
+            raise damaged(path, f"expected a record of {length} bytes, found the file's end", at=at)
+        yield place + 12, length, at
+        place, number = place + 16 + length, number + 1
 
 
 def tfrecords(path: str | os.PathLike[str]) -> Records:
-    """The records of a TFRecord file: a length and its CRC, that many bytes, and their CRC.
+    """Yield the records of a TFRecord file.
 
     Raises:
-        DataError: A CRC that does not match, or a file that ends within a record.
+        DataError: A CRC does not match, or the file ends within a record.
     """
-    with reading(path):
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            place = number = 0
-            while place < size:
-                at = f"record {number} at byte {place}"
-                head = file.read(12)
-                if len(head) < 12:
-                    raise damaged(path, f"expected 12 bytes of a record's head, found {len(head)}", at=at)
-                length, expected = struct.unpack("<QI", head)
-                if masked_crc32c(head[:8]) != expected:
-                    raise damaged(path, "the CRC of the record's length does not match", at=at)
-                if length > size - place - 16:
-                    raise damaged(path, f"expected a record of {length} bytes, found the file's end", at=at)
-                data = file.read(length)
-                tail = file.read(4)
-                if len(data) < length or len(tail) < 4 or masked_crc32c(data) != struct.unpack("<I", tail)[0]:
-                    raise damaged(path, f"the CRC of the record's {length} bytes does not match", at=at)
-                yield data, at
-                place += 16 + length
-                number += 1
+    with reading(path), open(path, "rb") as file:
+        for _, length, at in record_places(path, file):
+            data, tail = file.read(length), file.read(4)
+            if masked_crc32c(data) != int.from_bytes(tail, "little"):
+                raise damaged(path, f"the CRC of the record's {length} bytes does not match", at=at)
+            yield data, at
 
 
 def array_records(path: str | os.PathLike[str]) -> Records:
-    """The records of an ArrayRecord file.
+    """Yield the records of an ArrayRecord file.
 
     Raises:
         DataError: A damaged file.
@@ -89,4 +100,4 @@ def _check_array_record(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Any], Records]] = {"tfrecord": tfrecords, "array_record": array_records}
-"""What reads a file, by TFDS's name for its format."""
+"""The reader of a file, by TFDS's name for its format."""

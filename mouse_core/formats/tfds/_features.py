@@ -76,33 +76,62 @@ def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
 
 def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Feature:
     """Return the values of a feature, from its bytes ``start..stop - 1`` in ``data``; by default all of ``data``."""
-    stop = len(data) if stop is None else stop
-    for number, value in _fields(data, start, stop):
-        first, last = _span(value, "a list of values")
+    read: Read = lambda begin, end: data[begin:end]  # noqa: E731
+    for number, first, last in _messages(read, start, len(data) if stop is None else stop):
         if number == 1:
-            items = [_span(item, "a byte string") for inner, item in _fields(data, first, last) if inner == 1]
-            return [data[begin:end] for begin, end in items]
-        if number == 2:
-            return _floats(data, first, last)
-        if number == 3:
-            return _integers(data, first, last)
+            return [data[begin:end] for inner, begin, end in _messages(read, first, last) if inner == 1]
+        if number in (2, 3):
+            fields = [field for field in _fields(read, first, last) if field[0] == 1]
+            plain = 5 if number == 2 else 0  # the kind of a field with one number; a field of kind 2 has several
+            if any(kind not in (2, plain) for _, kind, _, _ in fields):
+                raise DataError(f"expected numbers of the kinds 2 and {plain}, found fields {fields[:4]}")
+            octets = b"".join(data[begin:end] for _, _, begin, end in fields)
+            return _floats(octets) if number == 2 else _varints(np.frombuffer(octets, np.uint8))
     return []
+
+
+def _fields(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, kind, and first byte and end of the value, of each field of a message."""
+    place = start
+    while place < stop:
+        head = read(place, min(place + _HEAD, stop))
+        tag, at = _varint(head, 0)
+        begin, kind = place + at, tag & 7
+        if kind == 0:
+            place += _varint(head, at)[1]
+        elif kind == 2:
+            length, at = _varint(head, at)
+            begin = place + at
+            place = begin + length
+        elif kind in (1, 5):
+            place = begin + (8 if kind == 1 else 4)
+        else:
+            raise DataError(f"expected a message at byte {start}, found a field of kind {kind} at byte {place}")
+        if place > stop:
+            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
+        yield tag >> 3, kind, begin, place
 
 
 def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield number, first byte and end of each field of a message of messages, texts or bytes."""
-    place = start
-    while place < stop:
-        head = read(place, min(place + _HEAD, stop))
-        tag, at = _varint(head, 0, len(head))
-        if tag & 7 != 2:
-            raise DataError(f"expected a message at byte {place}, found a field of kind {tag & 7}")
-        length, at = _varint(head, at, len(head))
-        begin = place + at
-        place = begin + length
-        if place > stop:
-            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
-        yield tag >> 3, begin, place
+    for number, kind, begin, end in _fields(read, start, stop):
+        if kind != 2:
+            raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
+        yield number, begin, end
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < len(data):
+        octet = data[place]
+        place += 1
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place
+        shift += 7
+        if shift > 63:
+            break
+    raise DataError(f"expected a number, found none that ends before byte {place}")
 
 
 def _name(data: bytes) -> str:
@@ -112,31 +141,10 @@ def _name(data: bytes) -> str:
         raise DataError("expected a feature's name as UTF-8") from error
 
 
-def _floats(data: bytes, start: int, stop: int) -> npt.NDArray[np.float32]:
-    parts = []
-    for number, value in _fields(data, start, stop):
-        if number != 1:
-            continue
-        if isinstance(value, bytes):
-            parts.append(np.frombuffer(value, "<f4"))
-            continue
-        first, last = _span(value, "packed floats")
-        if (last - first) % 4:
-            raise DataError(f"expected floats of 4 bytes, found {last - first} bytes")
-        parts.append(np.frombuffer(data, "<f4", (last - first) // 4, first))
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
-
-
-def _integers(data: bytes, start: int, stop: int) -> npt.NDArray[np.int64]:
-    parts: list[npt.NDArray[np.int64]] = []
-    for number, value in _fields(data, start, stop):
-        if number != 1:
-            continue
-        if isinstance(value, int):
-            parts.append(np.array([value], np.uint64).view(np.int64))
-        else:
-            parts.append(_varints(np.frombuffer(data, np.uint8)[slice(*_span(value, "packed integers"))]))
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def _floats(octets: bytes) -> npt.NDArray[np.float32]:
+    if len(octets) % 4:
+        raise DataError(f"expected floats of 4 bytes, found {len(octets)} bytes")
+    return np.frombuffer(octets, "<f4")
 
 
 def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -155,52 +163,6 @@ def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         some = lengths > digit
         values[some] |= (octets[starts[some] + digit].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * digit)
     return values.view(np.int64)
-
-
-def _span(value: Any, what: str) -> tuple[int, int]:
-    if not isinstance(value, tuple):
-        raise DataError(f"expected {what}, found a single number")
-    return value
-
-
-def _fields(data: bytes, start: int, stop: int) -> list[tuple[int, Any]]:
-    """Return the fields of a message: numbers as int, 4 or 8 bytes as bytes, all others as first byte and end."""
-    found: list[tuple[int, Any]] = []
-    place = start
-    while place < stop:
-        tag, place = _varint(data, place, stop)
-        kind = tag & 7
-        value: Any
-        if kind == 0:
-            value, place = _varint(data, place, stop)
-        elif kind == 2:
-            length, place = _varint(data, place, stop)
-            value = (place, place + length)
-            place += length
-        elif kind in (1, 5):
-            width = 8 if kind == 1 else 4
-            value = data[place : place + width]
-            place += width
-        else:
-            raise DataError(f"expected a message at byte {start}, found a field of kind {kind} at byte {place}")
-        if place > stop:
-            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
-        found.append((tag >> 3, value))
-    return found
-
-
-def _varint(data: bytes, place: int, stop: int) -> tuple[int, int]:
-    value = shift = 0
-    while place < stop:
-        octet = data[place]
-        place += 1
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place
-        shift += 7
-        if shift > 63:
-            break
-    raise DataError(f"expected a number, found none that ends before byte {place}")
 
 
 _MAX_VALUE_BYTES = 1 << 28

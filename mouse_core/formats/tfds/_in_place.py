@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +21,11 @@ import pyarrow as pa
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import DataError, SchemaError
+from mouse_core.errors import DataError, StateError, StorageError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.reading import damaged, reading
-from mouse_core.files.writing import replacing
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats._files.tfrecord import masked_crc32c
+from mouse_core.formats._files.tfrecord import masked_crc32c, record_places
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_batch, travels_with_action
 from mouse_core.formats.columns.steps import Stack
@@ -110,8 +109,7 @@ def repeatable(leaf: Leaf) -> bool:
     return not leaf.ragged and leaf.kind != "image" and numbers <= _ABOUT_NUMBERS
 
 
-_VERSION, _KEY = 1, b"mouse_records"
-_SCHEMA = pa.schema([("shard", pa.int32()), ("offset", pa.int64()), ("length", pa.int64()), ("steps", pa.int64())])
+_VERSION = 1
 OPEN = -1
 _SHOWN_BYTES = 1 << 28
 
@@ -150,12 +148,11 @@ def index_records(folder: Path, splits: Sequence[Split]) -> Records:
 
     Raises:
         DataError: A shard is damaged; the message names it and the record.
-        SchemaError: The index was written by a newer version of this library.
     """
     files = tuple(file for split in splits for file in split.files)
     said = [_said(file) for file in files]
     name = hashlib.sha256(json.dumps([file.name for file in files]).encode()).hexdigest()[:8]
-    place = kept_beside(folder, "tfds") / f"records-{name}.index.arrow"
+    place = kept_beside(folder, "tfds") / f"records-{name}.index"
     known = _read(place)
     if list(known) != said:
         known = _made(files, said, known)
@@ -181,37 +178,26 @@ def _said(file: Path) -> tuple[str, int, int]:
 
 def _made(files: Sequence[Path], said: Sequence[tuple[str, int, int]], known: Mapping[Any, Any]) -> _Bounds:
     found: _Bounds = {}
-    total = sum(size for one in said if one not in known for size in [one[1]])
+    total = sum(size for _, size, _ in {*said} - {*known})
     shown = total > _SHOWN_BYTES and sys.stderr.isatty()
     with progress_bar("indexing", total=total, unit="bytes", enabled=shown) as advance:
         for file, one in zip(files, said, strict=True):
             if one in known:
                 found[one] = known[one]
             else:
-                found[one] = np.array(_scanned(file, one[1]), np.int64).reshape(-1, 3)
+                found[one] = _scanned(file)
                 advance(one[1])
     return found
 
 
-def _scanned(path: Path, size: int) -> list[tuple[int, int, int]]:
-    """Return offset, length and number of steps of each record of a shard."""
-    found: list[tuple[int, int, int]] = []
-    place = 0
+def _scanned(path: Path) -> npt.NDArray[np.int64]:
+    """Return offset, length and number of steps of each record of a shard, int64 ``[n, 3]``."""
+    found = []
     with reading(path), path.open("rb", buffering=0) as file:
-        while place < size:
-            at = f"record {len(found)} at byte {place}"
-            head = os.pread(file.fileno(), 12, place)
-            if len(head) < 12:
-                raise damaged(path, f"expected 12 bytes of a record's head, found {len(head)}", at=at)
-            length, expected = struct.unpack("<QI", head)
-            if masked_crc32c(head[:8]) != expected:
-                raise damaged(path, "the CRC of the record's length does not match", at=at)
-            if length > size - place - 16:
-                raise damaged(path, f"expected a record of {length} bytes, found the file's end", at=at)
+        for begin, length, at in record_places(path, file):
             with reading(path, at=at):
-                found.append((place + 12, length, steps_of(reader(file.fileno(), place + 12), length)))
-            place += 16 + length
-    return found
+                found.append((begin, length, steps_of(reader(file.fileno(), begin), length)))
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def reader(file: int, begin: int) -> Read:
@@ -241,60 +227,24 @@ def steps_of(read: Read, length: int) -> int:
 
 
 def _write(place: Path, known: _Bounds) -> None:
-    whole = np.concatenate([*known.values(), np.zeros((0, 3), np.int64)])
-    shard = np.repeat(np.arange(len(known), dtype=np.int32), [len(some) for some in known.values()])
-    columns = [pa.array(shard), *(pa.array(np.ascontiguousarray(column)) for column in whole.T)]
-    shards = json.dumps(list(known)).encode()
-    told = {_KEY: str(_VERSION).encode(), b"shards": shards, b"digest": _digest(shards, [shard, *whole.T])}
-    with suppress(OSError):
+    shards = [[*shard, len(records)] for shard, records in known.items()]
+    records = np.concatenate([*known.values(), np.zeros((0, 3), np.int64)])
+    with suppress(OSError, StorageError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(place, sync=False) as partial,
-            pa.OSFile(str(partial), "wb") as sink,
-            pa.ipc.new_file(sink, _SCHEMA.with_metadata(told)) as writer,
-        ):
-            writer.write_batch(pa.record_batch(columns, schema=_SCHEMA.with_metadata(told)))
-
-
-def _digest(shards: bytes, columns: Sequence[npt.NDArray[Any]]) -> bytes:
-    whole = hashlib.sha256(shards)
-    for column in columns:
-        whole.update(np.ascontiguousarray(column).data)
-    return whole.hexdigest().encode()
+        write_checkpoint(place, {"version": _VERSION, "shards": shards, "records": records}, sync=False)
 
 
 def _read(place: Path) -> _Bounds:
-    """Read the index; return an empty one if there is none that is whole."""
-    if not place.is_file():
-        return {}
+    """Read the index; return an empty one if there is none that is whole and of this version."""
     try:
-        with reading(place), pa.memory_map(str(place)) as source:
-            opened = pa.ipc.open_file(source)
-            said = opened.schema.metadata or {}
-            version = int(said.get(_KEY, b"0"))
-            if version > _VERSION:
-                raise SchemaError(
-                    f"{place}: expected an index of version {_VERSION} at most, found version {version}; it was "
-                    "written by a newer mouse-data"
-                )
-            if version != _VERSION or not opened.schema.equals(_SCHEMA) or opened.num_record_batches != 1:
-                return {}
-            shard, *columns = (column.to_numpy(zero_copy_only=True) for column in opened.get_batch(0).columns)
-            if _digest(said[b"shards"], [shard, *columns]) != said[b"digest"]:
-                return {}
-            names = [tuple(one) for one in json.loads(said[b"shards"])]
-            whole = np.stack(columns, axis=1) if len(shard) else np.zeros((0, 3), np.int64)
-            ends = np.searchsorted(shard, np.arange(len(names) + 1))
-            found = {name: whole[ends[at] : ends[at + 1]] for at, name in enumerate(names)}
-    except DataError:
+        state = read_checkpoint(place)
+    except (StateError, StorageError):
         return {}
-    return found if all(map(_fits, found, found.values())) else {}
-
-
-def _fits(shard: Any, records: npt.NDArray[np.int64]) -> bool:
-    """Whether all records lie in their shards."""
-    offset, length, _ = records.T
-    return bool((offset >= 12).all() and (length >= 0).all() and (length <= shard[1] - offset - 4).all())
+    if state["version"] != _VERSION:
+        return {}
+    stops = np.cumsum([count for *_, count in state["shards"]])
+    found = zip(state["shards"], np.split(state["records"], stops[:-1]), strict=True)
+    return {(name, size, time): records for (name, size, time, _), records in found}
 
 
 # Of so many records it is kept where their features lie, and so many shards stay open.

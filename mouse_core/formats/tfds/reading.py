@@ -133,7 +133,6 @@ def store_of(
 
     Raises:
         ConfigError: As in ``read_tfds``, or the files are no TFRecord.
-        SchemaError: The index was written by a newer version of this library.
     """
     folder, _, leaves, _, kind, chosen = _described(path, splits)
     if kind != "tfrecord":
