@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import DataError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.index import StoredBatch
 from mouse_core.groups.records import RLExample, RolloutRecord
 from mouse_core.groups.stored import StoredGroup, read_ahead, read_wanted
@@ -77,13 +77,13 @@ class Making:
     """A batch maker, the groups on their way to it, and the batch that is not stored yet.
 
     Args:
-        maker: What makes batches.
+        maker: What makes batches; None: nothing does, and groups are let go of.
 
     Attributes:
         takes_groups: Whether it takes groups as they are in files; else it is given their rollouts.
     """
 
-    def __init__(self, maker: BatchMaker) -> None:
+    def __init__(self, maker: BatchMaker | None) -> None:
         self.maker = maker
         self.takes_groups = isinstance(maker, ResumableBatchMaker)
         self._coming: deque[RolloutRecord] = deque()
@@ -103,6 +103,8 @@ class Making:
             self._batch = None
             self.maker.resume(groups, [batch.uids for batch in batches])
             return
+        if self.maker is None:
+            return
         used = {uid for batch in batches for uid in batch.uids}
         left = [group for group in groups if not used.union(group.given_up).issuperset(group.uids)]
         for group, rollouts in zip(left, read_ahead(left), strict=True):
@@ -118,10 +120,10 @@ class Making:
         if isinstance(self.maker, ResumableBatchMaker):
             for group in groups:
                 self.maker.add_group(group)
-            return
-        self._ready.extend(groups)
-        if not later:
-            self._feed_ready()
+        elif self.maker is not None:
+            self._ready.extend(groups)
+            if not later:
+                self._feed_ready()
 
     @property
     def num_later(self) -> int:
@@ -153,7 +155,7 @@ class Making:
             tokens = np.concatenate([turn.tokens for turn in rollout.turns])
             known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
             self._by_tokens.setdefault(_mark(tokens), []).append(known)
-            self.maker.add_rollout(rollout)
+            self.maker.add_rollout(rollout)  # type: ignore[union-attr]
 
     def ask(self, name: str, *given: Any) -> Any:
         """Call a method that a maker may have: ``check_rollout``, ``set_policy_version`` or ``summary``."""
@@ -173,10 +175,13 @@ class Making:
             The examples, the maker's metadata, and the uids of the rollouts that the batch used.
 
         Raises:
+            ConfigError: There is no maker.
             DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next. Or a
                 damaged file of a group.
             StorageError: A group cannot be read.
         """
+        if self.maker is None:
+            raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         self._feed_ready()
         if self._batch is None:
             self._batch = self.maker.create_batch(size)

@@ -7,11 +7,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +21,27 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.digest import StreamDigest, asked_for
-from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, TimedOutError
+from mouse_core.errors import (
+    ClosedError,
+    ConfigError,
+    DataError,
+    ForkError,
+    MissingRowError,
+    StorageError,
+    TimedOutError,
+)
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups.batch_maker import BatchMaker, Making
 from mouse_core.groups.columns import Columns, RolloutColumn
-from mouse_core.groups.files import BATCHES, STATE, check_codec, declare
-from mouse_core.groups.folder import Folder
-from mouse_core.groups.late import Awaited
-from mouse_core.groups.records import RLExample, RolloutRecord, uids_of, with_columns
-from mouse_core.groups.stored import Range, StoredRollouts, select_rollouts
-from mouse_core.groups.versions import version_name
-from mouse_core.groups.waiting import SealingRules
+from mouse_core.groups.examples import examples_digest
+from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
+from mouse_core.groups.index import BatchStore, ToldVersion, encode, encode_parts, open_index
+from mouse_core.groups.late import Awaited, Chunk, LateStore, Readiness, checked_chunk
+from mouse_core.groups.records import RLExample, RolloutRecord, refuse_other, uids_of, with_columns
+from mouse_core.groups.stored import RolloutFilter, StoredGroup, StoredRollouts, select_rollouts
+from mouse_core.groups.versions import Versions, version_name
+from mouse_core.groups.waiting import RolloutCache, SealingPlan, SealingRules, Waiting
 from mouse_core.spec import check_count
 
 
@@ -166,6 +175,8 @@ class Owner(Descriptor):
             unlock(self._file)
 
 
+# Files that are read in one go.
+_TOGETHER = 32
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0
 
@@ -222,8 +233,7 @@ class RolloutBuffer:
     ) -> None:
         rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
         check_codec(compression)
-        self._root = Path(root_path)
-        self._making = None if batch_maker is None else Making(batch_maker)
+        self._root, self._making, self._sync = Path(root_path), Making(batch_maker), bool(sync)
         self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
         self._max_ahead = None if max_ahead is None else check_count("max_ahead", max_ahead)
         if max_ahead is not None and not hasattr(batch_maker, "available"):
@@ -233,34 +243,90 @@ class RolloutBuffer:
         self._changed = threading.Condition(self._lock)
         self._is_lacking = False  # whether the last batch that was asked for could not be made
         with storing(f"folder {self._root}"):
-            make_folder(self._root / STATE, sync=bool(sync))
-            make_folder(self._root / BATCHES, sync=bool(sync))
+            make_folder(self._root / STATE, sync=self._sync)
+            make_folder(self._root / BATCHES, sync=self._sync)
         self._owner = Owner(self._root / STATE / "owner")
         try:
             with self._owner.taking():
-                self._columns = declare(self._root, columns, sync=bool(sync))
-                self._folder = Folder(
-                    self._root,
-                    rules,
-                    self._making,
-                    self._columns,
-                    compression=compression,
-                    sync=bool(sync),
-                    digest=digest,
-                    memory_bytes=check_count("memory_bytes", memory_bytes, 0),
-                )
+                self._columns = declare(self._root, columns, sync=self._sync)
+                self._open(rules, compression, digest, check_count("memory_bytes", memory_bytes, 0))
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
-        self._alarm.set(self._folder.waiting.next_due())
+        self._alarm.set(self._waiting.next_due())
+
+    def _open(self, rules: SealingRules, compression: str, digest: bool, memory_bytes: int) -> None:
+        """Read the folder's files and logs, which this process owns, and give the batch maker what they have."""
+        index, self._index_log = open_index(self._root)
+        self._parts = index.parts  # the sealed groups, in order
+        self._batches = BatchStore(
+            self._root,
+            index.batches,
+            index.told,
+            self._index_log,
+            compression=compression,
+            sync=self._sync,
+            digest_of=examples_digest if digest else None,
+        )
+        # The uids of all rollouts, with the places of their groups among the sealed ones; -1: not sealed.
+        self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
+        self._number = max((part.number for part in self._parts), default=-1) + 1
+        self._cache = RolloutCache(memory_bytes)
+        options: dict[str, Any] = {"compression": compression, "sync": self._sync}
+        self._waiting = Waiting(self._root, rules, self._cache, self._uids, self._columns, **options)
+        self._uids.update(dict.fromkeys(self._waiting.by_uid, -1))
+        self._lost: set[str] = set()  # uids of the groups of versions that a trainer went back behind
+        self._versions = Versions()
+        for told in index.told:
+            if self._versions.tell(told.version) or told is index.told[0]:
+                self._lose(told)
+        keys = [*(part.key for part in self._parts if part.place not in self._lost), *self._waiting.groups]
+        for version in {key.policy_version for key in keys}:
+            self._versions.note(version)
+        self._given_up = index.given_up
+        self._duplicates = self._refused = 0  # rollouts since now that came again, or in calls that were refused
+        self._waiting.tidy()
+        self._store = LateStore(self._root, self._columns, **options)
+        self._late = self._store.columns
+        self._readiness = Readiness(self._late, self._given_up)
+        self._unnoted: list[GroupFile] = []
+        self._ready = self._all_ready(index.ready)
+        for told in index.told if self._making.takes_groups else index.told[-1:]:
+            self._making.ask("set_policy_version", told.version)
+        self._resume()
+
+    def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
+        """Return the groups that wait for nothing, in the order in which they became ready, as far as that is known."""
+        ready = {part.place: part for number, part in enumerate(self._parts) if self._readiness.add(number, part)}
+        never_waited = [place for place, part in ready.items() if not self._readiness.awaits(part)]
+        noted_before = dict.fromkeys([*never_waited, *noted])
+        known = [place for place in noted_before if place in ready]
+        others = [place for place in ready if place not in noted_before]
+        self._note_ready([ready[place] for place in others])
+        return [ready[place] for place in (*known, *others)]
+
+    def _lose(self, told: ToldVersion) -> None:
+        """Note that the groups of later versions that were sealed by then are of a policy that is not trained."""
+        before = [part for part in self._parts if part.number < told.sealed]
+        ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
+        self._lost.update(part.place for part in before if ahead[part.key.policy_version])
+
+    def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
+        """Return the groups that the batch maker is given: none of a version that is lost."""
+        there = [part for part in parts if part.place not in self._lost]
+        return [StoredGroup.of(self._root, part, self._late, self._given_up, self._cache) for part in there]
+
+    def _resume(self) -> None:
+        """Let the batch maker be as if the folder had just been opened."""
+        self._making.resume(self._groups(self._ready), self._batches.stored)
 
     # ------------------------------------------------------------------ what is there
 
     def __repr__(self) -> str:
         return (
-            f"RolloutBuffer({str(self._root)!r}, groups={len(self._folder.parts)}, rollouts={len(self)}, "
-            f"waiting={self._folder.waiting.count}, batches={len(self._folder.batches.stored)})"
+            f"RolloutBuffer({str(self._root)!r}, groups={len(self._parts)}, rollouts={len(self)}, "
+            f"waiting={self._waiting.count}, batches={len(self._batches.stored)})"
         )
 
     @property
@@ -276,7 +342,7 @@ class RolloutBuffer:
     @property
     def batch_maker(self) -> BatchMaker | None:
         """The batch maker, if there is one."""
-        return None if self._making is None else self._making.maker
+        return self._making.maker
 
     @property
     def num_ahead(self) -> int:
@@ -285,28 +351,32 @@ class RolloutBuffer:
 
     def _ahead(self) -> int:
         with self._lock:
-            return self._folder.counts()[0] + int(getattr(self.batch_maker, "available", 0))
+            return self._num_coming() + int(getattr(self.batch_maker, "available", 0))
+
+    def _num_coming(self) -> int:
+        """Return the number of rollouts that the batch maker does not have yet."""
+        return self._waiting.count + self._readiness.num_rollouts + self._making.num_later
 
     def __len__(self) -> int:
         """Return the number of rollouts, sealed or waiting."""
-        return len(self._folder.uids)
+        return len(self._uids)
 
     def __contains__(self, rollout_uid: object) -> bool:
-        return rollout_uid in self._folder.uids
+        return rollout_uid in self._uids
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
         """Return whether each rollout is there, sealed or waiting: so a producer that is back knows what arrived."""
-        return [uid in self._folder.uids for uid in uids_of(rollout_uids)]
+        return [uid in self._uids for uid in uids_of(rollout_uids)]
 
     @property
     def num_groups(self) -> int:
         """The number of sealed groups."""
-        return len(self._folder.parts)
+        return len(self._parts)
 
     @property
     def num_waiting(self) -> int:
         """The number of rollouts whose groups are not sealed yet."""
-        return self._folder.waiting.count
+        return self._waiting.count
 
     @property
     def digest(self) -> StreamDigest:
@@ -315,25 +385,13 @@ class RolloutBuffer:
         It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
         buffer was made without ``digest=True``.
         """
-        return asked_for(self._folder.batches.digest, "buffer")
+        return asked_for(self._batches.digest, "buffer")
 
-    def rollouts(
-        self,
-        *,
-        environment: str | None = None,
-        policy_version: str | int | Collection[str | int] | None = None,
-        example_id: str | int | Collection[str | int] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        tokens: Range | None = None,
-        rewards: Range | None = None,
-    ) -> StoredRollouts:
-        """Return the rollouts that are sealed so far; see ``open_rollouts``."""
+    def rollouts(self, **where: Unpack[RolloutFilter]) -> StoredRollouts:
+        """Return the rollouts that are sealed so far; arguments and errors are those of ``open_rollouts``."""
         with self._lock:
-            parts = list(self._folder.parts)
-        return select_rollouts(
-            self._root, parts, environment, policy_version, example_id, since, until, tokens, rewards
-        )
+            parts = list(self._parts)
+        return select_rollouts(self._root, parts, **where)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
         """Return a rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
@@ -344,12 +402,20 @@ class RolloutBuffer:
             StorageError: It cannot be read.
         """
         with self._lock:
-            return self._folder.rollout(rollout_uid)
+            if rollout_uid not in self._uids:
+                raise MissingRowError(
+                    f"rollout: expected the uid of one of {len(self._uids)}, found {rollout_uid!r:.100}"
+                )
+            place = self._uids[rollout_uid]
+            if place < 0:
+                return self._late.fill([self._waiting.rollout(rollout_uid)])[0]
+            part = self._parts[place]
+            return self._late.fill([read_groups([part], self._root)[0][part.uids.index(rollout_uid)]])[0]
 
     def waiting_for(self) -> dict[str, Awaited]:
         """Return the rollouts that lack each late column: the work left for its writer, also after a restart."""
         with self._lock:
-            return self._folder.readiness.awaited(self._folder.waiting.by_uid.values())
+            return self._readiness.awaited(self._waiting.by_uid.values())
 
     def summary(self) -> dict[str, float]:
         """Return numbers for a log: the batch maker's ``summary``, if it has one, and how many rollouts there are.
@@ -361,13 +427,37 @@ class RolloutBuffer:
         "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
-            return self._folder.summary()
+            counts = {
+                "stored": len(self._uids),
+                "unsealed": self._waiting.count,
+                "awaiting_columns": self._readiness.num_rollouts,
+                "queued": self._making.num_later,
+                "given_up": len(self._given_up),
+            }
+            found: dict[str, float] = dict(self._making.ask("summary") or {})
+            says = found.keys() >= {"received", "held", "used"}
+            used = set() if says and not self._lost else {uid for batch in self._batches.stored for uid in batch.uids}
+            lost = [uid for part in self._ready if part.place in self._lost for uid in part.uids]
+            used_before = sum(uid in used for uid in lost)
+            if says:
+                found["used"] += used_before
+            else:
+                # The maker does not say what became of those that it was given.
+                ready = [uid for part in self._ready if part.place not in self._lost for uid in part.uids]
+                given_up = sum(uid in self._given_up and uid not in used for uid in ready)
+                found |= {"used": used_before + sum(uid in used for uid in ready), "left/given_up": given_up}
+                found["held"] = len(ready) + used_before - counts["queued"] - found["used"] - given_up
+            left = {"lost_versions": len(lost) - used_before, "duplicate": self._duplicates, "refused": self._refused}
+            for name, count in left.items():
+                found[f"left/{name}"] = found.get(f"left/{name}", 0) + count
+            found["received"] = len(self._uids) + self._duplicates + self._refused
+            return {**found, **counts}
 
     @property
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order; old files may have been deleted since."""
         with self._lock:
-            return [batch.batch_id for batch in self._folder.batches.stored]
+            return [batch.batch_id for batch in self._batches.stored]
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
         """Return a stored batch.
@@ -377,7 +467,7 @@ class RolloutBuffer:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        return self._folder.batches.read_batch(batch_id)
+        return self._batches.read_batch(batch_id)
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """Return the batch maker's metadata of a stored batch.
@@ -385,7 +475,7 @@ class RolloutBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        return self._folder.batches.batch_metadata(batch_id)
+        return self._batches.batch_metadata(batch_id)
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
@@ -397,7 +487,7 @@ class RolloutBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        return self._folder.batches.batch_staleness(batch_id)
+        return self._batches.batch_staleness(batch_id)
 
     # ------------------------------------------------------------------ adding
 
@@ -438,15 +528,14 @@ class RolloutBuffer:
                 if not isinstance(rollout, RolloutRecord):
                     raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
                 given[number] = with_columns(rollout, self._columns)
-                self._folder.versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
-                if self._making is not None:
-                    self._making.ask("check_rollout", rollout)
+                self._versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
+                self._making.ask("check_rollout", rollout)
             if self._max_ahead is not None:
                 self._wait_for_room(self._max_ahead, timeout)
             new: int = self._requests.serve(given, self._add)
         except DataError:
             with self._lock:
-                self._folder.refused += len(given)
+                self._refused += len(given)
             raise
         return new
 
@@ -457,7 +546,7 @@ class RolloutBuffer:
         """
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
-            while not self._is_lacking or self._folder.counts()[1] >= limit:
+            while not self._is_lacking or self._readiness.num_rollouts >= limit:
                 if (ahead := self._ahead()) < limit:
                     return
                 left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
@@ -476,12 +565,102 @@ class RolloutBuffer:
             self._changed.notify_all()
 
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
-        """Add what several callers gave, with one wait for the disk; how many of each were new."""
+        """Add what several callers gave, with one wait for the disk; return how many of each were new.
+
+        A rollout that is there is compared with its content, unless the file that has it is gone.
+        """
         with self._step():
-            counts, plan = self._folder.add(requests)
-            if plan is not None:
-                self._alarm.set(self._folder.waiting.next_due(plan.groups))
-        return counts
+            new: dict[str, RolloutRecord] = {}
+            again: dict[int, dict[str, list[RolloutRecord]]] = {}
+            counts = []
+            for given in requests:
+                before = len(new)
+                for rollout in given:
+                    place = self._uids.get(rollout.rollout_uid)
+                    if place is not None:
+                        again.setdefault(place, {}).setdefault(rollout.rollout_uid, []).append(rollout)
+                    else:
+                        refuse_other(rollout, new.setdefault(rollout.rollout_uid, rollout), "add_rollouts")
+                counts.append(len(new) - before)
+            for there in self._there(again):
+                for rollout in again.get(self._uids[there.rollout_uid], {}).pop(there.rollout_uid, ()):
+                    refuse_other(rollout, there, "add_rollouts")
+            if new:
+                plan = self._waiting.plan(list(new.values()), time.time())
+                self._carry_out(plan)
+                self._alarm.set(self._waiting.next_due(plan.groups))
+            self._duplicates += sum(map(len, requests)) - sum(counts)
+            return counts
+
+    def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
+        """Yield the rollouts of groups, by their places, and of those that wait some by uid, as they came."""
+        if waiting := again.get(-1):
+            yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
+        parts = [self._parts[place] for place in again if place >= 0]
+        sealed = [part for part in parts if part.path(self._root).exists()]
+        for first in range(0, len(sealed), _TOGETHER):
+            for rollouts in read_groups(sealed[first : first + _TOGETHER], self._root):
+                yield from rollouts
+
+    def _carry_out(self, plan: SealingPlan) -> None:
+        """Do what a plan says; errors as those of ``Waiting.carry_out``, after which everything is as it was."""
+        if not plan.sealed and not plan.new:
+            return
+        parts = self._waiting.carry_out(plan, self._number)
+        self._cache.put(plan.logged if self._making.maker is None else plan.new.values())
+        self._uids.update(dict.fromkeys(plan.new, -1))
+        first = len(self._parts)
+        self._uids.update((uid, place) for place, part in enumerate(parts, first) for uid in part.uids)
+        for version in {rollout.policy_version for rollout in plan.new.values()}:
+            self._versions.note(version)
+        self._parts.extend(parts)
+        self._number += len(parts)
+        if parts:
+            self._sealed(parts, first)
+
+    def _sealed(self, parts: Sequence[GroupFile], first: int) -> None:
+        """Go on with groups that are in files now; ``first`` is the place of the first one."""
+        # The files say the same, and a log can be made smaller another time.
+        with contextlib.suppress(StorageError):
+            self._index_log.append(encode_parts(parts), sync=False)
+        ready = [part for place, part in enumerate(parts, first) if self._readiness.add(place, part)]
+        if self._columns.late:
+            self._are_ready(ready)
+        else:
+            self._ready += ready
+            self._making.feed(self._groups(ready))
+        if not self._making.takes_groups:
+            self._cache.drop(uid for part in parts for uid in part.uids)
+        with contextlib.suppress(StorageError):
+            self._waiting.tidy()
+
+    def flush(self) -> int:
+        """Seal every group that waits, whatever its size; return how many there were.
+
+        Raises:
+            StorageError: They cannot be written; they still wait.
+            ClosedError, ForkError: As ``add_rollouts``.
+        """
+        with self._step():
+            plan = self._waiting.all()
+            self._carry_out(plan)
+        return len(plan.sealed)
+
+    def _seal_due(self) -> None:
+        """Seal the groups that have waited long enough; called by the alarm."""
+        try:
+            with self._step():
+                try:
+                    self._carry_out(self._waiting.due(time.time()))
+                finally:
+                    retry = time.time() + _RETRY_SECONDS
+                    due = self._waiting.next_due()
+                    self._alarm.set(due if due > time.time() else retry)
+        except Exception:
+            # Nobody is there to be told. The rollouts are in the log; whoever adds to a full disk is told.
+            return
+
+    # ------------------------------------------------------------------ late columns
 
     def add_column(self, name: str, values: Mapping[str, Any]) -> int:
         """Add a late column's values to rollouts that are there, sealed or not; on return they are on the disk.
@@ -505,38 +684,74 @@ class RolloutBuffer:
         return new
 
     def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
+        """Add the values of several callers, each of a column by uid; return how many of each were new."""
         with self._step():
-            counts = self._folder.add_columns(requests)
+            counts = [0] * len(requests)
+            given = [self._chunk(name, values) for name, values in requests]
+            chunks = {place: chunk for place, chunk in enumerate(given) if chunk is not None}
+            for place, count in zip(chunks, self._store.add(list(chunks.values()), self._arrived), strict=True):
+                counts[place] = count
             self._wake()
         return counts
 
-    def flush(self) -> int:
-        """Seal every group that waits, whatever its size; return how many there were.
+    def _chunk(self, name: str, given: Any) -> Chunk | None:
+        """Check values by uid, if there are any; rewards that came with their rollouts are left out."""
+        column = self._columns.get(name) if isinstance(name, str) else None
+        if column is None or not column.late:
+            known = [one.name for one in self._columns.late]
+            raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
+        if not isinstance(given, Mapping):
+            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
+        if not given:
+            return None
+        if not given.keys() <= self._uids.keys():
+            unknown = next(uid for uid in given if uid not in self._uids)
+            raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")
+        if column.per != "example":
+            return checked_chunk(column, given, [self._known(uid)[column.per] for uid in given])
+        chunk = checked_chunk(column, given, None)
+        if name != "reward":
+            return chunk
+        rows, dtype = [], np.dtype(column.dtype)
+        for row, uid in enumerate(chunk.uids):
+            own = self._known(uid)["reward"]
+            if own is None:
+                rows.append(row)
+            elif dtype.type(own) != (late := chunk.values[row].as_py()):
+                where = f"add_column 'reward', rollout {uid!r}"
+                raise DataError(f"{where}: expected the one that it came with, {own}, found {late}")
+        return chunk.take(rows)
 
-        Raises:
-            StorageError: They cannot be written; they still wait.
-            ClosedError, ForkError: As ``add_rollouts``.
-        """
-        with self._step():
-            plan = self._folder.waiting.all()
-            self._folder.carry_out(plan)
-        return len(plan.sealed)
+    def _known(self, uid: str) -> dict[str, Any]:
+        """Return the reward that a rollout came with, and how many values it has of a column per "turn" or "token"."""
+        place = self._uids[uid]
+        if place < 0:
+            own = self._waiting.by_uid[uid]
+            return {"reward": own.reward, "turn": own.turns, "token": own.tokens}
+        part = self._parts[place]
+        row = part.uids.index(uid)
+        return {"reward": part.rewards[row], "turn": part.turns[row], "token": part.tokens[row]}
 
-    def _seal_due(self) -> None:
-        """Seal the groups that have waited long enough; called by the alarm."""
-        try:
-            with self._step():
-                try:
-                    self._folder.carry_out(self._folder.waiting.due(time.time()))
-                finally:
-                    retry = time.time() + _RETRY_SECONDS
-                    due = self._folder.waiting.next_due()
-                    self._alarm.set(due if due > time.time() else retry)
-        except Exception:
-            # Nobody is there to be told. The rollouts are in the log; whoever adds to a full disk is told.
-            return
+    def _arrived(self, chunk: Chunk) -> None:
+        """Go on with values that are on the disk."""
+        ready = self._readiness.settle(map(self._uids.__getitem__, chunk.uids))
+        self._are_ready([self._parts[place] for place in ready])
 
-    # ------------------------------------------------------------------ batches
+    def _are_ready(self, parts: Sequence[GroupFile]) -> None:
+        """Let the batch maker have groups that wait for nothing more."""
+        with contextlib.suppress(StorageError):
+            self._note_ready(parts)
+        self._ready += parts
+        self._making.feed(self._groups(parts), later=True)
+
+    def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
+        """Note that groups are ready, in this order; what cannot be noted is with the next ones."""
+        self._unnoted.extend(parts)
+        if self._unnoted:
+            self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)
+            self._unnoted.clear()
+
+    # ------------------------------------------------------------------ versions, given up
 
     def set_policy_version(self, version: str | int) -> None:
         """Set the latest policy version, in the folder and for the batch maker.
@@ -551,8 +766,24 @@ class RolloutBuffer:
             StorageError: It cannot be noted; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
+        told = version_name(version)
         with self._step():
-            self._folder.set_policy_version(version_name(version))
+            if told == self._versions.told:
+                return
+            # Groups of later versions are lost, those included that are not full, which are sealed first: what comes of
+            # these versions from then on is of another policy. The maker begins anew, as it would after a restart.
+            self._carry_out(self._waiting.ahead(Versions(told=told)))
+            noted = ToldVersion(told, self._number, len(self._batches.stored))
+            self._index_log.append(encode("told", [told], [noted.sealed]), sync=self._sync)
+            self._batches.told.append(noted)
+            goes_back = self._versions.tell(told)
+            if goes_back:
+                self._lose(noted)
+            self._making.ask("set_policy_version", told)
+            if goes_back:
+                self._making.lose(self._lost)
+                if self._making.takes_groups:
+                    self._resume()
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
         """Give up rollouts, sealed or not, as those that a judge does not score; return how many are new.
@@ -565,10 +796,26 @@ class RolloutBuffer:
             StorageError: It cannot be noted; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
+        given = uids_of(rollout_uids)
         with self._step():
-            count = self._folder.give_up(uids_of(rollout_uids))
+            for uid in given:
+                if uid not in self._uids:
+                    raise MissingRowError(
+                        f"give_up: expected the uids of some of {len(self._uids)}, found {uid!r:.100}"
+                    )
+            new = [uid for uid in dict.fromkeys(given) if uid not in self._given_up]
+            if new:
+                self._index_log.append(encode("given_up", new), sync=self._sync)
+                places = {self._uids[uid] for uid in new}
+                were_ready = any(place >= 0 and place not in self._readiness.waiting for place in places)
+                self._given_up.update(new)
+                self._are_ready([self._parts[place] for place in self._readiness.settle(places)])
+                if were_ready and self._making.takes_groups:
+                    self._resume()
             self._wake()
-        return count
+        return len(new)
+
+    # ------------------------------------------------------------------ batches
 
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Let the batch maker make a batch, and store it.
@@ -590,8 +837,18 @@ class RolloutBuffer:
         """
         size = check_count("batch_size", batch_size)
         with self._step():
-            batch_id = self._folder.batch(size)
-            self._is_lacking = batch_id is None
+            made = self._making.batch(size, self._uids)
+            self._is_lacking = made is None
+            if made is None:
+                self._wake()
+                return None
+            # A batch is of groups in the order in which they became ready, so that must be known before.
+            self._note_ready()
+            examples, metadata, uids = made
+            versions = [example.policy_version for example in examples]
+            behind = [self._versions.behind(version) if version else None for version in versions]
+            batch_id = self._batches.store(examples, metadata, uids, behind)
+            self._making.stored(uids)
             self._wake()
         return batch_id
 
@@ -608,7 +865,7 @@ class RolloutBuffer:
         """
         number = check_count("index", index, 0)
         with self._lock:
-            stored = self._folder.batches.stored
+            stored = self._batches.stored
             if number < len(stored):
                 return stored[number].batch_id
             if batch_size is None:
@@ -624,7 +881,9 @@ class RolloutBuffer:
         self._alarm.close()
         with self._lock:
             self._owner.close()
-            self._folder.close()
+            self._store.close()
+            self._waiting.close()
+            self._index_log.close()
         self._wake()
 
     def __enter__(self) -> Self:

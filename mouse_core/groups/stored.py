@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -237,18 +237,23 @@ Range = tuple[float | None, float | None]
 """The least and the most that are wanted; None: any."""
 
 
-def select_rollouts(
-    root: Path,
-    parts: Sequence[GroupFile],
-    environment: str | None,
-    policy_version: str | int | Collection[str | int] | None,
-    example_id: str | int | Collection[str | int] | None,
-    since: float | None,
-    until: float | None,
-    tokens: Range | None,
-    rewards: Range | None,
-) -> StoredRollouts:
+class RolloutFilter(TypedDict, total=False):
+    """The keyword arguments of ``open_rollouts``."""
+
+    environment: str | None
+    policy_version: str | int | Collection[str | int] | None
+    example_id: str | int | Collection[str | int] | None
+    since: float | None
+    until: float | None
+    tokens: Range | None
+    rewards: Range | None
+
+
+def select_rollouts(root: Path, parts: Sequence[GroupFile], **where: Unpack[RolloutFilter]) -> StoredRollouts:
     """Return the rollouts of some groups; see ``open_rollouts``."""
+    if unknown := where.keys() - RolloutFilter.__annotations__:
+        raise TypeError(f"rollouts: expected arguments among {list(RolloutFilter.__annotations__)}, found {unknown}")
+    since, until, tokens, rewards = where.get("since"), where.get("until"), where.get("tokens"), where.get("rewards")
     for name, bound in (("since", since), ("until", until)):
         if not _is_bound(bound):
             raise ConfigError(f"{name}: expected seconds since 1970 or None, found {bound!r:.80}")
@@ -256,12 +261,13 @@ def select_rollouts(
         is_pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(_is_bound, given))
         if given is not None and not is_pair:
             raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
-    if environment is not None:
-        names = sorted({part.key.environment for part in parts})
-        if environment not in names:
-            raise MissingFieldError(f"environment: expected one of {names}, found {environment!r}")
+    if (environment := where.get("environment")) is not None:
+        known = sorted({part.key.environment for part in parts})
+        if environment not in known:
+            raise MissingFieldError(f"environment: expected one of {known}, found {environment!r}")
         parts = [part for part in parts if part.key.environment == environment]
-    for field_name, wanted in (("policy_version", policy_version), ("example_id", example_id)):
+    names = {"policy_version": where.get("policy_version"), "example_id": where.get("example_id")}
+    for field_name, wanted in names.items():
         if wanted is not None:
             single = isinstance(wanted, str | int | np.integer)
             texts = {str(one) for one in ([wanted] if single else wanted)}  # type: ignore[union-attr]
@@ -293,17 +299,7 @@ def _bounds(given: Range) -> tuple[float, float]:
     return -np.inf if given[0] is None else given[0], np.inf if given[1] is None else given[1]
 
 
-def open_rollouts(
-    root_path: str | Path,
-    *,
-    environment: str | None = None,
-    policy_version: str | int | Collection[str | int] | None = None,
-    example_id: str | int | Collection[str | int] | None = None,
-    since: float | None = None,
-    until: float | None = None,
-    tokens: Range | None = None,
-    rewards: Range | None = None,
-) -> StoredRollouts:
+def open_rollouts(root_path: str | Path, **where: Unpack[RolloutFilter]) -> StoredRollouts:
     """Open the sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
 
     Args:
@@ -330,5 +326,4 @@ def open_rollouts(
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    parts = read_index(root).parts
-    return select_rollouts(root, parts, environment, policy_version, example_id, since, until, tokens, rewards)
+    return select_rollouts(root, read_index(root).parts, **where)

@@ -996,7 +996,7 @@ def test_a_batch_is_in_the_log_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise StorageError("No space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole._folder._index_log, "append", full)
+        patch.setattr(whole._index_log, "append", full)
         with pytest.raises(StorageError, match="No space left"):
             whole.create_and_store_batch(4)
     assert whole.batches == []

@@ -123,7 +123,7 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> 
             assert os.waitpid(child, 0)[1] == signal.SIGKILL
     found = Counter(open_rollouts(buffer.root_path).uids)
     with RolloutBuffer(buffer.root_path) as again:
-        found.update(uid for uid in again._folder.waiting.by_uid)
+        found.update(uid for uid in again._waiting.by_uid)
     assert set(found.values()) == {1}
     assert {f"p0-{number}" for number in crash.numbers(told)} <= found.keys()
 
