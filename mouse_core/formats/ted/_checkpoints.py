@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +70,40 @@ def write_checkpoint(
     if layout not in _LAYOUTS:
         raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
     if hasattr(steps, "storage"):
-        ring, batch_size = _of_buffer(steps), batch_size or steps.batch_size
+        arrays, capacity, cursor = _of_storage(steps.storage)
+        batch_size = batch_size or steps.batch_size
     else:
-        ring = _ring(steps, capacity, cursor)
-    ring = ring if layout == "ted" else _turned(ring)
-    changed = _in_layout(ring, layout, {"done_keys": done_keys, "reward_keys": reward_keys})
-    lanes = int(np.prod(ring.shape[1:], dtype=np.int64))
+        arrays, capacity, cursor = _of_steps(steps, capacity, cursor)
+    used, *lanes = _shape(arrays, "steps")
+    shape, count = (capacity, *lanes), used * math.prod(lanes)
+    if used < capacity:  # places that are not used hold zeros
+        arrays = {
+            key: np.concatenate([values, np.zeros((capacity - used, *values.shape[1:]), values.dtype)])
+            for key, values in arrays.items()
+        }
+    elif layout != "ted" and lanes and not cursor and used > 1:
+        # TorchRL's Flat2TED copies [:-cursor] of a full ring of several environments, which is empty at 0.
+        arrays, cursor = {key: np.roll(values, 1, axis=0) for key, values in arrays.items()}, 1
+    changed: dict[str, Any] = nest(arrays)
+    if layout != "ted":
+        options: dict[str, Any] = {"shift": cursor, "is_full": used == capacity}
+        convert = TED2Flat if layout == "flat" else TED2Nested
+        changed = convert(changed, **options, done_keys=done_keys, reward_keys=reward_keys)
     with making(Path(path), "write_checkpoint") as partial:
         storage = partial / "storage"
         storage.mkdir()
         if layout == "h5":
-            _write_file(storage / "checkpoint.h5", changed, ring.used * lanes)
+            _write_file(storage / "checkpoint.h5", H5Split(changed), count)
         else:
-            _write_folder(storage, changed, layout, ring.shape)
-            said = {"metadata": {}, "is_pytree": False, "len": ring.used * lanes}
+            _write_folder(storage, changed, layout, shape)
+            said = {"metadata": {}, "is_pytree": False, "len": count}
             (storage / "storage_metadata.json").write_text(json.dumps(said), encoding="utf-8")
         (partial / "writer").mkdir()
-        said = {"cursor": ring.cursor, "write_count": ring.used * lanes}
+        said = {"cursor": cursor, "write_count": count}
         (partial / "writer" / "metadata.json").write_text(json.dumps(said), encoding="utf-8")
         said = {"batch_size": batch_size, "consume_after_n_samples": None}
         (partial / "buffer_metadata.json").write_text(json.dumps(said), encoding="utf-8")
-    return ring.used * lanes
+    return count
 
 
 def read_checkpoint(
@@ -138,49 +151,30 @@ def read_checkpoint(
 # ---------------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True)
-class _Ring:
-    """The places of a buffer.
-
-    Args:
-        arrays: ``[*shape, ...]`` by path.
-        shape: ``[capacity]`` or ``[capacity, environments]``.
-        used: How many places are used, along time.
-        cursor: Which is written next.
-    """
-
-    arrays: Arrays
-    shape: tuple[int, ...]
-    used: int
-    cursor: int
-
-
-def _of_buffer(buffer: Any) -> _Ring:
-    storage = buffer.storage
+def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
+    """Return the arrays of a buffer's storage by path, its capacity along time, and the place that is written next."""
     lanes, rows = storage.num_envs, len(storage)
     if not rows:
         raise ConfigError("write_checkpoint: expected steps, found an empty buffer")
     shape = (rows // lanes, lanes) if storage.ndim > 1 else (rows,)
-    slots, arrays = np.arange(rows), {}
+    slots = np.arange(rows)
     if hasattr(storage, "batch"):  # a list of rows
         batch = storage.batch(slots)
         found = by_path(batch) if isinstance(batch, Mapping) else {}
     else:
         found = {(key,) if isinstance(key, str) else tuple(key): storage.read(key, slots) for key in storage.keys}
-    for key, values in found.items():
-        arrays[key] = values.reshape(*shape, *values.shape[1:])
-    _shape(arrays, "steps")
     capacity = storage.capacity // lanes
-    return _padded(arrays, shape, capacity, storage.written // lanes % capacity)
+    arrays = {key: values.reshape(*shape, *values.shape[1:]) for key, values in found.items()}
+    return arrays, capacity, storage.written // lanes % capacity
 
 
-def _ring(steps: Any, capacity: int | None, cursor: int) -> _Ring:
+def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, int, int]:
+    """Return the arrays of steps by path, the capacity, and the place that is written next."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
         raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")
     arrays = {key: np.asarray(value) for key, value in by_path(steps).items()}
-    shape = _shape(arrays, "steps")
-    used = shape[0]
+    used = _shape(arrays, "steps")[0]
     capacity = used if capacity is None else capacity
     if capacity < used:
         raise ConfigError(f"capacity: expected at least the {used} steps there are, found {capacity}")
@@ -188,51 +182,17 @@ def _ring(steps: Any, capacity: int | None, cursor: int) -> _Ring:
         raise ConfigError(
             f"cursor: expected a place of a ring that is full, 0..{capacity - 1}, found {cursor} for {used} steps"
         )
-    return _padded(arrays, shape, capacity, cursor if used == capacity else used)
-
-
-def _padded(arrays: Arrays, shape: tuple[int, ...], capacity: int, cursor: int) -> _Ring:
-    """The places of a buffer: those that are not used hold zeros."""
-    if shape[0] < capacity:
-        rest = capacity - shape[0]
-        arrays = {
-            key: np.concatenate([values, np.zeros((rest, *values.shape[1:]), values.dtype)])
-            for key, values in arrays.items()
-        }
-    return _Ring(arrays, (capacity, *shape[1:]), shape[0], cursor)
-
-
-def _turned(ring: _Ring) -> _Ring:
-    """Return the ring with its oldest step at place 1, if TorchRL could not load it from place 0.
-
-    For a full ring of several environments, its ``Flat2TED`` copies ``[:-cursor]``, which is empty at 0.
-    """
-    if len(ring.shape) == 1 or ring.used < ring.shape[0] or ring.cursor or ring.used == 1:
-        return ring
-    return _Ring({key: np.roll(values, 1, axis=0) for key, values in ring.arrays.items()}, ring.shape, ring.used, 1)
-
-
-def _in_layout(ring: _Ring, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    steps = nest(ring.arrays)
-    if layout == "ted":
-        return steps
-    full = ring.used == ring.shape[0]
-    options = {**options, "shift": ring.cursor, "is_full": full}
-    changed: dict[str, Any] = TED2Flat(steps, **options) if layout == "flat" else TED2Nested(steps, **options)
-    return H5Split(changed) if layout == "h5" else changed
+    return arrays, capacity, cursor if used == capacity else used
 
 
 def _write_folder(folder: Path, changed: Mapping[str, Any], layout: str, shape: tuple[int, ...]) -> None:
-    writer = FolderWriter(folder)
     others = {name: value for name, value in changed.items() if name in _ABOUT and layout != "ted"}
     others |= {"_storage_shape": list(shape)} if others else {}
-    try:
+    with closing(FolderWriter(folder, nested=layout == "nested")) as writer:
         for key, values in by_path({name: value for name, value in changed.items() if name not in others}).items():
             for part in values if layout == "nested" else [values]:
-                writer.append(key, part, row_ends=layout == "nested")
-        writer.finish(batch=shape if layout == "ted" else (), others=others, nested=layout == "nested")
-    finally:
-        writer.close()
+                writer.append(key, part, ends=True)
+        writer.finish(batch=shape if layout == "ted" else (), others=others)
 
 
 def _write_file(file: Path, split: Mapping[str, Any], length: int) -> None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.values import read_values
+from mouse_core.formats.columns.named import Columns
+from mouse_core.formats.sources import pieces_of
 from mouse_core.formats.ted._reading import Key
-from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
 _LAYOUTS = ("ted", "flat", "nested")
 _NEEDED = ("reward", "done", "episode_step")
-_SEEN = ("observation", "metadata_", "episode_step")
+_SEEN = ("observation", "metadata_", "step_count")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
 
 
@@ -52,114 +52,65 @@ def write_ted(
     Raises:
         ConfigError: Something is at ``path``, another process is writing it, or an unknown layout.
         StorageError: It cannot be written; nothing is left then.
-        SchemaError: Rows of the other alignment, or a column that tensors cannot hold: texts, nulls, rows of differing
-            length.
-        DataError: An episode that goes on after a done code, in a layout that cannot hold it.
+        SchemaError: Rows of the other alignment, or a column of texts.
+        DataError: Nulls, rows of different lengths, or an episode that goes on after a done code, in a layout that
+            cannot hold it.
     """
     target = Path(path)
     if layout not in _LAYOUTS:
         raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
     columns = None if columns is None else check_list("columns", columns)
-    if stream.alignment != "arrived":
-        raise SchemaError(f"write_ted: expected rows of alignment 'arrived', found {stream.alignment!r}")
     is_file = target.suffix in (".h5", ".hdf5")
-    with making(target, "write_ted", folder=not is_file) as partial:
-        writer: FolderWriter | _FileWriter = _FileWriter(partial) if is_file else FolderWriter(partial)
-        try:
-            steps = _write(stream, writer, layout, columns)
-        finally:
-            writer.close()
-    return steps
+    with (
+        making(target, "write_ted", folder=not is_file) as partial,
+        closing((_FileWriter if is_file else FolderWriter)(partial, nested=layout == "nested")) as writer,
+    ):
+        return _write(stream, writer, layout, columns)
 
 
 def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, columns: Sequence[str] | None) -> int:
     steps = 0
-    for rows, start, final in _with_neighbours(stream, columns):
-        # Row 0 was written before, unless it is the first of all; the last row's successor is not known. Of two
-        # episodes of two transitions, with start 1 0 0 1 0 0, steps lead to rows 1 2 4 5, and rows 2 and 5 are ends.
-        here = np.arange(int(rows["_written"][0]), len(start) - (not final))
-        follows = np.append(start[1:], final)
-        transition = here[~start[here]]
-        boundary = ~start & follows
-        ends = rows["done"] != 0
-        if layout != "ted" and (ends & ~boundary & ~start)[here].any():
+    for rows, begins, ends, is_last in _runs(stream, columns):
+        done, goes_on = rows["done"] != 0, slice(1, -1 if ends else None)
+        if layout != "ted" and done[goes_on].any():
             raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
+        done[-1] |= ends and not is_last  # the last episode may go on
         flags = {
             "reward": rows["reward"],
-            "done": ends | (~start & np.append(start[1:], False)),  # the last episode may go on
+            "done": done,
             "terminated": rows["done"] == 1,
             "truncated": rows["done"] == 2,
         }
-        steps += len(transition)
-        parts = _Parts(
-            {_key(name): values for name, values in rows.items() if name.startswith(_SEEN)},
-            {_key(name): values for name, values in rows.items() if name == "action" or name.startswith("action_")},
-            {_key(name): values for name, values in flags.items()},
-            # A row that begins an episode of nothing else belongs to no step.
-            here[~(start & follows)[here]],
-            transition,
-            boundary,
-        )
-        {"ted": _add_steps, "flat": _add_flat, "nested": _add_nested}[layout](writer, parts)
+        for path, values in _entries(rows, flags, layout, begins):
+            writer.append(path, _shaped(path, values), ends=ends)
+        steps += len(done) - 1
     if not steps:
         raise DataError(f"{stream.path}: expected at least one transition, found none")
     others = {} if layout == "ted" else {"is_full": True, "shift": 0, "_storage_shape": [steps]}
-    writer.finish(batch=(steps,) if layout == "ted" else (), others=others, nested=layout == "nested")
+    writer.finish(batch=(steps,) if layout == "ted" else (), others=others)
     return steps
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Rows on their way into a layout, with their neighbours.
+def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
+    """Yield the entries that rows add to, and their values there.
 
-    Args:
-        seen, action, flags: Values by column, a row each: what belongs to the observation, to the action, and what
-            stands in ``next`` alone.
-        kept: Numbers of the rows to write.
-        transition: Of those that a step leads to.
-        boundary: Whether an episode ends with a row.
+    Of the rows 0 1 2 3, three steps lead from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" have each
+    observation once: of all four rows if these begin an episode, else row 0 was written before.
     """
-
-    seen: dict[Key, npt.NDArray[Any]]
-    action: dict[Key, npt.NDArray[Any]]
-    flags: dict[Key, npt.NDArray[Any]]
-    kept: npt.NDArray[np.int64]
-    transition: npt.NDArray[np.int64]
-    boundary: npt.NDArray[np.bool_]
-
-
-def _key(column: str) -> Key:
-    return ("step_count" if column == "episode_step" else column,)
-
-
-def _add_steps(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
-    for key, values in parts.seen.items():
-        writer.append(key, _shaped(key, values[parts.transition - 1]))
-        writer.append(("next", *key), _shaped(key, values[parts.transition]))
-    for key, values in parts.action.items():
-        writer.append(key, values[parts.transition])
-    for key, values in parts.flags.items():
-        writer.append(("next", *key), _shaped(key, values[parts.transition]))
-        if key != ("reward",):
-            writer.append(key, _shaped(key, np.zeros(len(parts.transition), bool)))
-
-
-def _add_flat(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
-    for key, values in parts.seen.items():
-        writer.append(key, _shaped(key, values[parts.kept]))
-    for key, values in (parts.action | parts.flags).items():
-        writer.append(key, _shaped(key, values[parts.transition]))
-
-
-def _add_nested(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
-    for keys, chosen in ((parts.seen, parts.kept), (parts.action | parts.flags, parts.transition)):
-        stops = np.flatnonzero(parts.boundary[chosen]) + 1
-        for key, values in keys.items():
-            runs = np.split(_shaped(key, values[chosen]), stops)
-            for number, run in enumerate(runs):
-                ended = number < len(runs) - 1
-                if ended or len(run):
-                    writer.append(key, run, row_ends=ended)
+    for name, values in rows.items():
+        if name.startswith(_SEEN):
+            if layout == "ted":
+                yield (name,), values[:-1]
+                yield ("next", name), values[1:]
+            else:
+                yield (name,), values if begins else values[1:]
+    for name, values in rows.items():
+        if name == "action" or name.startswith("action_"):
+            yield (name,), values[1:]
+    for name, values in flags.items():
+        yield ("next", name) if layout == "ted" else (name,), values[1:]
+        if layout == "ted" and name != "reward":
+            yield (name,), np.zeros(len(values) - 1, bool)
 
 
 def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -167,71 +118,50 @@ def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
 
 
-# ---------------------------------------------------------------------- rows
+def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, bool, bool, bool]]:
+    """Yield runs of at least two rows of an episode, of which the first is the last of the run before.
 
+    An episode of one row has no step, and is left out.
 
-def _with_neighbours(
-    stream: RowStream, columns: Sequence[str] | None
-) -> Iterator[tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_], bool]]:
-    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if they end."""
-    held: dict[str, npt.NDArray[Any]] | None = None
-    for batch in stream:
-        if not batch.num_rows:
-            continue
-        rows = _arrays(batch, columns, stream.path)
-        rows["_written"] = np.zeros(batch.num_rows, bool)
-        rows["_start"] = _starts(rows, held)
-        if held is None:
-            rows["_start"][0] = True
-        else:
-            rows = {name: np.concatenate([held[name], values]) for name, values in rows.items()}
+    Yields:
+        The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream does.
+    """
+    held: Columns = {}
+    names: set[str] = set()
+    begins = True
+    pieces: Iterator[Any] = chain(pieces_of(_chosen(stream, columns)), [None])
+    for (is_new, piece), following in pairwise(pieces):
+        if is_new:
+            held, begins = {}, True
+        names = names or set(piece)
+        if uneven := sorted(piece.keys() ^ names):
+            raise DataError(f"{stream.path}: columns {uneven}: expected values in all rows, found nulls")
+        for name, values in piece.items():
+            if values.dtype.kind not in "biuf":
+                reason = "expected numbers, found others; columns= says what to write"
+                raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
+        step = held["step_count"][-1] + 1 if held else 0
+        piece["step_count"] = step + np.arange(len(piece["done"]))
+        rows = {name: np.concatenate([held[name], values]) if held else values for name, values in piece.items()}
         if len(rows["done"]) > 1:
-            yield rows, rows["_start"], False
-            held = {name: values[-2:].copy() for name, values in rows.items()}
-            held["_written"] = np.array([True, False])
-        else:
-            held = rows
-    if held is not None:
-        yield held, held["_start"], True
+            yield rows, begins, following is None or following[0], following is None
+            begins = False
+        held = {name: values[-1:] for name, values in rows.items()}
 
 
-def _starts(rows: dict[str, npt.NDArray[Any]], held: dict[str, npt.NDArray[Any]] | None) -> npt.NDArray[np.bool_]:
-    if "episode_step" in rows:
-        return np.asarray(rows["episode_step"] == 0)
-    start = np.concatenate([[held is None or bool(held["done"][-1])], rows["done"][:-1] != 0])
-    return np.asarray(start, bool)
-
-
-def _arrays(batch: pa.RecordBatch, columns: Sequence[str] | None, where: str) -> dict[str, npt.NDArray[Any]]:
-    names = batch.schema.names
+def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
+    """Return the stream with the columns that are written."""
+    names = stream.schema.names
     for name in ("action", "reward", "done"):
         if name not in names and not any(other.startswith(f"{name}_") for other in names):
-            raise SchemaError(f"{where}: expected a column {name!r}, found {names}")
+            raise SchemaError(f"{stream.path}: expected a column {name!r}, found {names}")
     for name in columns or ():
         if name not in names:
             raise ConfigError(f"columns: expected some of {names}, found {name!r}")
-    if columns is not None:
-        names = [name for name in names if name in (*columns, *_NEEDED) or name.startswith("action")]
-    return {name: _column(batch.column(name), name, where) for name in names}
-
-
-def _column(array: pa.Array, name: str, where: str) -> npt.NDArray[Any]:
-    values = read_values(array)
-    if values.kind.kind == "image":
-        return np.stack([_pixels(value.as_py(), name, where) for value in values.array])
-    if values.numbers is None or values.shape is None:
-        raise SchemaError(
-            f"{where}: column {name!r}: expected numbers of one shape without nulls, found {array.type}; "
-            "columns= says what to write"
-        )
-    return values.numbers
-
-
-def _pixels(value: Any, name: str, where: str) -> npt.NDArray[np.uint8]:
-    try:
-        return decode_image(value)
-    except ValueError as error:
-        raise DataError(f"{where}: column {name!r}: {error}") from error
+    if columns is None:
+        return stream
+    chosen = [name for name in names if name in (*columns, *_NEEDED) or name.startswith("action")]
+    return stream.replace(batches=lambda: (batch.select(chosen) for batch in stream))
 
 
 # ---------------------------------------------------------------------- files
@@ -242,29 +172,29 @@ class FolderWriter:
 
     Args:
         folder: An existing, empty folder.
+        nested: Whether entries are nested tensors, with a row for each trajectory.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, nested: bool) -> None:
+        self._folder, self._nested = folder, nested
         self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._rows: dict[Key, int] = {}
-        self._lengths: dict[Key, list[int]] = {}
+        self._lengths: dict[Key, list[int]] = {}  # of trajectories; the last is the one that goes on
         self._streams: dict[Key, Any] = {}
 
-    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
-        """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
+    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
+        """Add values to an entry; ``ends`` tells whether a trajectory ends with them."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
             place.mkdir(parents=True, exist_ok=True)
             self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
             self._entries[path] = values.dtype, values.shape[1:]
-            self._rows[path] = 0
+            self._lengths[path] = [0]
         self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
-        self._rows[path] += len(values)
-        if row_ends:
-            self._lengths.setdefault(path, []).append(self._rows[path] - sum(self._lengths.get(path, ())))
+        self._lengths[path][-1] += len(values)
+        if ends:
+            self._lengths[path].append(0)
 
-    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
         """Write the descriptions."""
         self.close()
         folders: dict[Key, dict[str, Any]] = {(): {}}
@@ -272,16 +202,13 @@ class FolderWriter:
             for depth in range(1, len(path)):
                 folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
                 folders.setdefault(path[:depth], {})
-            whole = [self._rows[path], *shape]
-            if nested:
-                lengths = self._lengths.get(path, [])
-                rest = self._rows[path] - sum(lengths)
-                lengths = [*lengths, rest] if rest else lengths  # what came last has not ended
-                batch = (len(lengths),)
-                shapes = np.array([[length, *shape] for length in lengths], "<i8")
+            whole = [sum(self._lengths[path]), *shape]
+            if self._nested:
+                shapes = np.array([[length, *shape] for length in self._lengths[path][:-1]], "<i8")
+                batch = shapes.shape[:1]
                 self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
                 whole = list(shapes.shape)
-            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": nested}
+            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": self._nested}
             folders[path[:-1]][path[-1]] = entry
         for name, value in others.items():
             folders[()][name] = {"type": "NonTensorData"}
@@ -307,33 +234,31 @@ class _FileWriter:
 
     Args:
         path: The file.
+        nested: Whether each trajectory has a group of its own.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = import_h5py().File(path, "w")
+    def __init__(self, path: Path, *, nested: bool) -> None:
+        self._file, self._nested = import_h5py().File(path, "w"), nested
         self._run: dict[Key, list[npt.NDArray[Any]]] = {}
         self._ended: dict[Key, int] = {}
 
-    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
-        """Add rows to an entry, which are kept in memory until they are a chunk, or a trajectory."""
+    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
+        """Add values to an entry, which stay in memory until they are a chunk, or a trajectory."""
         self._run.setdefault(path, []).append(values)
-        if row_ends:
+        if self._nested and ends:
             number = self._ended.get(path, 0)
             self._ended[path] = number + 1
-            self._file["/".join((f"traj_{number:09d}", *path))] = np.concatenate(self._run.pop(path))
-        elif sum(part.nbytes for part in self._run[path]) > 1 << 20 and not self._ended:
+            self._flush(path, f"traj_{number:09d}/")
+        elif not self._nested and sum(part.nbytes for part in self._run[path]) > 1 << 20:
             self._flush(path)
 
-    def _flush(self, path: Key) -> None:
-        append_rows(self._file, "/".join(path), np.concatenate(self._run.pop(path)))
+    def _flush(self, path: Key, group: str = "") -> None:
+        append_rows(self._file, group + "/".join(path), np.concatenate(self._run.pop(path)))
 
-    def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None:
-        """Write what is left."""
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
+        """Write the values that are still in memory."""
         for path in list(self._run):
-            if nested:
-                self.append(path, self._run[path][-1][:0], row_ends=True)
-            else:
-                self._flush(path)
+            self._flush(path)
         for name, value in others.items():
             self._file[name] = np.asarray(value)
 
