@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import import_h5py
 from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, by_path, key_of
-from mouse_core.formats.ted._reading import Key, Trajectories, environments, has_next, opened, steps_of
+from mouse_core.formats.ted._reading import Key, environments, has_next, opened, steps_of
 from mouse_core.formats.ted._writing import FolderWriter
 from mouse_core.nested import nest
 
@@ -129,7 +129,7 @@ def read_checkpoint(
     with opened(root) as found:
         outer = environments(found)
         blocks = [*steps_of(found, batch_rows=_AT_ONCE, apart=apart)]
-        is_ted = not isinstance(found, Trajectories) and has_next(found)
+        is_ted = has_next(found)
     if not blocks:
         raise SchemaError(f"{root}: expected steps, found none")
     parts = [

@@ -31,6 +31,16 @@ _DTYPES = {
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
 Key = tuple[str, ...]
+Lane = tuple[int, int]
+"""How many leading dimensions are time and environments, and the number of one environment among all."""
+
+
+def _of_lane(values: Any, lane: Lane | None) -> Any:
+    """Return the rows of one environment, of values ``[time, environments.., ...]``."""
+    if lane is None:
+        return values
+    dimensions, number = lane
+    return values.reshape(len(values), math.prod(values.shape[1:dimensions]), *values.shape[dimensions:])[:, number]
 
 
 @dataclass(frozen=True)
@@ -47,31 +57,17 @@ class MemmapArray:
     dtype: str
     shape: tuple[int, ...]
 
-    def read(self, first: int, end: int) -> npt.NDArray[Any]:
-        """Read rows ``first..end - 1``.
+    def read(self, first: int, end: int, lane: Lane | None = None) -> npt.NDArray[Any]:
+        """Read rows ``first..end - 1``, of one environment or of all.
 
         Raises:
             DataError: The file has become shorter.
         """
-        count = max(end - first, 0)
-        width = math.prod(self.shape[1:])
-        with reading(self.file):
-            values = np.fromfile(self.file, self.stored, count * width, offset=first * width * self.stored.itemsize)
-        if values.size != count * width:
-            raise damaged(self.file, f"expected rows up to {end}, found its end before")
-        return self._delivered(values).reshape(count, *self.shape[1:])
-
-    def read_lane(self, first: int, end: int, dimensions: int, lane: int) -> npt.NDArray[Any]:
-        """Read rows ``first..end - 1`` of one environment, without the values of others.
-
-        Values are ``[time, environments.., ...]``, with ``dimensions`` leading dimensions for time and environments.
-        """
         if not math.prod(self.shape):
-            return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
+            return self._delivered(np.zeros(self.shape, self.stored)[first:end])
         with reading(self.file):
             mapped: Any = np.memmap(self.file, self.stored, mode="r", shape=self.shape)
-            lanes = mapped.reshape(self.shape[0], -1, *self.shape[dimensions:])
-            return self._delivered(np.array(lanes[first:end, lane]))
+            return self._delivered(np.array(_of_lane(mapped, lane)[first:end]))
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -185,15 +181,9 @@ class FolderEntries:
             if file.is_file():
                 self.about[f"_{name}"] = read_json_object(file).get(name)
 
-    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """Read rows ``first..end - 1`` of some entries."""
-        return [self._arrays[key].read(first, end) for key in keys]
-
-    def read_lane(
-        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
-    ) -> list[npt.NDArray[Any]]:
-        """Read the rows of one environment; see ``MemmapArray.read_lane``."""
-        return [self._arrays[key].read_lane(first, end, dimensions, lane) for key in keys]
+    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
+        """Read rows ``first..end - 1`` of some entries, of one environment or of all."""
+        return [self._arrays[key].read(first, end, lane) for key in keys]
 
 
 class FileEntries:
@@ -225,18 +215,10 @@ class FileEntries:
                     f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
                 )
 
-    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """As ``FolderEntries``."""
-        return self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
-
-    def read_lane(
-        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
-    ) -> list[npt.NDArray[Any]]:
-        """As ``FolderEntries``; reads all environments, as they share the chunks of the file."""
-        return [
-            values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
-            for values in self.read(keys, first, end)
-        ]
+    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
+        """See ``FolderEntries``; all environments are read, as they share the chunks of the file."""
+        found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
+        return [_of_lane(values, lane) for values in found]
 
 
 Entries = FolderEntries | FileEntries
@@ -251,12 +233,14 @@ class Trajectories:
 
     Attributes:
         names: Names of the groups, in order.
+        shapes: Empty; each group has its own.
         about: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
     """
 
     def __init__(self, file: H5File, names: Sequence[str]) -> None:
         self.file, self.name = file, file.path
         self.names = sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+        self.shapes: dict[Key, tuple[int, ...]] = {}
         self.about: dict[str, Any] = {}
         for name in {"shift", "is_full", "_storage_shape", "_len"}.intersection(names):
             values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
@@ -360,7 +344,7 @@ def steps_of(
 
 def environments(found: Entries | Trajectories) -> tuple[int, ...]:
     """Return the shape of the environments; empty for one environment."""
-    if not isinstance(found, Trajectories) and has_next(found):
+    if has_next(found):
         return _shape_of_steps(found)[1:]
     shape = found.about.get("_storage_shape") or [0]
     return () if isinstance(shape, int) else tuple(shape[1:])
@@ -382,7 +366,7 @@ def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
             seen += _count_steps(entries, "'done' in every trajectory")
 
 
-def has_next(entries: Entries) -> bool:
+def has_next(entries: Entries | Trajectories) -> bool:
     """Whether each step is stored with its ``next``; otherwise each observation is stored once."""
     return any(key[0] == "next" for key in entries.shapes)
 
@@ -398,10 +382,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
     for lane in range(lanes):
         for number, (begin, end) in enumerate(stretches):
-            if len(shape) == 1:
-                read = entries.read(wanted, begin, end)
-            else:
-                read = entries.read_lane(wanted, begin, end, len(shape), lane)
+            read = entries.read(wanted, begin, end, (len(shape), lane))
             found = dict(zip(wanted, read, strict=True))
             yield StepBlock(
                 {key: found[key] for key in both},
@@ -411,7 +392,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
             )
 
 
-def _shape_of_steps(entries: Entries) -> tuple[int, ...]:
+def _shape_of_steps(entries: Entries | Trajectories) -> tuple[int, ...]:
     """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
     flag = next((key for key in _DONE if ("next", *key) in entries.shapes), None)
     if flag is None:
