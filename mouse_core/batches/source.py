@@ -130,8 +130,8 @@ class BatchSource:
         if lengths is not None or hasattr(sampling, "cut_many"):
             from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
 
-            cut = cut_of(lengths, sampling, sequence_length, pad, padded=boundary != "stream" or windows is not None)
-            sampling, sequence_length, pad = cut.sampling, cut.sequence_length, cut.pad
+            padded_before = boundary != "stream" or windows is not None
+            sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
         if windows is None:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -142,7 +142,7 @@ class BatchSource:
                 *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
             )
         sampler = snapshot.sampled_by(sampler)
-        sampler = sampler if cut is None else cut.of(sampler)
+        sampler = sampler if cut is None else cut(sampler)
         has_steps = around is None or around.batch_dims == 2
         if not has_steps and (packed is not False or cut is not None):
             option = "lengths" if packed is False else "packed"

@@ -27,11 +27,11 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling import (
+    SAMPLERS,
     CyclicWindows,
     EpisodeWindows,
-    LastWindows,
+    ManyStarts,
     PaddedSampler,
-    RandomWindows,
     SequentialWindows,
     WindowSampler,
 )
@@ -44,6 +44,8 @@ from mouse_core.store.snapshot import Snapshot
 Int64s = npt.NDArray[np.int64]
 
 Per = Literal["member", "trajectory", "step"]
+
+_OURS: Any = (*SAMPLERS.values(), EpisodeWindows)
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +155,7 @@ _MANY_WINDOWS = 2048
 
 
 @dataclass(frozen=True)
-class MixedWindows:
+class MixedWindows(ManyStarts):
     """Windows of several members, of each as many as its share says; a source of a mixture has such a sampler.
 
     Of all batches, one behind the other, window n is of the member that ``Shares`` says. A member's windows are counted
@@ -195,11 +197,6 @@ class MixedWindows:
                 if shares.windows[number]:  # else there may be rows when its stage has come
                     raise ConfigError(f"mixture: member {self.mix.names[number]!r}: {error}") from error
         return 1 if _is_last(self.each) else -(-windows // self.batch_size)
-
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
-        return starts
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
@@ -308,18 +305,15 @@ def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
     return PaddedMixedWindows(sampler, mix) if isinstance(sampler, PaddedSampler) else MixedWindows(sampler, mix)
 
 
-def _is_last(sampler: WindowSampler) -> bool:
+def _is_last(sampler: Any) -> bool:
     """Whether every batch is the last windows, of which a member gives its share."""
-    return isinstance(sampler, LastWindows) or (isinstance(sampler, EpisodeWindows) and sampler.sampling == "last")
+    return isinstance(sampler, _OURS) and bool(sampler.name == "last")
 
 
-def _sized(sampler: WindowSampler, batch_size: int) -> WindowSampler:
+def _sized(sampler: Any, batch_size: int) -> WindowSampler:
     """Return the sampler with batches of another size, if it is one that draws any size."""
-    from mouse_core.sampling import BlockWindows  # loaded where it is asked for
-
-    if isinstance(sampler, RandomWindows | LastWindows | CyclicWindows | EpisodeWindows | BlockWindows):
-        return replace(sampler, batch_size=batch_size)
-    return sampler
+    sized: WindowSampler = replace(sampler, batch_size=batch_size) if isinstance(sampler, _OURS) else sampler
+    return sized
 
 
 def _members(snapshot: Snapshot) -> MixtureSnapshot:

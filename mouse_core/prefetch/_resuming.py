@@ -12,6 +12,7 @@ from mouse_core._base.checks import state_number
 from mouse_core._base.identity import fingerprint_of
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
+from mouse_core.sampling import SAMPLERS
 from mouse_core.sampling.plan import MASK
 
 _NUMBERS = ("seed", "next_index", "epoch_start")
@@ -23,14 +24,8 @@ _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 _WHEREVER = ("sampling", "normalize", "augment", "map", "lengths", "packed")
 # Mixtures of mixtures.
 _DEEPEST = 16
-# Samplers of the stream of steps, and what they are called where somebody asks for one.
-_OF_STREAM = {
-    "RandomWindows": "random",
-    "LastWindows": "last",
-    "SequentialWindows": "sequential",
-    "CyclicWindows": "batch",
-    "BlockWindows": "blocks",
-}
+# Names of the samplers of the stream of steps, by class.
+_OF_STREAM = {kind.__name__: name for name, kind in SAMPLERS.items()}
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
-from typing import TYPE_CHECKING
-
+from mouse_core.sampling.blocks import BlockWindows, Pool
+from mouse_core.sampling.offsets import Seconds
 from mouse_core.sampling.plan import (
     Blocks,
     ManyStarts,
@@ -13,6 +13,7 @@ from mouse_core.sampling.plan import (
     WindowSampler,
 )
 from mouse_core.sampling.windows import (
+    SAMPLERS,
     Boundary,
     Column,
     CyclicWindows,
@@ -25,11 +26,8 @@ from mouse_core.sampling.windows import (
     window_sampler,
 )
 
-if TYPE_CHECKING:
-    from mouse_core.sampling.blocks import BlockWindows, Pool
-    from mouse_core.sampling.offsets import Seconds
-
 __all__ = [
+    "SAMPLERS",
     "BlockWindows",
     "Blocks",
     "Boundary",
@@ -52,17 +50,3 @@ __all__ = [
     "WindowSampler",
     "window_sampler",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import the modules that only windows of fields and sampling from blocks need."""
-        if name == "Seconds":
-            from mouse_core.sampling.offsets import Seconds
-
-            return Seconds
-        if name in ("BlockWindows", "Pool"):
-            from mouse_core.sampling import blocks
-
-            return getattr(blocks, name)
-        raise AttributeError(f"module 'mouse_core.sampling' has no attribute {name!r}")

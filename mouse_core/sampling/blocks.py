@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from mouse_core.randomness import Key, Order, Orders, Purpose
 from mouse_core.sampling.plan import (
     SECTION,
     Blocks,
+    ManyStarts,
     Stretches,
     cut_at_epochs,
     numbers_of_rows,
@@ -111,7 +112,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class BlockWindows:
+class BlockWindows(ManyStarts):
     """Windows drawn from a rotating pool of shuffled blocks of rows; every window of an epoch comes once.
 
     An epoch has the windows that lie side by side from a row on that is drawn for it: with windows of 64 steps one of
@@ -124,6 +125,8 @@ class BlockWindows:
         blocks: How long blocks are, and how many make a pool.
     """
 
+    name: ClassVar = "blocks"
+
     sequence_length: int
     batch_size: int
     blocks: Blocks = field(default_factory=Blocks)
@@ -131,11 +134,6 @@ class BlockWindows:
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """The fewest batches in which every window occurs."""
         return -(-self._windows(snapshot) // self.batch_size)
-
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
-        return starts
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice

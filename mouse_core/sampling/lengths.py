@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import is_whole
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, as_integers
-from mouse_core.sampling.plan import MASK, Blocks, PaddedSampler, ReadsBlocks, Sampling, Stretches, WindowSampler
+from mouse_core.sampling.plan import MASK, Blocks, PaddedSampler, Sampling, WindowSampler
 from mouse_core.spec import FieldSpec
 from mouse_core.store.snapshot import Snapshot
 
@@ -26,66 +27,34 @@ _INT32: np.dtype[Any] = np.dtype(np.int32)
 
 @dataclass(frozen=True)
 class DrawnLengths:
-    """Windows cut to lengths that are drawn, each at a place that is drawn within the window it is cut from.
+    """Windows cut to drawn lengths, each at a drawn place within the window that it is cut from.
 
-    A window of 8 steps that begins at row 100, of which 5 steps are to be left, begins at one of the rows 100..103,
-    each as likely. So of the rows of an episode none comes more often than another but for those near its ends, which
-    is so without lengths, too.
+    A window of 8 steps begins at row 100, and 5 of its steps are to stay: the cut window begins at one of the rows
+    100..103, each as likely. So all rows of an episode are equally likely, except those near its ends, which come less
+    often without lengths, too.
+
+    The class has all other attributes of ``sampler``, such as ``starts``, which are those of whole windows.
 
     Args:
-        sampler: Decides which windows they are cut from.
-        choices: The lengths, each as likely, ascending; where a window is shorter it stays as it is.
-        fill: What all fields become in steps that are not there; None: they repeat the last one that is.
+        sampler: Draws the windows that are cut.
+        choices: The lengths, each as likely, ascending; a shorter window stays as it is.
+        fill: The value of all fields in missing steps; None: they repeat the last step.
     """
 
     sampler: WindowSampler
     choices: tuple[int, ...]
     fill: float | None = None
 
-    @property
-    def sequence_length(self) -> int:
-        """Steps of a window before the cut."""
-        return self.sampler.sequence_length
-
-    @property
-    def batch_size(self) -> int:
-        """Windows in a whole batch."""
-        return self.sampler.batch_size
-
-    def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches of whole windows."""
-        return self.sampler.batches_per_epoch(snapshot)
-
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """Return where the windows begin before they are cut; see ``WindowSampler.starts``."""
-        return self.sampler.starts(seed, index, snapshot, epoch_start)
-
-    def starts_of_many(
-        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
-    ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``."""
-        draw = getattr(self.sampler, "starts_of_many", None)
-        starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start, rows)
-        return starts
-
-    def starts_to_read(
-        self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
-    ) -> Stretches | None:
-        """See ``ReadsBlocks.starts_to_read``: of whole windows."""
-        if not isinstance(self.sampler, ReadsBlocks):
-            return None
-        return self.sampler.starts_to_read(seed, batches, snapshot, epoch_start, rows=rows, begun=begun)
-
-    def pool(self, snapshot: Snapshot) -> Any:
-        """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""
-        pool = getattr(self.sampler, "pool", None)
-        return None if pool is None else pool(snapshot)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pickle looks for special methods before there is a sampler
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """Return how many steps the windows have before they are cut; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):
             return self.sampler.lengths(starts, snapshot)
-        return np.full(len(starts), self.sequence_length)
+        return np.full(len(starts), self.sampler.sequence_length)
 
     def cut_many(
         self,
@@ -96,7 +65,18 @@ class DrawnLengths:
         starts: Int64s,
         snapshot: Snapshot,
     ) -> tuple[Int64s, Int64s]:
-        """See ``CutWindows.cut_many``: a number for the length of each window, and one for where it begins."""
+        """Return the starts and the lengths of the cut windows of several batches, int64 ``[n]`` each.
+
+        Two random numbers for each window draw its length and its place.
+
+        Args:
+            seed: The seed.
+            batches: Indices of the batches.
+            own: The windows of each batch that are asked for.
+            sizes: The number of windows in each whole batch.
+            starts: Starts of the windows that are cut, batch by batch, int64 ``[n]``.
+            snapshot: The rows.
+        """
         uniform = [
             Key(seed, Purpose.LENGTHS, index).uniform(2 * size).reshape(2, size)[:, part]
             for index, part, size in zip(batches, own, sizes, strict=True)
@@ -108,26 +88,6 @@ class DrawnLengths:
         return starts + as_integers(of_place, places), left
 
 
-class Cut(NamedTuple):
-    """The arguments of a source whose windows are cut to drawn lengths.
-
-    Args:
-        choices: See ``DrawnLengths``.
-        sampling, sequence_length, pad: Those for the windows that they are cut from.
-        fill: See ``DrawnLengths``; a padded sampler has its own.
-    """
-
-    choices: tuple[int, ...]
-    sampling: Sampling
-    sequence_length: int | None
-    pad: bool | float | None
-    fill: float | None
-
-    def of(self, sampler: WindowSampler) -> DrawnLengths:
-        """The windows of a sampler, cut."""
-        return DrawnLengths(sampler, self.choices, sampler.fill if isinstance(sampler, PaddedSampler) else self.fill)
-
-
 def cut_of(
     lengths: Iterable[int] | None,
     sampling: Sampling,
@@ -135,12 +95,16 @@ def cut_of(
     pad: bool | float | None,
     *,
     padded: bool,
-) -> Cut:
+) -> tuple[Sampling, int | None, bool | float | None, Callable[[WindowSampler], Any]]:
     """Check the arguments of a source that cuts windows; see ``BatchSource``.
 
     Args:
-        lengths, sampling, sequence_length, pad: Those of a source.
-        padded: Whether the windows that they are cut from may be filled up themselves.
+        lengths, sampling, sequence_length, pad: Arguments of the source.
+        padded: Whether the windows that are cut may have missing steps themselves.
+
+    Returns:
+        ``sampling``, ``sequence_length`` and ``pad`` for the windows that are cut, and the function that makes
+        ``DrawnLengths`` of their sampler.
 
     Raises:
         ConfigError: Lengths that are none, or of windows that are to cover all steps.
@@ -148,7 +112,7 @@ def cut_of(
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:
             raise ConfigError(f"lengths: expected none with a sampler that draws them, found {lengths!r:.80}")
-        return Cut(sampling.choices, sampling.sampler, sequence_length, pad, sampling.fill)
+        return sampling.sampler, sequence_length, pad, partial(_cut, sampling.choices, sampling.fill)
     if not isinstance(sampling, str | Blocks):
         choices = _checked(lengths, sampling.sequence_length)
     else:
@@ -160,7 +124,12 @@ def cut_of(
     if pad is False and not padded:
         raise ConfigError("pad: expected True or a number with lengths, which leave steps out, found False")
     fill = None if pad is None or isinstance(pad, bool) else pad
-    return Cut(choices, sampling, sequence_length, pad if padded else None, fill)
+    return sampling, sequence_length, pad if padded else None, partial(_cut, choices, fill)
+
+
+def _cut(choices: tuple[int, ...], fill: float | None, sampler: WindowSampler) -> DrawnLengths:
+    """Return the cut windows of a sampler; a padded sampler has a fill of its own."""
+    return DrawnLengths(sampler, choices, sampler.fill if isinstance(sampler, PaddedSampler) else fill)
 
 
 def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:

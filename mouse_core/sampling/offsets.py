@@ -47,29 +47,21 @@ class Seconds:
         (-0.1, 0.0)
     """
 
-    offsets: tuple[float, ...]
+    offsets: Sequence[float]
     tolerance: float = 1e-4
     clock: str = "timestamp"
     holes: Holes = "refuse"
 
-    def __init__(
-        self,
-        offsets: Iterable[float],
-        tolerance: float = 1e-4,
-        clock: str = "timestamp",
-        holes: Holes = "refuse",
-    ) -> None:
-        numbers = _listed("Seconds", offsets)
+    def __post_init__(self) -> None:
+        numbers, tolerance = _listed("Seconds", self.offsets), self.tolerance
         if not all(_is_number(number) and math.isfinite(number) for number in (*numbers, tolerance)):
             raise ConfigError(f"Seconds: expected numbers of seconds, found {numbers!r} within {tolerance!r}")
         if tolerance < 0:
             raise ConfigError(f"Seconds: expected a tolerance from 0, found {tolerance!r}")
-        if holes not in get_args(Holes):
-            raise ConfigError(f"Seconds: expected holes among {list(get_args(Holes))}, found {holes!r}")
+        if self.holes not in get_args(Holes):
+            raise ConfigError(f"Seconds: expected holes among {list(get_args(Holes))}, found {self.holes!r}")
         object.__setattr__(self, "offsets", tuple(map(float, numbers)))
         object.__setattr__(self, "tolerance", float(tolerance))
-        object.__setattr__(self, "clock", clock)
-        object.__setattr__(self, "holes", holes)
 
 
 Offsets = tuple[int, ...] | Seconds

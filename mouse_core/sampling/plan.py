@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -109,21 +109,28 @@ Sampling = str | Blocks | WindowSampler
 """What a source takes as ``sampling``: a name, what one of them stands for, or a sampler."""
 
 
-class ManyStarts(Protocol):
-    """An optional method of samplers that makes planning cheap: the starts of several batches by one call.
+class ManyStarts:
+    """Base of samplers that draw the windows of several batches by one call, which makes planning cheap.
 
-    Of many processes each has few windows of a batch, and asks for these alone.
+    A sampler may have ``starts_of_many`` without this base. One of many processes has few windows of a batch, and draws
+    only these.
     """
+
+    def starts(self: Any, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+        """See ``WindowSampler.starts``."""
+        rows = slice(0, self.batch_size)
+        starts: npt.NDArray[np.int64] = self.starts_of_many(seed, index, 1, snapshot, epoch_start, rows)[0]
+        return starts
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> npt.NDArray[np.int64] | None:
-        """The windows ``rows.start .. rows.stop - 1`` of the batches ``first .. first + count - 1``.
+        """Return the starts of windows ``rows.start .. rows.stop - 1`` of batches ``first .. first + count - 1``.
 
         Returns:
-            What ``starts`` gives of them, int64 ``[count, rows.stop - rows.start]``. None: ask one by one.
+            int64 ``[count, rows.stop - rows.start]``, equal to those of ``starts``. None: ``starts`` draws each batch.
         """
-        ...
+        raise NotImplementedError
 
 
 class Stretches(NamedTuple):
@@ -174,30 +181,6 @@ class PaddedSampler(WindowSampler, Protocol):
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
         """Return how many steps the windows that begin at ``starts`` (int64 ``[n]``) have, int64 ``[n]``, from 1."""
-        ...
-
-
-class CutWindows(Protocol):
-    """An optional method of padded samplers that cut their windows."""
-
-    def cut_many(
-        self,
-        seed: int,
-        batches: Sequence[int],
-        own: Sequence[slice],
-        sizes: Sequence[int],
-        starts: npt.NDArray[np.int64],
-        snapshot: Snapshot,
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where the cut windows of batches begin, and how many steps they have, int64 ``[n]`` each.
-
-        Args:
-            seed, batches: Which batches.
-            own: Which of their windows these are.
-            sizes: How many the whole batches have.
-            starts: Where the windows begin that they are cut from, batch by batch, int64 ``[n]``.
-            snapshot: The rows.
-        """
         ...
 
 

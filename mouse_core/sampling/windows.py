@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,11 @@ import numpy.typing as npt
 from mouse_core.episodes import EpisodeIndex, WindowRule, WindowView
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_integers
+from mouse_core.sampling.blocks import BlockWindows
 from mouse_core.sampling.plan import (
     SECTION,
     Blocks,
+    ManyStarts,
     ReadsBlocks,
     Sampling,
     Stretches,
@@ -39,13 +40,15 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class RandomWindows:
+class RandomWindows(ManyStarts):
     """Windows that begin anywhere in ``0..N-S``, uniformly and independently.
 
     Args:
         sequence_length: Steps in a window, S.
         batch_size: Windows in a batch.
     """
+
+    name: ClassVar = "random"
 
     sequence_length: int
     batch_size: int
@@ -54,11 +57,6 @@ class RandomWindows:
         """Return how many batches have as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
-
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start, slice(0, self.batch_size))[0]
-        return starts
 
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
@@ -74,13 +72,15 @@ class RandomWindows:
 
 
 @dataclass(frozen=True)
-class LastWindows:
+class LastWindows(ManyStarts):
     """The final windows of the snapshot, side by side up to its end, in ascending order; every batch is the same.
 
     Args:
         sequence_length: Steps in a window, S.
         batch_size: Windows in a batch, B; the snapshot needs at least ``B * S`` rows.
     """
+
+    name: ClassVar = "last"
 
     sequence_length: int
     batch_size: int
@@ -90,14 +90,16 @@ class LastWindows:
         whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
         return 1
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        first = snapshot.num_rows - self.batch_size * self.sequence_length
-        return first + self.sequence_length * np.arange(self.batch_size)
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
+    ) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
+        first_row = snapshot.num_rows - self.batch_size * self.sequence_length
+        return np.tile(first_row + self.sequence_length * np.arange(rows.start, rows.stop), (count, 1))
 
 
 @dataclass(frozen=True)
-class SequentialWindows:
+class SequentialWindows(ManyStarts):
     """Epochs over the ``N // S`` windows that lie side by side, each epoch in a new seeded order.
 
     Args:
@@ -105,6 +107,8 @@ class SequentialWindows:
         batch_size: Windows in a batch.
         drop_last: Whether windows that do not fill a batch at the end of an epoch are left out, or make a short batch.
     """
+
+    name: ClassVar = "sequential"
 
     sequence_length: int
     batch_size: int
@@ -127,24 +131,26 @@ class SequentialWindows:
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
         """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
-        windows = snapshot.num_rows // self.sequence_length
-        index = np.arange(first - epoch_start, first - epoch_start + count)
-        epoch, batch = np.divmod(index, self.batches_per_epoch(snapshot))
-        if (batch >= windows // self.batch_size).any():
+        windows, each = snapshot.num_rows // self.sequence_length, self.batches_per_epoch(snapshot)
+        epoch, batch = divmod(first - epoch_start, each)
+        full = windows // self.batch_size
+        if each > full and batch + count > full:
             return None
-        begin = epoch * windows + batch * self.batch_size
-        numbers = begin[:, None] + np.arange(rows.start, rows.stop)
-        return _in_order(seed, epoch_start, windows, numbers) * self.sequence_length
+        batches, used = range(epoch * full + batch, epoch * full + batch + count), full * self.batch_size
+        drawn = _in_order(seed, epoch_start, windows, used, batches, self.batch_size, rows)
+        return drawn * self.sequence_length
 
 
 @dataclass(frozen=True)
-class CyclicWindows:
+class CyclicWindows(ManyStarts):
     """The epochs of ``SequentialWindows`` as an endless sequence: each batch is full and goes on where the last ended.
 
     Args:
         sequence_length: Steps in a window, S.
         batch_size: Windows in a batch; may exceed the number of windows.
     """
+
+    name: ClassVar = "batch"
 
     sequence_length: int
     batch_size: int
@@ -154,46 +160,32 @@ class CyclicWindows:
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``WindowSampler.starts``."""
-        windows = snapshot.num_rows // self.sequence_length
-        stretches = cut_at_epochs((index - epoch_start) * self.batch_size, self.batch_size, windows)
-        parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
-        return np.concatenate(parts) * self.sequence_length
-
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        numbers = numbers_of_rows(first - epoch_start, count, self.batch_size, rows)
-        windows = snapshot.num_rows // self.sequence_length
-        return _in_order(seed, epoch_start, windows, numbers) * self.sequence_length
+        windows, begin = snapshot.num_rows // self.sequence_length, first - epoch_start
+        batches = range(begin, begin + count)
+        drawn = _in_order(seed, epoch_start, windows, windows, batches, self.batch_size, rows)
+        return drawn * self.sequence_length
 
 
-def _in_order(seed: int, epoch_start: int, windows: int, numbers: Int64s) -> Int64s:
-    """The windows that have some places in the drawn orders of epochs of ``windows``, one epoch behind the other.
+def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: range, size: int, rows: slice) -> Int64s:
+    """Return the windows of some rows of consecutive batches, int64 ``[batches, rows]``.
 
-    With 10 windows, number 13 is the window that comes fourth in the order of epoch 1.
-
-    Args:
-        seed, epoch_start: See ``WindowSampler.starts``.
-        windows: Windows of an epoch.
-        numbers: The places, ascending, int64 of any shape.
+    Each epoch orders ``windows`` windows anew, of which the first ``used`` come. With epochs of 10, batches 1 and 2 of
+    4 windows have places 4..9 of epoch 0 and 0..1 of epoch 1; row 2 of them has place 6 of epoch 0 and 0 of epoch 1.
     """
-    flat, parts = numbers.reshape(-1), []
-    epochs = range(int(flat[0]) // windows, int(flat[-1]) // windows + 1)
-    # Numbers 8 to 13 of epochs of 10: those at 0..1 are of epoch 0, those at 2..5 of epoch 1, so the edges are 0, 2, 6.
-    edges = [0, *flat.searchsorted([epoch * windows for epoch in epochs[1:]]).tolist(), len(flat)]
-    for epoch, (begin, end) in zip(epochs, pairwise(edges), strict=True):
-        some = flat[begin:end] - epoch * windows
-        if not len(some):
-            continue
-        first, last = int(some[0]), int(some[-1]) + 1
-        if last - first == len(some):  # the sections serve the batches behind, too
-            parts.append(_ordered(seed, epoch_start, epoch, windows, first, last))
-        else:
-            parts.append(_order(seed, epoch_start, epoch, windows)(some))
-    return np.concatenate(parts).reshape(numbers.shape)
+    stretches = cut_at_epochs(batches.start * size, len(batches) * size, used)
+    if rows == slice(0, size):  # the sections serve later batches, too
+        parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
+    else:
+        numbers, parts = numbers_of_rows(batches.start, len(batches), size, rows).reshape(-1), []
+        for epoch, begin, end in stretches:
+            places = numbers - epoch * used
+            places = places[(places >= begin) & (places < end)]
+            parts.append(_order(seed, epoch_start, epoch, windows)(places))
+    return np.concatenate(parts).reshape(len(batches), -1)
 
 
 def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
@@ -289,6 +281,11 @@ class EpisodeWindows:
             raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
         order = window_sampler(self.sampling, sequence_length=1, batch_size=self.batch_size, drop_last=self.drop_last)
         object.__setattr__(self, "_order", order)
+
+    @property
+    def name(self) -> str:
+        """The name of the sampling."""
+        return self.sampling if isinstance(self.sampling, str) else BlockWindows.name
 
     @property
     def fill(self) -> float | None:
@@ -470,28 +467,28 @@ def sampler_of(
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 
+SAMPLERS: dict[str, type] = {
+    kind.name: kind for kind in (RandomWindows, LastWindows, SequentialWindows, CyclicWindows, BlockWindows)
+}
+"""The samplers that have a name, by name."""
+
+
 def window_sampler(
     sampling: str | Blocks, *, sequence_length: int, batch_size: int, drop_last: bool = True
 ) -> WindowSampler:
-    """The sampler of a name: "random", "last", "sequential", "batch" or "blocks", or of ``Blocks``.
+    """Return the sampler of a name in ``SAMPLERS``, or of ``Blocks``.
 
     Raises:
         ConfigError: An unknown name.
     """
-    samplers: dict[str, WindowSampler] = {
-        "random": RandomWindows(sequence_length, batch_size),
-        "last": LastWindows(sequence_length, batch_size),
-        "sequential": SequentialWindows(sequence_length, batch_size, drop_last),
-        "batch": CyclicWindows(sequence_length, batch_size),
-    }
-    if sampling == "blocks" or isinstance(sampling, Blocks):
-        from mouse_core.sampling.blocks import BlockWindows  # loaded where windows are drawn from blocks
-
-        return BlockWindows(sequence_length, batch_size, sampling if isinstance(sampling, Blocks) else Blocks())
-    if sampling not in samplers:
-        names = [*samplers, "blocks"]
-        raise ConfigError(f"sampling: expected one of {names} or a WindowSampler, found {sampling!r}")
-    return samplers[sampling]
+    options: dict[str, Any] = {"blocks": sampling} if isinstance(sampling, Blocks) else {}
+    name = BlockWindows.name if isinstance(sampling, Blocks) else sampling
+    if name not in SAMPLERS:
+        raise ConfigError(f"sampling: expected one of {list(SAMPLERS)} or a WindowSampler, found {sampling!r}")
+    kind: Any = SAMPLERS[name]
+    options |= {"drop_last": drop_last} if kind is SequentialWindows else {}
+    sampler: WindowSampler = kind(sequence_length, batch_size, **options)
+    return sampler
 
 
 @dataclass(frozen=True)

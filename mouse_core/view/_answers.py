@@ -12,7 +12,7 @@ from mouse_core.about import About
 from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
-from mouse_core.sampling.offsets import Seconds
+from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.view._inspecting import told
 from mouse_core.view.opening import Shown
@@ -29,7 +29,6 @@ _MOST_DIMENSIONS = 64
 # A window that takes more bytes is not made.
 _MOST_BYTES = 1 << 29
 _KEPT = 4
-_SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 _BOUNDARIES = ("stream", "episode", "task")
 
 
@@ -43,7 +42,7 @@ def source_of(shown: Shown, asked: dict[str, str]) -> BatchSource:
         return shown.batches
     length, size = whole(asked, "length", 32, 1, _MOST_STEPS), whole(asked, "size", 8, 1, _MOST_WINDOWS)
     seed = whole(asked, "seed", 0, 0, (1 << 63) - 1)
-    sampling = _one_of(asked, "sampling", _SAMPLINGS)
+    sampling = _one_of(asked, "sampling", tuple(SAMPLERS))
     boundary = _one_of(asked, "boundary", _BOUNDARIES)
     masked = _share(asked, "mask")
     key = (length, size, seed, sampling, boundary, masked)
