@@ -182,7 +182,7 @@ def _gather_slices(
         asked = {"fill": reading.fill, "pixel": reading.dtype, "crop": reading.crop, "decoder": reading.decoder}
         videos.fill(runs, column.shape, steps, **asked)
     if images:
-        from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
+        from mouse_core.images.decoding import fill_images  # 0.5 us; the first image alone takes a hundred times that
 
         fill_images(images, column.shape, steps, fill=column.reading.fill, pixel=column.reading.dtype)  # type: ignore[arg-type]
     for data_type, arrays in slices.items():

@@ -18,9 +18,9 @@ from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core.dtypes import RowError
-from mouse_core.images.decoding import DecodePool, Encoded, Wanted, _Process, decode_rows, decoding_by
+from mouse_core.images.decoding import DecodePool, Images, _Process, decode_rows, decoding_by
 
-SHAPE = (9, 7, 3)
+SHAPE, BYTE = (9, 7, 3), np.dtype(np.uint8)
 
 
 def encoded(pixels: np.ndarray, **options: Any) -> bytes:
@@ -29,10 +29,8 @@ def encoded(pixels: np.ndarray, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def run_of(images: list[bytes], row: int = 0) -> Encoded:
-    data = np.frombuffer(b"..." + b"".join(images), np.uint8)
-    ends = 3 + np.concatenate([[0], np.cumsum([len(image) for image in images])])
-    return Encoded(data, ends.astype(np.int64), row)
+def run_of(images: list[bytes], row: int = 0) -> list[tuple[int, memoryview]]:
+    return list(enumerate(map(memoryview, images), row))
 
 
 def frames(count: int, seed: int = 0) -> np.ndarray:
@@ -57,8 +55,8 @@ def pool() -> Any:
     made.close()
 
 
-def decode(pool: DecodePool, runs: list[Encoded], out: np.ndarray) -> None:
-    decoding_by(pool, lambda _: decode_rows(runs, SHAPE, out))(0)
+def decode(pool: DecodePool, images: Images, out: np.ndarray) -> None:
+    decoding_by(pool, lambda _: decode_rows(images, SHAPE, out, BYTE))(0)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
@@ -66,9 +64,9 @@ def decode(pool: DecodePool, runs: list[Encoded], out: np.ndarray) -> None:
 def test_the_same_bits_in_order(pool: DecodePool, dtype: str, options: dict[str, Any]) -> None:
     pixels = frames(150)
     images = [encoded(image, **options) for image in pixels]
-    runs = [run_of(images[:3]), run_of(images[3:100], 3), run_of(images[100:], 100)]
+    runs = run_of(images)
     here, there = np.zeros((2, 150, 9 * 7 * 3), dtype)
-    decode_rows(runs, SHAPE, here)
+    decode_rows(runs, SHAPE, here, BYTE)
     decode(pool, runs, there)
     np.testing.assert_array_equal(there, here)
     if not options:
@@ -80,7 +78,7 @@ def test_memory_grows_with_the_images(pool: DecodePool) -> None:
     for seed, count in enumerate((10, 40, 300)):
         pixels = frames(count, seed) if seed else np.zeros((count, *SHAPE), np.uint8)
         out = np.zeros((count, 9 * 7 * 3), np.uint8)
-        decode(pool, [run_of([encoded(image) for image in pixels])], out)
+        decode(pool, run_of([encoded(image) for image in pixels]), out)
         np.testing.assert_array_equal(out, pixels.reshape(count, -1))
 
 
@@ -93,34 +91,33 @@ def test_memory_grows_with_the_images(pool: DecodePool) -> None:
     ],
     ids=["bytes", "shape", "cut"],
 )
-@pytest.mark.parametrize("length", [100, 7, 1], ids=["one run", "runs of 7", "runs of 1"])
 @pytest.mark.parametrize("place", [0, 70, 99])
-def test_errors_are_those_of_a_thread(pool: DecodePool, image: bytes, message: str, place: int, length: int) -> None:
+def test_errors_are_those_of_a_thread(pool: DecodePool, image: bytes, message: str, place: int) -> None:
     images = [encoded(pixels) for pixels in frames(100)]
     images[place] = image
-    runs = [run_of(images[first : first + length], first) for first in range(0, 100, length)][::-1]
+    runs = run_of(images)[::-1]
     out = np.zeros((100, 9 * 7 * 3), np.uint8)
-    for how in (lambda: decode(pool, runs, out), lambda: decode_rows(runs, SHAPE, out)):
+    for how in (lambda: decode(pool, runs, out), lambda: decode_rows(runs, SHAPE, out, BYTE)):
         with pytest.raises(RowError, match=message) as raised:
             how()
         assert raised.value.row == place
     images[place] = images[0 if place else 1]
-    decode(pool, [run_of(images)], out)  # and nothing is left of it
+    decode(pool, run_of(images), out)  # and nothing is left of it
 
 
 def test_pixels_of_16_bits(pool: DecodePool) -> None:
     pixels = np.random.default_rng(0).integers(0, 2**16, (40, 5, 4)).astype(np.uint16)
-    runs = [run_of([encoded(image[:, :, None]) for image in pixels])]
+    runs = run_of([encoded(image[:, :, None]) for image in pixels])
     for dtype in (np.uint16, np.int64):
         out = np.zeros((40, 20), dtype)
-        decoding_by(pool, lambda _, out=out: decode_rows(runs, (5, 4, 1), out, np.uint16))(0)  # type: ignore[misc]
+        decoding_by(pool, lambda _, out=out: decode_rows(runs, (5, 4, 1), out, np.dtype(np.uint16)))(0)  # type: ignore[misc]
         np.testing.assert_array_equal(out, pixels.reshape(40, -1))
 
 
 def test_values_that_do_not_fit_name_their_row(pool: DecodePool) -> None:
     pixels = np.full((60, *SHAPE), 127, np.uint8)
     pixels[47, 3, 2, 1] = 128
-    runs = [run_of([encoded(image)], row) for row, image in enumerate(pixels)][::-1]
+    runs = run_of([encoded(image) for image in pixels])[::-1]
     out = np.zeros((60, 9 * 7 * 3), np.int8)
     with pytest.raises(RowError) as raised:
         decode(pool, runs, out)
@@ -132,14 +129,14 @@ def test_short_runs_are_given_together(pool: DecodePool, monkeypatch: pytest.Mon
     given: list[int] = []
     give = _Process.give
 
-    def count(self: _Process, task: list[Encoded], shape: tuple[int, int, int]) -> bool:
+    def count(self: _Process, task: Images, *wanted: Any) -> bool:
         given.append(len(task))
-        return give(self, task, shape)
+        return give(self, task, *wanted)
 
     pixels, rows = frames(200), np.random.default_rng(1).permutation(200)
     out = np.zeros((200, 9 * 7 * 3), np.uint8)
     monkeypatch.setattr(_Process, "give", count)
-    decode(pool, [run_of([encoded(pixels[row])], int(row)) for row in rows], out)
+    decode(pool, [(int(row), memoryview(encoded(pixels[row]))) for row in rows], out)
     np.testing.assert_array_equal(out, pixels.reshape(200, -1))
     assert given
     assert min(given[:-1]) >= 16
@@ -147,7 +144,7 @@ def test_short_runs_are_given_together(pool: DecodePool, monkeypatch: pytest.Mon
 
 def test_a_process_that_dies_is_done_without() -> None:
     pixels = frames(200)
-    runs = [run_of([encoded(image) for image in pixels])]
+    runs = run_of([encoded(image) for image in pixels])
     pool = DecodePool(2)
     wait_for(pool)
     for process in list(pool._all):
@@ -173,22 +170,20 @@ def test_a_process_that_dies_at_work_is_done_without(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(_Process, "give", give_and_kill)
     out = np.zeros((200, 9 * 7 * 3), np.uint8)
-    decode(pool, [run_of([encoded(image) for image in pixels])], out)
+    decode(pool, run_of([encoded(image) for image in pixels]), out)
     np.testing.assert_array_equal(out, pixels.reshape(200, -1))
     pool.close()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no signals that stop a process on this system")
 def test_a_process_ends_in_silence_when_nobody_reads_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    process = _Process.start()
-    assert process is not None
+    process = _Process()
     while not process.is_ready():
         time.sleep(0.01)
     os.kill(process._process.pid, signal.SIGSTOP)  # it has its task, and who gave it ends before there is an answer
-    image = frames(1)
-    assert process.give([run_of([encoded(image[0])])], Wanted(SHAPE, np.dtype(np.uint8)))
-    process._tasks.close()
-    process._answers.close()
+    assert process.give(run_of([encoded(frames(1)[0])]), SHAPE, BYTE)
+    process._process.stdin.close()
+    process._process.stdout.close()
     os.kill(process._process.pid, signal.SIGCONT)
     assert process._process.wait(60) == 0
     assert capfd.readouterr().err == ""
@@ -200,7 +195,7 @@ def test_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     pixels, out = frames(20), np.zeros((20, 9 * 7 * 3), np.uint8)
-    decode(DecodePool(2), [run_of([encoded(image) for image in pixels])], out)
+    decode(DecodePool(2), run_of([encoded(image) for image in pixels]), out)
     np.testing.assert_array_equal(out, pixels.reshape(20, -1))
 
 
@@ -214,7 +209,7 @@ def test_closed_or_dropped_no_process_remains() -> None:
     gc.collect()
     assert all(process.poll() is not None for process in processes)
     pixels, out = frames(20), np.zeros((20, 9 * 7 * 3), np.uint8)
-    decode(closed, [run_of([encoded(image) for image in pixels])], out)  # by the thread
+    decode(closed, run_of([encoded(image) for image in pixels]), out)  # by the thread
     np.testing.assert_array_equal(out, pixels.reshape(20, -1))
 
 
@@ -222,7 +217,7 @@ def test_closed_or_dropped_no_process_remains() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_forked_child_decodes_itself(pool: DecodePool) -> None:
     pixels = frames(40)
-    runs = [run_of([encoded(image) for image in pixels])]
+    runs = run_of([encoded(image) for image in pixels])
     child = os.fork()
     if not child:
         out = np.zeros((40, 9 * 7 * 3), np.uint8)

@@ -27,8 +27,8 @@ from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
+from mouse_core.images.decoding import fill_images
 from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, image_shape
-from mouse_core.images.rows import fill_images
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.video.frames import VideoFiles
 from mouse_core.video.writing import VideoCodec
