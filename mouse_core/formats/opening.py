@@ -148,7 +148,7 @@ def is_gen_dgrl(path: Path) -> bool:
     """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
-    if path.suffix not in _ARCHIVES or not path.is_file():
+    if path.suffix not in (".tar", ".gz", ".tgz", ".xz", ".txz") or not path.is_file():
         return bool(_EPISODE.fullmatch(path.name))
     with (
         suppress(OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error),
@@ -313,7 +313,9 @@ _FORMATS = (
     _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
     _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", is_rllib),
-    _Format("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_gen_dgrl),
+    _Format(
+        "gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_gen_dgrl, layout="gen_dgrl"
+    ),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
     _Format("roboset", "an HDF5 file with groups TrialN", is_roboset_file, hdf5=True, layout="roboset"),
@@ -349,12 +351,12 @@ def open(
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset in other
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
-        format: The format's name, for what is not recognised: "dopamine", "dreamerv3", "gen_dgrl", "lerobot",
+        format: The format's name, for what is not recognised: "dopamine", "dreamerv3", "lerobot",
             "minari", "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
-            "diffusion_policy", "dreamer", "drqv2", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a
-            ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a ``robot_logs.TopicLayout``, its
-            arguments as a mapping, or a YAML file of these.
+            "diffusion_policy", "dreamer", "drqv2", "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset",
+            "tianshou"); or a ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a
+            ``robot_logs.TopicLayout``, its arguments as a mapping, or a YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
         alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or

@@ -107,18 +107,19 @@ class NpzTree:
 
     Args:
         path: The file.
+        content: Its bytes, for a file that lies in another one.
 
     Raises:
         ConfigError: The file does not exist.
         DataError: The file is damaged, or no npz file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], content: BinaryIO | None = None) -> None:
         self.path = os.fspath(path)
         self._files: dict[str, Any] = {}
         self._begun: dict[str, tuple[NpyRows, npt.NDArray[Any] | None]] = {}
         with reading(self.path):
-            self._archive = zipfile.ZipFile(self.path)
+            self._archive = zipfile.ZipFile(content or self.path)
             members = [member.filename for member in self._archive.infolist()]
             if len(members) > _MOST_ARRAYS:
                 raise damaged(self.path, f"expected at most {_MOST_ARRAYS} arrays, found {len(members)}")

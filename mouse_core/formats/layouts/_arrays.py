@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
+import tarfile
 import zipfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.files.reading import damaged
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.reading import damaged, reading
 from mouse_core.formats._files.h5 import H5File, leaves
-from mouse_core.formats._files.npz import NpzTree
+from mouse_core.formats._files.npz import NpzTree, npy_header
 from mouse_core.formats._files.on_disk import ZARR, is_zarr
 from mouse_core.formats.columns.named import travels_with_action
+from mouse_core.formats.columns.pickled import pickled_arrays
 from mouse_core.formats.layouts.layout import FLAGS, TreeLayout
 
 HDF5 = (".hdf5", ".h5")
+ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
+_MOST_BYTES = 1 << 30  # of a file in an archive, and of a pickle
 
 
 class Tree(Protocol):
@@ -93,15 +98,47 @@ class ZarrTree(H5File):
 def _open(path: Path) -> Any:
     if is_zarr(path):
         return ZarrTree(path)
+    if path.suffix == ".npy":
+        with reading(path), path.open("rb") as file:
+            return _in_memory(str(path), file, path.stat().st_size)
     is_npz = path.suffix == ".npz" or (path.suffix not in HDF5 and zipfile.is_zipfile(path))
     return NpzTree(path) if is_npz else H5File(path)
 
 
+def _in_memory(where: str, file: IO[bytes], size: int) -> NpzTree:
+    """The arrays of an npz file, or of a dict that ``numpy.save`` pickled, read as data."""
+    if size > _MOST_BYTES:
+        raise damaged(where, f"expected a file of at most {_MOST_BYTES >> 20} MB, found {size >> 20} MB")
+    held = io.BytesIO(file.read(size))
+    if where.endswith(".npy"):
+        shape, _, dtype = npy_header(held, where)
+        if shape != () or dtype != np.dtype(object):
+            raise DataError(f"{where}: expected a dict of arrays, found an array {list(shape)} of {dtype}")
+        arrays, held = pickled_arrays(held.read(), where=where), io.BytesIO()
+        np.savez(held, **arrays)  # type: ignore[arg-type]
+    return NpzTree(where, held)
+
+
+def _members(archive: Path) -> Generator[NpzTree]:
+    with reading(archive), tarfile.open(archive, "r|*") as members:
+        for member in members:
+            name, where = PurePosixPath(member.name).name, f"{archive}, {member.name}"
+            if member.isdir() or name.startswith("."):
+                continue
+            held = members.extractfile(member) if member.isfile() else None
+            if held is None or not name.endswith((".npy", ".npz")):
+                raise damaged(where, "expected a file .npz or .npy, found something else")
+            yield _in_memory(where, held, member.size)
+
+
 def open_each(files: Sequence[Path]) -> Generator[Tree]:
-    """Open the files in turn; a file stays open until the next one is requested."""
+    """Open the files, and the files in archives, in turn; a file stays open until the next one is requested."""
     with ExitStack() as stack:
         file: Any = None
         for path in files:
+            if path.suffix in ARCHIVES:
+                yield from stack.enter_context(closing(_members(path)))
+                continue
             if type(file) is H5File and path.suffix in HDF5:
                 file.another(path)
             else:

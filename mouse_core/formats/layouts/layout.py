@@ -83,8 +83,8 @@ class TreeLayout(Aligned):
             rows is left out; one of another length is an error.
         action_metadata: Paths of metadata that belong to the action of their row, beside those whose names begin with
             ``action``, ``policy`` or ``log_prob``.
-        numbers: Metadata that count: a mapping from names to "file", the number of the file, or "*", the digits in the
-            name of the episode.
+        numbers: Metadata that count: a mapping from names to "file", the number of the file; to "*", the digits in the
+            name of the episode; or to a regular expression whose only group is a number in the name of the file.
         leave_out: Paths of arrays and groups that are not read.
         task: Where attributes hold the task of an episode, which becomes the column ``metadata_task``: the path of a
             group, ``@``, the attribute's name and, if it holds JSON, the keys in it, as
@@ -103,11 +103,11 @@ class TreeLayout(Aligned):
             ``last``.
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, as ``"episode_*.hdf5"``. They are read in the order of the numbers in
-            their names.
+            their names; the files of a tar archive in the order of the archive.
         pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
             from bytes ``[T, L]`` with zeros behind them, from strings of bytes or of no type (``np.void``) ``[T]``, and
             from groups with an array of bytes for each step, in the order of the numbers in their names.
-            ``[T, H, W, C]`` are pixels.
+            ``[T, H, W, C]`` are pixels; of ``[T, C, H, W]`` whole numbers up to 255 of any type are.
         alignment: Whether a row's action, reward and flags leave the observation of their row ("outgoing") or led to it
             ("arrived"); or a mapping with ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
         ending: How an episode ended if no flag is set: "truncated" (done 2) or "terminal" (done 1).
@@ -148,14 +148,14 @@ class TreeLayout(Aligned):
             for path in check_list(f"layout: {option}", getattr(self, option)):
                 _check_path(option, path)
         numbers = self.numbers or {}
-        if not isinstance(numbers, Mapping) or not {*numbers.values()} <= {"file", "*"}:
-            raise ConfigError(f"layout: numbers: expected a mapping of names to 'file' or '*', found {numbers!r:.80}")
-        try:
-            re.compile(self.episodes or "")
-        except (re.error, TypeError) as error:
-            raise ConfigError(
-                f"layout: episodes: expected a regular expression, found {self.episodes!r:.80}"
-            ) from error
+        if not isinstance(numbers, Mapping):
+            raise ConfigError(f"layout: numbers: expected a mapping of names, found {numbers!r:.80}")
+        _groups_of("episodes", self.episodes or "")
+        for said in numbers.values():
+            if said not in ("file", "*") and _groups_of("numbers", said) != 1:
+                raise ConfigError(
+                    f"layout: numbers: expected 'file', '*' or a pattern with a group, found {said!r:.80}"
+                )
         self._check_tasks()
         for name, path in (self.ring or {}).items():
             if name not in _RING or not isinstance(path, str) or not path:
@@ -270,6 +270,14 @@ def _named(role: str, value: Any) -> dict[str, str]:
     raise ConfigError(
         f"layout: {role}: expected a path, some paths, or a mapping of names to paths, found {value!r:.80}"
     )
+
+
+def _groups_of(option: str, pattern: Any) -> int:
+    """The number of groups of a regular expression."""
+    try:
+        return re.compile(pattern).groups
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"layout: {option}: expected a regular expression, found {pattern!r:.80}") from error
 
 
 def _check_path(role: str, path: Any) -> None:

@@ -120,6 +120,20 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             alignment={"reward": "arrived", "terminated": "arrived", "metadata": "arrived"},
             files="*.h5",
         ),
+        # Procgen's; time limits are terminal there. A file's name says when it was recorded, its number, its length,
+        # the seed of its level and its return: 20230313T133237_4_77_12_10.00.npz. Archives have pickled dicts.
+        "gen_dgrl": TreeLayout(
+            observation="observations",
+            action="actions",
+            reward="rewards",
+            terminated="dones",
+            other_metadata=True,
+            action_metadata=["*"],
+            numbers={"level_seed": r"_(-?\d+)_-?[\d.]+\.np[yz]$"},
+            one_a_file=True,
+            files="*.np[yz]",
+            pictures="observations",
+        ),
         "tianshou": TreeLayout(
             observation="_meta/obs",
             action="_meta/act",
@@ -139,4 +153,5 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     }
 )
 """The layouts that have a name: "aloha" (ACT), "d3rlpy", "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
-(V-D4RL), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab), "roboset" (RoboHive) and "tianshou"."""
+(V-D4RL), "gen_dgrl" (Procgen), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab), "roboset" (RoboHive)
+and "tianshou"."""

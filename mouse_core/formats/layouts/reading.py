@@ -129,7 +129,7 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
         yield from _starred(file, layout, leads[0], number)
         return
     (arrays,), (task,) = arrays_of(file, layout, [""]), _tasks_of(file, layout, [""])
-    constants = _constants(layout, task, number)
+    constants = _constants(layout, task, number, file.path)
     if layout.one_a_file:
         lengths = lengths_of(arrays, layout, None, file.path)
         yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, layout, constants)
@@ -167,7 +167,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
             where = f"{file.path}, {before}{star}{after}"
             said = outgoing if layout.nan_action and not _ends_in_nan(file, arrays) else layout
             lengths = lengths_of(arrays, said, None, where)
-            constants = _constants(layout, task, number, star)
+            constants = _constants(layout, task, number, file.path, star)
             yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where, said, constants)
 
 
@@ -216,11 +216,14 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
     return value
 
 
-def _constants(layout: TreeLayout, task: str | None, number: int, star: str = "") -> dict[str, Any]:
+def _constants(layout: TreeLayout, task: str | None, number: int, path: str, star: str = "") -> dict[str, Any]:
     """Metadata with one value for all rows of an episode, by name."""
     found: dict[str, Any] = {} if task is None else {"task": task}
     for name, kind in (layout.numbers or {}).items():
-        found[name] = number if kind == "file" else int(re.sub(r"\D", "", star) or 0)
+        if kind in ("file", "*"):
+            found[name] = number if kind == "file" else int(re.sub(r"\D", "", star) or 0)
+        elif match := re.search(kind, path):
+            found[name] = int(match[1])
     return found
 
 
@@ -289,7 +292,7 @@ def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
 
 __all__ = ["read_layouts"]
 
-_SUFFIXES = (*HDF5, ".npz", ".zarr", ".zip")
+_SUFFIXES = (*HDF5, ".npz", ".npy", ".zarr", ".zip")
 
 
 def read_layouts(
@@ -301,7 +304,9 @@ def read_layouts(
     leave_out: Sequence[str] = (),
     **changes: Any,
 ) -> RowStream:
-    """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or a folder of these.
+    """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or of several.
+
+    A dict of arrays that ``numpy.save`` pickled is read as data: no function that the pickle names is called.
 
     The last row of an episode has ``done`` 1 if ``terminated`` is set in its last step, else 2 if ``truncated`` is,
     else as the layout's ``ending`` says. If the layout says where episodes end, flags in earlier steps are ignored.
@@ -311,7 +316,8 @@ def read_layouts(
     counts them. Numbers have the types of the first episode.
 
     Args:
-        path: A file, or a folder of files, read in the order of the numbers in their names.
+        path: A file, a folder of files, read in the order of the numbers in their names, or a tar archive of npz and
+            npy files, compressed or not.
         layout: A ``TreeLayout``, its arguments as a mapping, a YAML file of these, or a name out of ``LAYOUTS``.
         final: What becomes of the last transition of an episode whose last observation was not stored: "drop" or
             "mark".
@@ -556,6 +562,9 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     files = layout.may_be_files(array.path)
     if files and values.dtype.kind == "V":
         values = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.dtype.itemsize)
+    if files and values.ndim == 4 and values.dtype != np.uint8 and values.shape[1] in (1, 3):
+        whole = values.astype(np.uint8)
+        values = whole if np.array_equal(whole, values) else values
     if values.dtype != np.uint8 and not (files and values.dtype == object):
         return values
     if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] > 4:

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, SchemaError, formats
-from mouse_core.formats.gen_dgrl import read_gen_dgrl
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.openml import read_openml
 from mouse_core.testing import FormatConformance
@@ -218,7 +217,7 @@ def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
             return 15
 
     theirs = Made()._unpack_category_file(str(tmp_path), False, "1M_E", ("1M_E", path.name, ""))
-    table = read_gen_dgrl(path).to_table()
+    table = read_layouts(path, layout="gen_dgrl").to_table()
     led_to = table.column("episode_step").to_numpy() > 0
     pictures = np.moveaxis(np.array(table.column("observation_image").to_pylist()), -1, 1)
     assert np.array_equal(pictures[led_to], theirs["next", "observation"].numpy())
@@ -267,27 +266,27 @@ def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> 
     ):
         file.write_bytes(header[:at] + content)
         with pytest.raises(DataError, match=wanted):
-            read_gen_dgrl(file)
+            read_layouts(file, layout="gen_dgrl")
 
 
 def test_gen_dgrl_that_cannot_be(tmp_path: Path) -> None:
     name, arrays = EPISODES[0]
     file = tmp_path / f"{name}.npz"
     for change, wanted in (
-        ({"observations": arrays["observations"][1:]}, "observations: expected 6 values of 5 steps"),
-        ({"dones": np.ones(5, bool)}, "dones: expected one at the end alone, found one at step 0"),
-        ({"rewards": np.zeros((5, 2))}, "rewards: expected one number a row"),
+        ({"observations": arrays["observations"][1:]}, "final='drop'"),
+        ({"actions": arrays["actions"][1:]}, "observations: expected 4 rows"),
+        ({"observations": arrays["observations"][0]}, "rows"),
     ):
         np.savez(file, **(arrays | change))
-        with pytest.raises(DataError, match=wanted):
-            read_gen_dgrl(file)
+        with pytest.raises((ConfigError, DataError), match=wanted):
+            read_layouts(file, layout="gen_dgrl").to_table()
     np.savez(file, **{key: values for key, values in arrays.items() if key != "dones"})
-    with pytest.raises(DataError, match=r"found no \['dones'\]"):
-        read_gen_dgrl(file)
-    np.savez(file, **arrays)
-    (tmp_path / "readme.txt").write_text("x")
-    with pytest.raises(DataError, match=r"found 'readme\.txt'"):
-        read_gen_dgrl(tmp_path).to_table()
+    with pytest.raises(DataError, match="dones: expected an array"):
+        read_layouts(file, layout="gen_dgrl")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(__file__, "expert/readme.txt")
+    with pytest.raises(DataError, match=r"x\.tar, expert/readme\.txt: expected a file \.npz or \.npy"):
+        read_layouts(tmp_path / "x.tar", layout="gen_dgrl")
 
 
 class TestGenDGRL(FormatConformance):
@@ -297,7 +296,7 @@ class TestGenDGRL(FormatConformance):
         return write_gen_dgrl(folder / "bigfish.tar.xz", "npy")
 
     def read(self, path: Path, **options: Any) -> Any:
-        return read_gen_dgrl(path, **options)
+        return read_layouts(path, layout="gen_dgrl", **options)
 
 
 # ---------------------------------------------------------------------- OpenML
