@@ -59,8 +59,6 @@ class Counters:
             return {name: value for name, value in vars(self).items() if name[0] != "_"}
 
 
-Fail = Literal["raise", "retry"]
-Full = Literal["shrink", "raise"]
 # Room is made for more than what comes next, as finding what may go takes a look at every block.
 _SPARE = 128
 # Where something must go for what comes, no more than this part of all is on its way.
@@ -77,13 +75,11 @@ class Limits:
         pages: The most pages that are kept.
         fail: Whether requests that fail are made again for ever ("retry"), or for ``patience`` seconds ("raise").
         patience: Seconds.
-        full: What happens where the disk is full: fewer pages are kept ("shrink"), or that is an error ("raise").
     """
 
     pages: int
-    fail: Fail
+    fail: Literal["raise", "retry"]
     patience: float
-    full: Full
 
 
 class Keeper:
@@ -221,7 +217,7 @@ class Keeper:
         self._follow()
         before = self.table.state[held]
         # Of all pages at once, as most runs have few: the number of each, and the row of its block in ``held``.
-        pages = came.pages()
+        pages = came.pages
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
         is_held = held[rows] == pages // PAGES
         places, noted = rows * PAGES + pages % PAGES, digests ^ came.salts()
@@ -240,7 +236,7 @@ class Keeper:
 
     def _write(self, parts: list[tuple[memoryview, int]]) -> None:
         """Write some bytes into their places; where the disk is full, less is kept."""
-        tries = _TRIES if self.limits.full == "shrink" else 0
+        tries = _TRIES
         while True:
             try:
                 return self._file.write(parts)

@@ -8,8 +8,9 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from mouse_core.files.checksum import PAGE
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.fetching import Fetcher
-from mouse_core.remote.mirror.keeping import Counters, Fail, Full, Keeper, Limits
+from mouse_core.remote.mirror.keeping import Counters, Keeper, Limits
 from mouse_core.remote.mirror.objects import Known, PageSums, Placed, Places, key_of
 from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.pages import BLOCK, PAGES, Int64s, ascending, pages_of, pieces, touched
@@ -122,8 +123,6 @@ class Mirror:
         fail: What becomes of a request that failed in a way that may pass: it is made again for ``patience`` seconds,
             with growing pauses, before whoever waits for it gets the error ("raise"); or for ever ("retry").
         patience: Seconds.
-        full: What happens where the disk is full: less is kept, and it is an error only if nothing is left to let go of
-            ("shrink"); or it is one ("raise").
 
     Raises:
         ConfigError: A limit that cannot be, or a system without file locks.
@@ -135,18 +134,15 @@ class Mirror:
         cache: str | os.PathLike[str] | None = None,
         *,
         cache_bytes: int | None = None,
-        fail: Fail = "raise",
+        fail: Literal["raise", "retry"] = "raise",
         patience: float = 30.0,
-        full: Full = "shrink",
     ) -> None:
         if fail not in ("raise", "retry"):
             raise ConfigError(f"fail: expected 'raise' or 'retry', found {fail!r}")
-        if full not in ("shrink", "raise"):
-            raise ConfigError(f"full: expected 'shrink' or 'raise', found {full!r}")
         if cache_bytes is not None and not (is_whole(cache_bytes) and cache_bytes >= _LEAST_BYTES):
             raise ConfigError(f"cache_bytes: expected an integer of {_LEAST_BYTES} or more, found {cache_bytes!r}")
         self.folder = cache_folder(cache).absolute()
-        self._options = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience, "full": full}
+        self._options: dict[str, Any] = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience}
         inside = folder_of(self.folder)
         try:
             make_folder(inside, sync=False)
@@ -155,11 +151,11 @@ class Mirror:
             self._places = Places(inside / "objects")
             if cache_bytes is None:
                 cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
-            self._limits = Limits(cache_bytes // PAGE, fail, patience, full)
+            self._limits = Limits(cache_bytes // PAGE, fail, patience)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
             # The newest map as long as somebody has it: it knows the mirror, which is to end with its last user.
             self._memory: mmap.mmap | None = None
-            self._newest: Callable[[], _Map | None] = _nothing
+            self._newest: Callable[[], _Map | None] = lambda: None
             self._processes: dict[int, Process] = {}
             self._process().sharer.remove_dead()
         except OSError as error:
@@ -208,7 +204,7 @@ class Mirror:
     def _map(self, size: int) -> _Map:
         """A map of so many bytes at least; those that others have stay, as addresses in them were given away."""
         if self._memory is None or len(self._memory) < size:
-            self._memory, self._newest = self._file.map(), _nothing
+            self._memory, self._newest = self._file.map(), lambda: None
             for process in self._processes.values():
                 process.keeper.memory = self._memory
         found = self._newest()
@@ -245,15 +241,7 @@ class Mirror:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (str(self.folder), self._options)
-
-
-def _nothing() -> None:
-    """No map."""
-
-
-def _opened(folder: str, options: dict[str, Any]) -> Mirror:
-    return Mirror(folder, **options)
+        return partial(Mirror, str(self.folder), **self._options), ()
 
 
 class MirrorObject(NamedTuple):

@@ -122,12 +122,9 @@ class Runs:
         ends = np.array([one.end for one in self.objects])[self.whose]
         return self.firsts * PAGE - begins, np.minimum(self.ends * PAGE, ends) - begins
 
+    @memo
     def pages(self) -> Int64s:
         """The numbers of all their pages, int64 ``[m]``."""
-        return self._pages
-
-    @memo
-    def _pages(self) -> Int64s:
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
@@ -155,7 +152,7 @@ class Runs:
 
     def wrong(self, digests: PageChecksums) -> DataError | None:
         """Return the error for pages whose checksums differ from the known ones; None: all are right."""
-        pages = self.pages()
+        pages = self.pages
         for placed, mine in zip(self.objects, self._parts(), strict=True):
             sums = placed.known_sums()
             if sums is None:
