@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 
 # What folders of packages are called, and Debian's.
@@ -73,23 +72,19 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
     Raises:
         ConfigError: It holds or reads what has no words, and no version is said.
     """
-    innermost = function
-    while isinstance(innermost, partial):
-        innermost = innermost.func
-    if not inspect.isroutine(innermost):
-        innermost = innermost if inspect.isclass(innermost) else type(innermost)
     try:
-        said = in_words(function)
+        return _digest(in_words(function))
     except Exception as error:  # whatever the pickling of somebody's object raises
         if not version:
             raise ConfigError(
                 f"{called}: expected one of which all is known that decides about what it gives, found "
                 f"{_name(function)}: {error}; say version='1', and another where it changes"
             ) from error
-        said = _text(innermost)
-    if inspect.isclass(innermost):
-        said += _text(innermost)
-    return _digest(said)
+    while isinstance(function, partial):
+        function = function.func
+    kind = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    codes = [part for _, part in _members_of(kind)] if inspect.isclass(kind) else [kind]
+    return _digest(f"{_name(kind)} {[_compiled(code.__code__) for code in codes if inspect.isfunction(code)]}")
 
 
 def in_words(value: Any) -> str:
@@ -117,67 +112,56 @@ class _Words:
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
         """Describe a value within others, which are given outermost first."""
-        if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str, bytes):
             return repr(value)
         if any(value is one for one in within):
             return f"itself, {[value is one for one in within].index(True)}"
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return f"array({value.dtype}, {value.shape}, {digest})"
-        if inspect.isfunction(value):
-            return self._of_function(value, (*within, value))
         if inspect.ismethod(value):
             return f"{self.of(value.__func__, within)} of {self.of(value.__self__, within)}"
-        if inspect.isclass(value):
-            return self._of_class(value, (*within, value))
         if inspect.ismodule(value):
             return f"module {value.__name__}"
-        if type(value) in (dict, set, frozenset, tuple, list):
-            return self._of_collection(value, (*within, value))
-        return self._of_object(value, (*within, value))
-
-    def _of_collection(self, value: Any, within: tuple[Any, ...]) -> str:
-        if type(value) is dict:
-            pairs = sorted((self.of(key, within), self.of(item, within)) for key, item in value.items())
-            return f"dict({pairs})"
-        words = [self.of(item, within) for item in value]
-        return f"{type(value).__name__}({words if isinstance(value, tuple | list) else sorted(words)})"
-
-    def _of_object(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Describe the parts that an object is pickled as."""
-        known = copyreg.dispatch_table.get(type(value))
-        parts = known(value) if known is not None else value.__reduce_ex__(4)
+        within = (*within, value)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            if id(value) not in self._known:
+                self._known[id(value)] = self._of_code(value, within)
+            return self._known[id(value)]
+        if kind is dict:
+            return f"dict({sorted((self.of(key, within), self.of(item, within)) for key, item in value.items())})"
+        if kind in (set, frozenset, tuple, list):
+            words = [self.of(item, within) for item in value]
+            return f"{kind.__name__}({words if kind in (tuple, list) else sorted(words)})"
+        reduce = copyreg.dispatch_table.get(kind)
+        parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         if isinstance(parts, str):
             # What functools.cache makes is pickled as a name.
             wrapped = f" {self.of(value.__wrapped__, within)}" if hasattr(value, "__wrapped__") else ""
-            return f"{_name(type(value))} {parts}{wrapped}"
+            return f"{_name(kind)} {parts}{wrapped}"
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
-        return f"{self.of(type(value), within)}({[self.of(part, within) for part in listed]})"
+        return f"{self.of(kind, within)}({[self.of(part, within) for part in listed]})"
 
-    def _of_class(self, kind: type, within: tuple[Any, ...]) -> str:
-        if id(kind) not in self._known:
-            own = [one for one in kind.__mro__ if not _is_of_package(sys.modules.get(one.__module__))]
+    def _of_code(self, value: Any, within: tuple[Any, ...]) -> str:
+        """Describe a function or a class by its name and a digest of its code and of all that it reads or holds."""
+        if inspect.isfunction(value):
+            said, parts = _compiled(value.__code__), _parts_of(value)
+        else:
+            own = [one for one in value.__mro__ if not _is_of_package(sys.modules.get(one.__module__))]
+            if not own:
+                return _name(value)
+            said = str([_name(one) for one in value.__mro__])
             parts = [(f"{one.__name__}.{name}", part) for one in own for name, part in _members_of(one)]
-            said = f"{[_name(one) for one in kind.__mro__]} {self._of_parts(parts, within)}"
-            self._known[id(kind)] = f"{_name(kind)} {_digest(said)}" if own else _name(kind)
-        return self._known[id(kind)]
-
-    def _of_function(self, function: Any, within: tuple[Any, ...]) -> str:
-        if id(function) not in self._known:
-            said = f"{_text(function)} {self._of_parts(_parts_of(function), within)}"
-            self._known[id(function)] = _digest(said)
-        return self._known[id(function)]
-
-    def _of_parts(self, parts: list[tuple[str, Any]], within: tuple[Any, ...]) -> list[str]:
-        return [f"{name} {self._of_part(name, part, within)}" for name, part in parts]
-
-    def _of_part(self, name: str, part: Any, within: tuple[Any, ...]) -> str:
-        try:
-            return self.of(part, within)
-        except ConfigError:
-            raise
-        except Exception as error:  # whatever the pickling of somebody's object raises
-            raise ConfigError(f"{name} of {_name(within[-1])}, a {type(part).__name__}: {error}") from error
+        words = []
+        for name, part in parts:
+            try:
+                words.append(f"{name} {self.of(part, within)}")
+            except ConfigError:
+                raise
+            except Exception as error:  # whatever the pickling of somebody's object raises
+                raise ConfigError(f"{name} of {_name(value)}, a {type(part).__name__}: {error}") from error
+        return f"{_name(value)} {_digest(f'{said} {words}')}"
 
 
 def _parts_of(function: Any) -> list[tuple[str, Any]]:
@@ -215,12 +199,9 @@ def _members_of(kind: type) -> list[tuple[str, Any]]:
     """Return the members of a class by name: functions, also wrapped ones, and values that Python did not add."""
     found: list[tuple[str, Any]] = []
     for name, member in sorted(vars(kind).items()):
-        if isinstance(member, staticmethod | classmethod):
-            found.append((name, member.__func__))
-        elif isinstance(member, property):
-            found += [(name, one) for one in (member.fget, member.fset, member.fdel)]
-        elif isinstance(member, cached_property):
-            found.append((name, member.func))
+        wrapped = [getattr(member, inner, None) for inner in ("__func__", "fget", "fset", "fdel", "func")]
+        if isinstance(member, staticmethod | classmethod | property | cached_property):
+            found += [(name, one) for one in wrapped if one is not None]
         elif inspect.isfunction(member) or not (name.startswith(("__", "_abc_")) or isinstance(member, _OF_PYTHON)):
             found.append((name, member))
     return found
@@ -263,22 +244,6 @@ def _is_of_package(module: ModuleType | None) -> bool:
 
 def _digest(said: str) -> str:
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-# To find the text of a class Python 3.11 parses its module, which several threads cannot do at once: one of them may be
-# told that the depth of recursion was not that expected (python/cpython#106905).
-_PARSING = ProcessLock()
-
-
-def _text(part: Any) -> str:
-    """Return the compiled code of a function; for a class, its text or the code of its functions."""
-    name = _name(part)
-    if inspect.isfunction(part):
-        return f"{name}: {_compiled(part.__code__)}"
-    with suppress(OSError, TypeError), _PARSING:
-        return f"{name}: {inspect.getsource(part)}"
-    members = sorted((key, member) for key, member in vars(part).items() if inspect.isfunction(member))
-    return f"{name}: {[_text(member) for _, member in members]}"
 
 
 def _compiled(code: CodeType) -> str:
