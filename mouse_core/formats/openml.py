@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -76,101 +76,85 @@ def read_openml(
     file = _file(Path(path))
     parquet = file.suffix in (".pq", ".parquet")
     with reading(file):
-        attributes = _parquet_attributes(file) if parquet else _read_header(file)
+        if parquet:
+            attributes = _parquet_attributes(file)
+        else:
+            with _text(file) as text:
+                attributes = _header(text, file)
     names = [attribute.name for attribute in attributes]
     said = _said(file)
     chosen = target or (said if said in names else names[-1])
     if chosen not in names:
         raise ConfigError(f"target: expected one of {names}, found {chosen!r}")
-    table = _Table(str(file), tuple(attributes), names.index(chosen), one_hot, missing == "drop")
+    place = names.index(chosen)
 
     def rows() -> Iterator[Columns]:
-        return _batches(table, _parquet_lines(file) if parquet else _read_lines(file), batch_rows)
+        lines = _parquet_lines(file) if parquet else _read_lines(file)
+        while some := list(islice(lines, batch_rows)):
+            kept = [line for line in some if missing is None or _MISSING not in line[1]]
+            yield _columns(attributes, place, kept, one_hot=one_hot, where=str(file))
 
     how = "as asked for" if target else "as the description says" if said == chosen else "the last one"
     notes = [f"The class is {chosen!r}, {how}; each example is an episode of one step, whose reward is 1."]
     if missing:
         notes.append("Examples without a value for some attribute are left out.")
-    about = {"features": table.features(), "target": chosen, "classes": list(attributes[table.target].values or ())}
-    stream = RowStream.of_columns(path, "openml", _rows(table, []), rows, notes=tuple(notes), metadata=about)
+    features: list[str] = []
+    for attribute in attributes[:place] + attributes[place + 1 :]:
+        spread = attribute.values if one_hot else None
+        features += [attribute.name] if spread is None else [f"{attribute.name}={value}" for value in spread]
+    about = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
+    first = _columns(attributes, place, [], one_hot=one_hot, where=str(file))
+    stream = RowStream.of_columns(path, "openml", first, rows, notes=tuple(notes), metadata=about)
     return stream.replace(alignment="outgoing")
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The attributes of a table, and how examples become rows."""
+class _Attribute:
+    """A column of a table.
 
-    where: str
-    attributes: tuple[_Attribute, ...]
-    target: int
-    one_hot: bool
-    drop: bool
+    Args:
+        name: The name of the column.
+        values: The declared values of a categorical column, in order; None for numbers.
+    """
 
-    def features(self) -> list[str]:
-        names: list[str] = []
-        for attribute in self._others():
-            spread = attribute.values if self.one_hot and attribute.values is not None else None
-            names += [f"{attribute.name}={value}" for value in spread] if spread is not None else [attribute.name]
-        return names
+    name: str
+    values: tuple[str, ...] | None
 
-    def _others(self) -> Sequence[_Attribute]:
-        return [attribute for place, attribute in enumerate(self.attributes) if place != self.target]
-
-    def column(self, place: int, texts: Sequence[str], lines: Sequence[int]) -> npt.NDArray[Any]:
-        """Values of an attribute: numbers, or indices among its declared values."""
-        attribute = self.attributes[place]
-        try:
-            if attribute.values is None:
-                return np.array([float(text) for text in texts], np.float64)
-            places = {value: number for number, value in enumerate(attribute.values)}
-            return np.array([places[text] for text in texts], np.int64)
-        except (ValueError, KeyError):
-            for line, text in zip(lines, texts, strict=True):
-                if not _holds(attribute, text):
-                    wanted = "a number" if attribute.values is None else f"one of {list(attribute.values[:12])}"
-                    hint = "; missing='drop' of read_openml leaves such examples out" if text == _MISSING else ""
-                    raise DataError(
-                        f"{self.where}, line {line} of the data: {attribute.name!r}: expected {wanted}, found "
-                        f"{text[:40]!r}{hint}"
-                    ) from None
-            raise
+    def array(self, texts: Sequence[str], lines: Sequence[int], where: str) -> npt.NDArray[Any]:
+        """Values as numbers, or as indices among the declared values; DataError names the line of another value."""
+        places = {value: number for number, value in enumerate(self.values or ())}
+        read: Callable[[str], float] = float if self.values is None else places.__getitem__
+        found = np.empty(len(texts), np.float64 if self.values is None else np.int64)
+        for row, text in enumerate(texts):
+            try:
+                found[row] = read(text)
+            except (ValueError, KeyError):
+                wanted = "a number" if self.values is None else f"one of {list(self.values[:12])}"
+                hint = "; missing='drop' of read_openml leaves such examples out" if text == _MISSING else ""
+                line = f"{where}, line {lines[row]} of the data: {self.name!r}"
+                raise DataError(f"{line}: expected {wanted}, found {text[:40]!r}{hint}") from None
+        return found
 
 
-def _holds(attribute: _Attribute, text: str) -> bool:
-    if attribute.values is not None:
-        return text in attribute.values
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
-
-
-def _batches(table: _Table, lines: Iterator[tuple[int, list[str]]], batch_rows: int) -> Iterator[Columns]:
-    while some := list(islice(lines, batch_rows)):
-        yield _rows(table, [line for line in some if not table.drop or _MISSING not in line[1]])
-
-
-def _rows(table: _Table, lines: Sequence[tuple[int, list[str]]]) -> Columns:
-    n = len(lines)
-    numbers = [number for number, _ in lines]
-    columns = [
-        table.column(place, [values[place] for _, values in lines], numbers) for place in range(len(table.attributes))
-    ]
-    features: list[npt.NDArray[Any]] = []
-    for place, (attribute, values) in enumerate(zip(table.attributes, columns, strict=True)):
-        if place == table.target:
-            continue
-        if table.one_hot and attribute.values is not None:
+def _columns(
+    attributes: Sequence[_Attribute], target: int, lines: Sequence[tuple[int, list[str]]], *, one_hot: bool, where: str
+) -> Columns:
+    n, numbers = len(lines), [number for number, _ in lines]
+    features, action = [np.empty((n, 0))], np.empty(0)
+    for place, attribute in enumerate(attributes):
+        values = attribute.array([texts[place] for _, texts in lines], numbers, where)
+        if place == target:
+            action = values if attribute.values is not None else values[:, None]
+        elif one_hot and attribute.values is not None:
             features.append(values[:, None] == np.arange(len(attribute.values)))
         else:
             features.append(values[:, None])
-    action = columns[table.target]
     return {
-        "action": action if action.dtype.kind == "i" else action[:, None],
+        "action": action,
         "reward": np.ones(n),
         "done": np.ones(n, np.int64),
         "episode_step": np.zeros(n, np.int64),
-        "observation": np.concatenate([np.empty((n, 0)), *features], axis=1).astype(np.float64),
+        "observation": np.concatenate(features, axis=1).astype(np.float64),
     }
 
 
@@ -206,29 +190,6 @@ def _said(file: Path) -> str | None:
 
 
 # ---------------------------------------------------------------------- ARFF
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """A column of a table.
-
-    Args:
-        name: The name of the column.
-        values: The declared values of a categorical column, in order; None for numbers.
-    """
-
-    name: str
-    values: tuple[str, ...] | None
-
-
-def _read_header(path: Path) -> list[_Attribute]:
-    """Return the attributes of an ARFF file.
-
-    Raises:
-        DataError: The file is no ARFF, or an attribute is neither numeric nor categorical.
-    """
-    with _text(path) as file:
-        return _header(file, path)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -276,7 +237,15 @@ def _header(file: IO[str], path: Path) -> list[_Attribute]:
                 raise DataError(f"{path}: expected attributes of different names, found {names[:12]}")
             return found
         if lower.startswith("@attribute"):
-            found.append(_attribute(text, path))
+            match = _ATTRIBUTE.fullmatch(text)
+            if not match:
+                raise DataError(f"{path}: expected @attribute NAME TYPE, found {text[:80]!r}")
+            name, kind = _unquoted(match[1]), match[2]
+            is_numeric = kind.split()[0].lower() in _NUMERIC
+            if not is_numeric and not (kind.startswith("{") and kind.endswith("}")):
+                wanted = "expected numbers or {one, of, these}"
+                raise DataError(f"{path}: attribute {name!r}: {wanted}, found {kind[:40]!r}")
+            found.append(_Attribute(name, None if is_numeric else tuple(_values(kind[1:-1].strip()))))
         elif text and not text.startswith("%") and not lower.startswith("@relation"):
             break
         if read > _MOST_HEADER:
@@ -284,18 +253,6 @@ def _header(file: IO[str], path: Path) -> list[_Attribute]:
     raise DataError(
         f"{path}: expected ARFF, @relation, @attribute and @data, found {len(found)} attributes and no @data"
     )
-
-
-def _attribute(text: str, path: Path) -> _Attribute:
-    match = _ATTRIBUTE.fullmatch(text)
-    if not match:
-        raise DataError(f"{path}: expected @attribute NAME TYPE, found {text[:80]!r}")
-    name, kind = _unquoted(match[1]), match[2]
-    if kind.startswith("{") and kind.endswith("}"):
-        return _Attribute(name, tuple(_values(kind[1:-1].strip())))
-    if kind.split()[0].lower() in _NUMERIC:
-        return _Attribute(name, None)
-    raise DataError(f"{path}: attribute {name!r}: expected numbers or {{one, of, these}}, found {kind[:40]!r}")
 
 
 def _values(text: str) -> list[str]:
@@ -353,12 +310,8 @@ def _parquet_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     for batch in parquet_batches(path, 1 << 13):
         columns = [column.to_pylist() for column in batch.columns]
         for values in zip(*columns, strict=True):
-            yield number, ["?" if value is None else str(_as_float(value)) for value in values]
+            yield number, [_MISSING if value is None else str(value) for value in values]
             number += 1
-
-
-def _as_float(value: object) -> object:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _is_text(kind: pa.DataType, name: str, path: Path) -> bool:

@@ -167,10 +167,8 @@ def last_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.
     >>> last_of(np.array([5, 3, 5]))
     (array([3, 5]), array([1, 2]))
     """
-    order = np.argsort(numbers, kind="stable")
-    ascending = numbers[order]
-    last = np.flatnonzero(np.append(ascending[1:] != ascending[:-1], numbers.size > 0)[: numbers.size])
-    return ascending[last], order[last]
+    ascending, places = np.unique(numbers[::-1], return_index=True)
+    return ascending, numbers.size - 1 - places
 
 
 def _bits(array: npt.NDArray[Any], unit: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -222,25 +220,6 @@ def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
             raise SchemaError(f"get: default of {key!r}: expected the shape {leaf.shape[1:]}, found {value.shape}")
         leaf[absent] = value
     return unflatten(structure_of(found), leaves)
-
-
-def as_index(index: Any) -> npt.NDArray[np.int64]:
-    """Indices of rows, as users give them; SchemaError for what is no integer, as a mask is none."""
-    found = np.asarray(index)
-    if found.size and found.dtype.kind not in "iu":
-        raise SchemaError(f"index: expected integers, found {found.dtype}")
-    return found.astype(np.int64)
-
-
-def check_combining(how: Any) -> None:
-    """Raise ConfigError unless a function makes one number of two, many at a time."""
-    if not isinstance(how, np.ufunc) or (how.nin, how.nout) != (2, 1):
-        raise ConfigError(f"how: expected a ufunc of two numbers, such as numpy.maximum, found {how!r:.80}")
-
-
-def shown(rows: KeyRows, row: int) -> str:
-    """A row as a message shows it."""
-    return f"{rows.take(np.array([row]))!r:.120}"
 
 
 def fields_of(option: str, names: Iterable[FieldKey] | None) -> tuple[FieldKey, ...] | None:

@@ -3,36 +3,168 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import state_number
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.columns.schema import RowSchema
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.maps._rows import (
-    KeyRows,
-    as_index,
-    check_combining,
-    fields_of,
-    filled,
-    last_of,
-    pick,
-    schema_words,
-    shown,
-)
-from mouse_core.maps._stored import Stored
+from mouse_core.maps._rows import KeyRows, fields_of, filled, last_of, pick, schema_words
 from mouse_core.maps.hashing import hash_rows
-from mouse_core.nested import FieldKey, as_lists, copied, flatten, map_tree
+from mouse_core.nested import FieldKey, as_lists, copied, flatten, is_varying, map_tree
 from mouse_core.randomness import check_seed
 from mouse_core.replay.protocols import Storage
+from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.replay.storages.list import ListStorage
+from mouse_core.spec import check_count
 
 Integers = npt.NDArray[np.int64]
+
+_FIRST_CAPACITY = 64
+
+
+class Stored:
+    """Rows of a storage by their number, in memory as many as come.
+
+    Args:
+        storage: Where they lie; None: in memory, which grows.
+        what: "keys" or "values", for messages; "" for no values, which a map of keys alone has.
+    """
+
+    def __init__(self, storage: Storage | None, what: str) -> None:
+        self.grows = storage is None
+        self.storage: Any = ArrayStorage(_FIRST_CAPACITY) if storage is None else storage
+        self.what = what
+        self._schema: RowSchema | None = None
+
+    @classmethod
+    def pair(cls, storage: Any, capacity: int | None) -> tuple[Stored, Stored]:
+        """Return the storages of keys and values; see ``RowMap``.
+
+        Raises:
+            ConfigError: The storages do not fit each other or the capacity.
+        """
+        if storage is None:
+            if capacity is None:
+                return cls(None, "keys"), cls(None, "values")
+            capacity = check_count("capacity", capacity)
+            return cls(ArrayStorage(capacity), "keys"), cls(ArrayStorage(capacity), "values")
+        parts = list(storage) if isinstance(storage, tuple | list) else [storage]
+        if len(parts) not in (1, 2) or not all(isinstance(part, Storage) for part in parts):
+            raise ConfigError(f"storage: expected a storage, or a pair for keys and values, found {storage!r:.100}")
+        for part in parts:
+            if isinstance(part, ListStorage) or part.ndim != 1 or not part.writable:
+                raise ConfigError(f"storage: expected writable ones of arrays, with ndim=1, found {part!r:.100}")
+            if part.capacity != (parts[0].capacity if capacity is None else capacity):
+                expected = f"{parts[0].capacity}, that of the keys" if capacity is None else capacity
+                raise ConfigError(f"storage: expected a capacity of {expected}, found {part.capacity}")
+        if len(parts) == 2 and parts[0] is parts[1]:
+            raise ConfigError("storage: expected two storages for keys and values, found one twice")
+        values = cls(parts[1], "values") if len(parts) == 2 else cls(None, "")
+        return cls(parts[0], "keys"), values
+
+    def loaded(self, state: Any) -> ArrayStorage:
+        """Rows of a state, in memory; none where there is no state.
+
+        Raises:
+            StateError: It is damaged, or does not fit.
+        """
+        if state is not None and not self.what:
+            raise StateError("state: expected that of a map of keys alone, as there is one storage, found values")
+        capacity = self.capacity
+        if self.grows and isinstance(state, Mapping):
+            capacity = max(_FIRST_CAPACITY, state_number("size", state.get("size"), where="storage"))
+            if state.get("written") != state.get("size"):
+                raise StateError(f"storage: expected all {state.get('written')!r:.80} rows, found {state.get('size')}")
+            state = {**state, "capacity": capacity}
+        made = ArrayStorage(capacity)
+        if state is not None or self.what == "keys":
+            made.load(state)
+        return made
+
+    def take_over(self, loaded: ArrayStorage) -> None:
+        """Have the rows that ``loaded`` gave."""
+        self._schema = None
+        if self.grows:
+            self.storage = loaded
+        elif loaded.written:
+            self.storage.load({**loaded.state(), "alignment": self.storage.alignment})
+        else:
+            self.storage.empty()
+
+    @property
+    def capacity(self) -> int:
+        """Rows it can hold; one that grows, now."""
+        return int(self.storage.capacity)
+
+    @property
+    def written(self) -> int:
+        """The number of rows ever added."""
+        return int(self.storage.written)
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest row that is there."""
+        return self.written - len(self.storage)
+
+    @property
+    def ragged(self) -> tuple[FieldKey, ...]:
+        """Fields that the storage was told to be ragged."""
+        return tuple(getattr(self.storage, "ragged", ()))
+
+    @property
+    def schema(self) -> RowSchema | None:
+        """The schema of rows; None before the first row."""
+        if self._schema is None and len(self.storage):
+            first = self.storage.get(np.zeros(1, np.int64))
+            ragged = [
+                key for key, leaf in flatten(first).items() if is_varying(leaf) and isinstance(leaf[0], np.ndarray)
+            ]
+            self._schema = RowSchema.of(first, 1, 1, ragged)
+        return self._schema
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return the lock to hold if other processes write too."""
+        return self.storage.lock() or nullcontext()
+
+    def slots(self, numbers: Integers) -> Integers:
+        """Return the slots of rows."""
+        return numbers if self.grows else numbers % self.capacity
+
+    def get(self, slots: Integers) -> Any:
+        """The rows in slots, as a tree; SchemaError where none were ever written."""
+        if not len(self.storage):
+            raise SchemaError(f"map: expected {self.what or 'values'} that were written, found none")
+        return self.storage.get(slots)
+
+    def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
+        """Write rows from number ``first`` on, which is that of the next, or, after a crash, of one before."""
+        if not n:
+            return
+        if not self.what:
+            raise ConfigError("storage: expected a pair, for keys and values, found one for the keys alone")
+        if self.grows and first + n > self.capacity:
+            larger = ArrayStorage(max(2 * self.capacity, first + n))
+            if len(self.storage):
+                larger.load({**self.storage.state(), "capacity": larger.capacity})
+            self.storage = larger
+        there = min(n, self.written - first)
+        if there > 0:
+            tree = map_tree(lambda leaf: leaf[:there], rows)
+            self.storage.put(self.slots(np.arange(first, first + there)), tree)
+            rows = map_tree(lambda leaf: leaf[there:], rows)
+        if there < n:
+            self.storage.append(rows)
+        self._schema = schema
+
+
 Hashes = npt.NDArray[np.uint64]
 
 _HALF = np.uint64(32)
@@ -270,12 +402,12 @@ class RowIndex:
     def catch_up(self) -> None:
         """Have all rows in the table that are in the storage."""
         keys, values = self.keys, self.values
-        if keys.changes == self._changes and keys.written == self._indexed:
+        if keys.storage.changes == self._changes and keys.written == self._indexed:
             return
         if 0 < values.written < keys.written:
             raise StateError(f"map: expected the values of {keys.written} rows, found those of {values.written}")
         oldest = self.oldest
-        if keys.changes != self._changes or not oldest <= self._indexed <= keys.written:
+        if keys.storage.changes != self._changes or not oldest <= self._indexed <= keys.written:
             self.table, self._indexed = RowTable(), oldest
         schema = keys.schema
         while self._indexed < keys.written:
@@ -296,7 +428,7 @@ class RowIndex:
             if new.size != step:
                 raise StateError("storage: expected rows of which none is there twice, found some that are")
             self._indexed += step
-        self._changes = keys.changes
+        self._changes = keys.storage.changes
 
     def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:
         """Write rows that were checked; see ``extend``."""
@@ -548,7 +680,7 @@ class RowMap:
     @property
     def nbytes(self) -> int:
         """Bytes of memory: of the table in which rows are found, and of storages that tell theirs."""
-        return self._rows.table.nbytes + self._keys.nbytes + self._values.nbytes
+        return self._rows.table.nbytes + sum(getattr(one.storage, "nbytes", 0) for one in (self._keys, self._values))
 
     # ------------------------------------------------------------------ looking up
 
@@ -578,10 +710,10 @@ class RowMap:
             slots = self._rows.slots(self._rows.find(picked))
             missing = np.flatnonzero(slots < 0)
             if missing.size:
-                row = int(missing[0])
                 raise MissingRowError(
-                    f"map: expected rows that are there, found {missing.size} of {slots.size} that are not, first "
-                    f"row {row}, {shown(picked, row)}; get(rows, default) takes them, contains(rows) tells which"
+                    f"map: expected rows that are there, found {missing.size} of {slots.size} that are not, first row "
+                    f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) takes them, contains(rows) "
+                    "tells which"
                 )
             return self._deliver(self._values.get(slots))
 
@@ -599,7 +731,7 @@ class RowMap:
         picked, default = self._picked(rows), self._accept(default)
         with self._held():
             slots = self._rows.slots(self._rows.find(picked))
-            if not len(self._values):
+            if not len(self._values.storage):
                 return self._deliver(map_tree(lambda leaf: np.repeat(np.asarray(leaf)[None], slots.size, 0), default))
             there = slots >= 0
             found = self._values.get(np.where(there, slots, 0))
@@ -665,7 +797,8 @@ class RowMap:
             SchemaError, DataError: As ``extend``.
             ConfigError: ``how`` is none.
         """
-        check_combining(how)
+        if not isinstance(how, np.ufunc) or (how.nin, how.nout) != (2, 1):
+            raise ConfigError(f"how: expected a ufunc of two numbers, such as numpy.maximum, found {how!r:.80}")
         picked = self._picked(rows)
         with self._held():
             given = self._as_values(values, picked.n)
@@ -688,8 +821,8 @@ class RowMap:
     def empty(self) -> None:
         """Forget all rows."""
         with self._held():
-            self._keys.empty()
-            self._values.empty()
+            self._keys.storage.empty()
+            self._values.storage.empty()
 
     # ------------------------------------------------------------------ what users give and get
 
@@ -721,7 +854,10 @@ class RowMap:
             if index is None:
                 slots = np.sort(self._keys.slots(np.arange(self._rows.oldest, self._keys.written)))
             else:
-                slots = as_index(self._accept(index))
+                slots = np.asarray(self._accept(index))
+                if slots.size and slots.dtype.kind not in "iu":
+                    raise SchemaError(f"index: expected integers, found {slots.dtype}")
+                slots = slots.astype(np.int64)
             return self._deliver(part.get(slots))
 
     @contextmanager
