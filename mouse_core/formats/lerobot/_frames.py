@@ -14,7 +14,6 @@ import pyarrow as pa
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
-from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
@@ -57,7 +56,8 @@ class Frames:
         in_place: bool = False,
     ) -> None:
         self.where, self.described, self.final, self.in_place = where, described, final, in_place
-        #: Episodes that are left out, by their place among all.
+        self.episodes = described.episodes
+        #: Positions of episodes that are left out.
         self.skipped: frozenset[int] = frozenset()
         kinds = ("video", "image") if cameras else ()
         # What a camera is called depends on how many there are, whether all are read or not.
@@ -125,45 +125,6 @@ class Frames:
     def _is_code(self, key: str) -> bool:
         return self.in_place and self.described.features[key].dtype == "video"
 
-    @memo
-    def index(self) -> npt.NDArray[np.int64]:
-        """The number of each episode."""
-        return np.array(self.described.episodes.index, np.int64)
-
-    @memo
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """The frames of each episode."""
-        return np.array(self.described.episodes.length, np.int64)
-
-    @memo
-    def ends(self) -> npt.NDArray[np.int64]:
-        """The number of frames up to the end of each episode."""
-        return np.cumsum(self.lengths)
-
-    @memo
-    def files(self) -> list[tuple[str, int, int]]:
-        """The files of frames in their order, each with the places of its first episode and of the one behind its last.
-
-        Raises:
-            DataError: Episodes of one file that do not follow each other.
-        """
-        there = np.flatnonzero(self.lengths)
-        names = [self.described.episodes.data[place] for place in there.tolist()]
-        cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
-        if len({names[cut] for cut in cuts}) < len(cuts):
-            raise DataError(f"{self.where}: expected files of episodes that follow each other, found others")
-        firsts = there[cuts].tolist()
-        stops = [*firsts[1:], len(self.lengths)]
-        return [(names[cut], first, stop) for cut, first, stop in zip(cuts, firsts, stops, strict=True)]
-
-    def places(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the episode position of each frame, and the frame's number in that episode.
-
-        For episodes of 2 and 3 frames, frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
-        """
-        episode = np.searchsorted(self.ends, rows, side="right")
-        return episode, rows - (self.ends - self.lengths)[episode]
-
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
         """Raise DataError where rows of a file are not the frames that they should be."""
         for _, why in self.unlike(batch, rows, file):
@@ -171,14 +132,14 @@ class Frames:
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
         """Episodes whose rows are not the frames that they should be, by their place, and why."""
-        episode, number = self.places(rows)
+        index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
-        wrong = np.flatnonzero((found[0] != self.index[episode]) | (found[1] != number))
+        wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
         _, first = np.unique(episode[wrong], return_index=True)
         for row in wrong[first].tolist():
             yield (
                 int(episode[row]),
-                f"expected frame {number[row]} of episode {self.index[episode[row]]}, found frame {found[1][row]} of "
+                f"expected frame {number[row]} of episode {index[episode[row]]}, found frame {found[1][row]} of "
                 f"episode {found[0][row]}",
             )
 
@@ -192,11 +153,6 @@ class Frames:
         if numbers is None or numbers.size != batch.num_rows:
             raise damaged(file, f"{TIME}: expected a number of seconds in each row, found {column.type}")
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
-
-    def called(self, rows: npt.NDArray[np.int64], row: int) -> str:
-        """Return the name of one frame for error messages."""
-        (place,), (number,) = self.places(rows[row : row + 1])
-        return f"frame {number} of episode {self.index[place]}"
 
     def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
         """Rows that have no numbers of a feature's shape, and why."""
@@ -283,9 +239,9 @@ class Frames:
     def _numbers(self) -> npt.NDArray[np.int64]:
         """The numbers of episodes that have rows."""
         # With final="drop" an episode of one frame has no transition left; it still has its first row.
-        there = self.lengths > 0
+        there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
-        return self.index[there]
+        return self.episodes.index[there]
 
     def about(self) -> About:
         """Return the dataset's metadata, except fields and videos."""

@@ -1,4 +1,4 @@
-"""The description of a LeRobotDataset, from its folder ``meta``."""
+"""The metadata of a LeRobotDataset, from its folder ``meta``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._base.checks import is_whole
+from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import frame_shape
+
+Int64s = npt.NDArray[np.int64]
 
 _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48
@@ -31,9 +35,9 @@ class Feature:
     """A feature of the dataset.
 
     Args:
-        key: Its name there.
+        key: Name of the feature in LeRobot.
         dtype: "float32", "video", "image", "string", "language" and so on.
-        shape: Of a value; of pictures ``(H, W, C)``.
+        shape: Shape of a value; of pictures ``(H, W, C)``.
         wide: Whether pictures have 16 bits a pixel: depth, or greys of more than 8 bits.
     """
 
@@ -43,38 +47,69 @@ class Feature:
     wide: bool = False
 
 
-@dataclass(frozen=True)
-class Episodes:
-    """All episodes, ordered by their index.
+class FrameFile(NamedTuple):
+    """A file of frames.
 
     Args:
-        index, length: Of each.
-        data: The file in which the frames of each are, below the dataset's folder.
-        videos: For every camera the file, likewise, and the time in it at which each begins.
+        name: Path of the file, below the dataset's folder.
+        first, stop: Position of its first episode among all episodes, and of the one behind its last.
+        rows: The frames in the file, by their numbers among all frames.
     """
 
-    index: Sequence[int]
-    length: Sequence[int]
-    data: Sequence[str]
+    name: str
+    first: int
+    stop: int
+    rows: range
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """The episodes, ordered by their numbers.
+
+    Args:
+        index: Number of each episode, int64 ``[n]``.
+        lengths: Number of frames of each, int64 ``[n]``.
+        files: The files of frames, in the order of episodes.
+        videos: For each camera and episode the path of the video, below the dataset's folder, and the time in seconds
+            at which the episode begins there.
+    """
+
+    index: Int64s
+    lengths: Int64s
+    files: Sequence[FrameFile]
     videos: Mapping[str, Sequence[tuple[str, float]]]
 
-    def files(self) -> list[str]:
-        """The files of frames, in the order of episodes."""
-        return list(dict.fromkeys(name for name, length in zip(self.data, self.length, strict=True) if length))
+    @memo
+    def ends(self) -> Int64s:
+        """Number of frames up to the end of each episode, int64 ``[n]``."""
+        return np.cumsum(self.lengths)
+
+    def places(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the episode position of each frame, and the frame's number in that episode.
+
+        For episodes of 2 and 3 frames, frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
+        """
+        episode = np.searchsorted(self.ends, rows, side="right")
+        return episode, rows - (self.ends - self.lengths)[episode]
+
+    def called(self, rows: Int64s, row: int) -> str:
+        """Return the name of frame ``rows[row]`` for error messages."""
+        (place,), (number,) = self.places(rows[row : row + 1])
+        return f"frame {number} of episode {self.index[place]}"
 
 
 @dataclass(frozen=True)
 class Description:
-    """The whole.
+    """The metadata of a dataset.
 
     Args:
-        features: By key.
-        frames_per_second: Of the recording.
-        episodes: See ``Episodes``.
-        tasks: What the robot was to do, by number.
-        stats: As stored.
-        info: As stored.
-        lost: What could not be read of it, a sentence each.
+        features: The features by key.
+        frames_per_second: Rate of the recording.
+        episodes: The episodes.
+        tasks: Texts of tasks by number.
+        stats: Content of ``meta/stats.json``.
+        info: Content of ``meta/info.json``.
+        lost: A sentence for each part of the metadata that could not be read.
     """
 
     features: Mapping[str, Feature]
@@ -87,15 +122,15 @@ class Description:
 
 
 def read_description(root: Path, *, skip_broken: bool = False) -> Description:
-    """Read and check ``meta``.
+    """Read and check the metadata.
 
     Args:
         root: The dataset's folder.
         skip_broken: Whether episodes that ``meta`` does not list, or in files that cannot be read, are left out.
 
     Raises:
-        ConfigError: Nothing there, or another version of the format.
-        DataError: Something in it is damaged; names the file.
+        ConfigError: The folder holds no dataset, or one of another version of the format.
+        DataError: The metadata are damaged; the message names the file.
     """
     file = root / "meta" / "info.json"
     if not file.is_file():
@@ -117,7 +152,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
     lost: list[str] = []
     failed = lost if skip_broken else None
     episodes = _listed_episodes(root, cameras, info) if is_old else _episodes(root, cameras, failed)
-    for name, found in (("total_episodes", len(episodes.index)), ("total_frames", sum(episodes.length))):
+    for name, found in (("total_episodes", len(episodes.index)), ("total_frames", int(episodes.lengths.sum()))):
         if info.get(name, found) != found:
             why = f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}"
             if not skip_broken:
@@ -137,7 +172,7 @@ def check_action(described: Description, where: str) -> None:
 
 
 def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
-    """Return the memory of a frame in bytes, with the pictures of all cameras, or of some."""
+    """Return the bytes of a frame in memory, with all pictures, or those of some features."""
     total = 0
     for key, feature in described.features.items():
         picture = feature.dtype in ("video", "image")
@@ -161,12 +196,12 @@ def dimensions(described: Description) -> dict[str, list[str]]:
 
 
 def is_action(key: str) -> bool:
-    """Whether a feature is an action, or a part of one."""
+    """Whether a feature is an action or a part of one."""
     return key == "action" or key.startswith("action.")
 
 
 def column_of(key: str) -> str:
-    """The column that a feature becomes, but for a single camera; see ``Frames.picture_column``."""
+    """Return the column of a feature; of pictures, ``Frames.picture_column`` does."""
     if key == "observation.state":
         return "observation"
     column = key.replace(".", "_")
@@ -174,7 +209,7 @@ def column_of(key: str) -> str:
 
 
 def feature_of(column: str) -> str:
-    """The feature that a column becomes, where the rows do not say what it was called."""
+    """Return the feature of a column whose feature the rows do not name."""
     if column == "observation":
         return "observation.state"
     for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
@@ -200,7 +235,7 @@ def _feature(key: object, entry: object, file: Path) -> Feature:
 
 
 def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
-    """Whether a camera's description says that its pixels are no bytes."""
+    """Whether a camera's metadata say that a pixel has more than 8 bits."""
     said = {**entry}
     for name in ("info", "video_info"):
         said |= entry[name] if isinstance(entry.get(name), Mapping) else {}
@@ -236,21 +271,50 @@ def _columns_of_episodes(folder: Path, wanted: Sequence[str], failed: list[str] 
 
 
 def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> Episodes:
-    places = ("chunk_index", "file_index", "from_timestamp")
+    folder, places = root / "meta" / "episodes", ("chunk_index", "file_index", "from_timestamp")
     wanted = [*_INDICES, *(f"videos/{camera}/{name}" for camera in cameras for name in places)]
-    columns = _columns_of_episodes(root / "meta" / "episodes", wanted, failed)
-    order = np.argsort(np.array(columns["episode_index"]), kind="stable").tolist()
-    ordered = {name: [values[place] for place in order] for name, values in columns.items()}
-    index = ordered["episode_index"]
-    if len(set(index)) < len(index):
-        raise damaged(root / "meta" / "episodes", "expected every episode once, found one twice")
-    found = zip(*(ordered[name] for name in _INDICES[2:]), strict=True)
+    columns = _columns_of_episodes(folder, wanted, failed)
+    found = zip(*(columns[name] for name in _INDICES[2:]), strict=True)
     data = [_file("data", chunk, file, "parquet") for chunk, file in found]
     videos = {}
     for camera in cameras:
-        found = zip(*(ordered[f"videos/{camera}/{name}"] for name in places), strict=True)
+        found = zip(*(columns[f"videos/{camera}/{name}"] for name in places), strict=True)
         videos[camera] = [(_file(f"videos/{camera}", chunk, file, "mp4"), begin) for chunk, file, begin in found]
-    return Episodes(index, ordered["length"], data, videos)
+    return _ordered(folder, columns["episode_index"], columns["length"], data, videos)
+
+
+def _ordered(
+    where: Path,
+    index: Sequence[int],
+    lengths: Sequence[int],
+    data: Sequence[str],
+    videos: Mapping[str, Sequence[tuple[str, float]]],
+) -> Episodes:
+    """Return episodes in the order of their numbers.
+
+    Args:
+        where: Name of the metadata for messages.
+        index, lengths: Number of each episode, and of its frames.
+        data: The file with the frames of each.
+        videos: See ``Episodes``.
+    """
+    order = np.argsort(np.array(index), kind="stable")
+    numbers, counts = np.array(index, np.int64)[order], np.array(lengths, np.int64)[order]
+    if (numbers[1:] == numbers[:-1]).any():
+        raise damaged(where, "expected every episode once, found one twice")
+    there, ends = np.flatnonzero(counts), np.cumsum(counts)
+    names = [data[place] for place in order[there].tolist()]
+    cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
+    if len({names[cut] for cut in cuts}) < len(cuts):
+        raise damaged(where, "expected files of episodes that follow each other, found others")
+    firsts = there[cuts].tolist()
+    stops = [*firsts[1:], len(counts)]
+    files = [
+        FrameFile(names[cut], first, stop, range(int(ends[first] - counts[first]), int(ends[stop - 1])))
+        for cut, first, stop in zip(cuts, firsts, stops, strict=True)
+    ]
+    ordered = {camera: [places[place] for place in order.tolist()] for camera, places in videos.items()}
+    return Episodes(numbers, counts, files, ordered)
 
 
 def _file(folder: str, chunk: int, file: int, suffix: str) -> str:
@@ -258,30 +322,27 @@ def _file(folder: str, chunk: int, file: int, suffix: str) -> str:
 
 
 def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]) -> Episodes:
-    """The episodes of version 2, each of which has files of its own."""
+    """Return the episodes of version 2, each of which has files of its own."""
     file = root / "meta" / "episodes.jsonl"
     size = info.get("chunks_size", 1000)
     if not is_whole(size) or size < 1:
         raise damaged(root / "meta" / "info.json", f"expected chunks_size from 1 on, found {size!r:.40}")
-    lengths = {}
-    for entry in _lines(file, ("episode_index", "length")):
-        if entry["episode_index"] in lengths:
-            raise damaged(root / "meta" / "episodes.jsonl", "expected every episode once, found one twice")
-        lengths[entry["episode_index"]] = entry["length"]
-    if not lengths:
+    entries = _lines(file, ("episode_index", "length"))
+    if not entries:
         raise damaged(file, "expected episodes, found none")
-    index = sorted(lengths)
+    index = [entry["episode_index"] for entry in entries]
     names = [(f"chunk-{number // size:03d}", f"episode_{number:06d}") for number in index]
-    return Episodes(
+    return _ordered(
+        file,
         index,
-        [lengths[number] for number in index],
+        [entry["length"] for entry in entries],
         [f"data/{chunk}/{name}.parquet" for chunk, name in names],
         {camera: [(f"videos/{chunk}/{camera}/{name}.mp4", 0.0) for chunk, name in names] for camera in cameras},
     )
 
 
 def _lines(file: Path, numbers: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The JSON objects of a file that has one in each line, of which some entries are numbers from 0 on."""
+    """Return the JSON objects in the lines of a file; the entries ``numbers`` of each are whole numbers from 0 on."""
     entries = []
     for place, line in enumerate(read_bytes(file, most_bytes=_MOST_LINES).splitlines()):
         if line.strip():
@@ -323,14 +384,14 @@ def _tasks(root: Path) -> dict[int, str]:
 
 
 def _listed_tasks(root: Path) -> dict[int, str]:
-    """The tasks of version 2."""
+    """Return the tasks of version 2."""
     file = root / "meta" / "tasks.jsonl"
     entries = _lines(file, ("task_index",)) if file.is_file() else []
     return {entry["task_index"]: str(entry.get("task", "")) for entry in entries}
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:
-    """The files ``chunk-NNN/file-NNN`` in a folder, in the order of their numbers."""
+    """Return the files ``chunk-NNN/file-NNN`` in a folder, in the order of their numbers."""
     found = {}
     with reading(folder):
         for file in folder.glob(f"chunk-*/file-*{suffix}"):

@@ -14,13 +14,11 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.video import Floats, allowance, missed, nearest
-from mouse_core.formats.lerobot._meta import Description, Feature
+from mouse_core.formats.lerobot._meta import Description, Feature, Int64s
 from mouse_core.formats.pictures.changing import FRAME
 from mouse_core.images.files import find_video
 from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video
-
-Int64s = npt.NDArray[np.int64]
 
 # A video and a frame as one number, on the way to rows: 0, which rows have that show nothing, is no frame.
 _FRAMES = 1 << 32
@@ -101,7 +99,7 @@ class Videos:
 
     def settle(self, skipped: Collection[int]) -> None:
         """Number the videos that episodes are of which are not left out; others are not listed."""
-        there = np.array(self._described.episodes.length) > 0
+        there = self._described.episodes.lengths > 0
         there[list(skipped)] = False
         used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
         self._number[sorted(used)] = np.arange(len(used))

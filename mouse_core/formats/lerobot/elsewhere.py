@@ -68,7 +68,9 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
     described = read_description(_ObjectPath(meta, ""))  # type: ignore[arg-type]
     check_final(final, where=where)
     check_action(described, where)
-    files = LeRobotFiles(place, infos_of(place.client, described.episodes.files()), described, final, cameras)
+    files = LeRobotFiles(
+        place, infos_of(place.client, [file.name for file in described.episodes.files]), described, final, cameras
+    )
     about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
     store._rows = DecodedRows(where, store._rows.schema, store._rows.budget, files, about)
     return store
@@ -131,13 +133,8 @@ class LeRobotFiles(DecodedFiles):
     ) -> None:
         self._again = place, infos, described, final, cameras
         self.frames = Frames(place.client.url, described, final=final, cameras=cameras, videos=False)
-        number = {info.path: at for at, info in enumerate(infos)}
-        lengths = np.array(described.episodes.length, np.int64)
-        file_of = np.array([number.get(name, -1) for name in described.episodes.data], np.int64)
-        if (np.diff(file_of[lengths > 0]) < 0).any():
-            raise DataError(f"{place.client.url}: expected files of episodes that follow each other, found others")
         # Of each file its first frame among all, and of each chunk its first frame, and the end, in its file.
-        counts = np.bincount(file_of[lengths > 0], lengths[lengths > 0], minlength=len(infos)).astype(np.int64)
+        counts = np.array([len(file.rows) for file in described.episodes.files], np.int64)
         for info, count in zip(infos, counts.tolist(), strict=True):
             if count > _MOST_A_BYTE * info.size:
                 where = place.client.shown(info.path)
@@ -146,7 +143,8 @@ class LeRobotFiles(DecodedFiles):
         most = rows_at_once(bytes_a_frame(described), most=MOST_FRAMES, budget=_MOST_BYTES)
         self._cuts = [[*range(0, count, most), count] for count in counts.tolist()]
         # Where marked, an episode has a row more, behind its last frame.
-        self._extra = np.cumsum(lengths)[lengths > 0] - 1 if final == "mark" else np.zeros(0, np.int64)
+        self._extra = described.episodes.ends[described.episodes.lengths > 0] - 1
+        self._extra = self._extra[: None if final == "mark" else 0]
         files = []
         for at, info in enumerate(infos):
             edges = self._frame[at] + np.array(self._cuts[at], np.int64)
@@ -186,16 +184,17 @@ class LeRobotFiles(DecodedFiles):
         number, at = self.of(chunk)
         begin, end = self._cuts[number][at : at + 2]
         first = int(self._frame[number])
-        (_, (step,)) = self.frames.places(np.array([first + begin]))
+        episodes = self.frames.episodes
+        (_, (step,)) = episodes.places(np.array([first + begin]))
         low, high = begin - bool(step), min(end + 1, self._cuts[number][-1])
         rows = first + np.arange(low, high)
         names = [*keys, *INDEX]
         batch = pa.record_batch([self._stored(number, name, low, high) for name in names], names=names)
         where = self.objects.shown(number)
         self.frames.check(batch, rows, where)
-        place, number_of = self.frames.places(rows)
-        lengths = np.array(self.frames.described.episodes.length, np.int64)[place]
-        called = partial(self.frames.called, rows)
+        place, number_of = episodes.places(rows)
+        lengths = episodes.lengths[place]
+        called = partial(episodes.called, rows)
         pictures = {key: held.add(batch.column(key), where, called) for key, held in images.items()}
         found = self.frames.columns(batch, pictures, where, keys, called=called)
         part = self.frames.seen(found), self.frames.brought(found, number_of == lengths - 1), number_of == 0
@@ -208,9 +207,9 @@ class LeRobotFiles(DecodedFiles):
         ends = np.isin(shown, self._extra)
         shown, marked = np.repeat(shown, 1 + ends), np.repeat(np.zeros(len(shown), bool), 1 + ends)
         marked[np.cumsum(1 + ends)[ends] - 1] = True
-        place, number_of = self.frames.places(shown)
+        place, number_of = episodes.places(shown)
         laid["episode_step"] = number_of + marked
-        laid["metadata_episode_index"] = np.array(self.frames.described.episodes.index, np.int64)[place]
+        laid["metadata_episode_index"] = episodes.index[place]
         return laid
 
     def _stored(self, number: int, name: str, low: int, high: int) -> pa.Array:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
@@ -30,15 +30,22 @@ from mouse_core.formats.columns.blocks import blocks, rows_at_once
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
-from mouse_core.formats.lerobot._videos import Int64s, Videos, base_of
+from mouse_core.formats.lerobot._meta import (
+    Description,
+    FrameFile,
+    Int64s,
+    bytes_a_frame,
+    check_action,
+    read_description,
+)
+from mouse_core.formats.lerobot._videos import Videos, base_of
 from mouse_core.formats.pictures.changing import HeldImages
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video
 from mouse_core.remote.clients import Reaching, is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.video.index import index_video
+from mouse_core.video.index import SUFFIX, index_video
 
 _MOST_SAID = 20
 
@@ -66,18 +73,18 @@ class Looking:
         self.broken: dict[int, str] = {}
         #: Rows, and episodes of them, that were not recorded when their number and the rate say; the first in words.
         self.untimely, self.of_untimely, self.first_untimely = 0, 0, ""
-        for name, first, stop in frames.files:
-            self._look(root / name, first, stop)
-        there = np.flatnonzero(frames.lengths)
+        for file in frames.episodes.files:
+            self._look(file)
+        there = np.flatnonzero(frames.episodes.lengths)
         if len(there) and all(place in self.broken for place in there.tolist()):
             said = "; ".join(dict.fromkeys(self.broken.values()))
             raise DataError(f"{root}: expected an episode that can be read, found none: {said:.1000}")
 
-    def _look(self, file: Path, first: int, stop: int) -> None:
+    def _look(self, frame_file: FrameFile) -> None:
         """Look through the episodes of a file of frames."""
-        everything = [place for place in range(first, stop) if self._frames.lengths[place]]
-        begin = int(self._frames.ends[first] - self._frames.lengths[first])
-        rows = np.arange(begin, int(self._frames.ends[stop - 1]))
+        name, first, stop, numbers = frame_file
+        file, rows, episodes = self._root / name, np.array(numbers), self._frames.episodes
+        everything = [place for place in range(first, stop) if episodes.lengths[place]]
         try:
             found = _table(file)
             if self._skip and found.num_rows > len(rows):  # of episodes that were not finished
@@ -91,7 +98,7 @@ class Looking:
             for place in everything:
                 self._break(place, str(error), error)
             return
-        episode, number = self._frames.places(rows)
+        episode, number = episodes.places(rows)
         untimed = np.flatnonzero(~np.isfinite(times))
         for row in untimed[np.unique(episode[untimed], return_index=True)[1]].tolist():
             self._break(int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}")
@@ -118,8 +125,8 @@ class Looking:
             wrong = [frames.unreadable(batch, frames.stored)]
             wrong += [held.unreadable(batch.column(key)) for key, held in images.items()]
             for row, why in chain(*wrong):
-                place = int(frames.places(some[row : row + 1])[0][0])
-                self._break(place, str(damaged(file, why, at=frames.called(some, row))))
+                place = int(frames.episodes.places(some[row : row + 1])[0][0])
+                self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
         """Look for rows whose times are not those of a steady recording."""
@@ -128,13 +135,13 @@ class Looking:
         self.untimely += len(off)
         self.of_untimely += len(np.unique(episode[off]))
         if len(off) and not self.first_untimely:
-            index, at = self._frames.index[episode[off[0]]], off[0]
+            index, at = self._frames.episodes.index[episode[off[0]]], off[0]
             self.first_untimely = f"frame {number[at]} of episode {index}, at {times[at]:.4f} s"
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
         """Yield each fault: a code, a severity, and a sentence."""
         for place in sorted(self.broken)[:_MOST_SAID]:
-            yield "broken-episode", "error", f"episode {self._frames.index[place]}: {self.broken[place]}"
+            yield "broken-episode", "error", f"episode {self._frames.episodes.index[place]}: {self.broken[place]}"
         if len(self.broken) > _MOST_SAID:
             yield "broken-episode", "error", f"{len(self.broken) - _MOST_SAID} more episodes cannot be read"
         if self.untimely:
@@ -147,7 +154,7 @@ class Looking:
 
     def _break(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:
         if not self._skip:
-            index = self._frames.index[place]
+            index = self._frames.episodes.index[place]
             raise DataError(
                 f"{why}; {f'frames of {key} in ' if key else ''}episode {index} cannot be read"
                 f"{' in place' if key else ''}: skip_broken=True leaves out such episodes"
@@ -234,26 +241,16 @@ def _mapped(place: Path) -> Any:
 
 def _files_digest(root: Path, *folders: str) -> str:
     """Return a digest of the files in some folders, which changes with paths, sizes and modification times."""
-    whole = hashlib.sha256()
+    found = []
     for folder in folders:
-        for path, size, time in sorted(_files(root / folder)):
-            whole.update(f"{os.path.relpath(path, root)}\0{size}\0{time}\0".encode(errors="surrogateescape"))
-    return whole.hexdigest()[:16]
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    pending: Sequence[str] = [str(folder)]
-    while pending:
-        folders: list[str] = []
-        for one in pending:
-            with suppress(FileNotFoundError), os.scandir(one) as found:
-                for entry in found:
-                    if entry.is_dir():
-                        folders.append(entry.path)
-                    elif not entry.name.endswith(".index.arrow"):
-                        said = entry.stat()
-                        yield entry.path, said.st_size, said.st_mtime_ns
-        pending = folders
+        for place, _, names in os.walk(root / folder, followlinks=True):
+            for name in names:
+                if not name.endswith(SUFFIX):
+                    path = os.path.join(place, name)
+                    with suppress(FileNotFoundError):
+                        said = os.stat(path)
+                        found.append((os.path.relpath(path, root), said.st_size, said.st_mtime_ns))
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:16]
 
 
 _PIECE_BYTES = 16 << 20
@@ -326,7 +323,7 @@ def read_lerobot(
     check_final(final, where=str(root))
     check_action(described, str(root))
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
-    check_inside((root / name for name, _, _ in frames.files), root)
+    check_inside((root / file.name for file in described.episodes.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     about, notes = frames.about(), [*_notes(described)]
     found: Videos | None = None
@@ -338,12 +335,14 @@ def read_lerobot(
         frames.skipped = frozenset(broken)
         found.settle(frames.skipped)
         notes += described.lost
-        notes += (f"episode {frames.index[place]} is left out: {why}" for place, why in sorted(broken.items()))
+        notes += (
+            f"episode {described.episodes.index[place]} is left out: {why}" for place, why in sorted(broken.items())
+        )
     about = about.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
     if found is not None and frames.in_place:
         about = about.replace(videos=found.files)
     reader = _Reader(root, frames, batch_rows, found, tolerance, cut=skip_broken)
-    lengths = [length for place, length in enumerate(described.episodes.length) if place not in frames.skipped]
+    lengths = np.delete(described.episodes.lengths, [*frames.skipped])
     asked: dict[str, Any] = {"final": final, "cameras": cameras, "tolerance": tolerance}
     again = partial(store_of, root, skip_broken=skip_broken, **asked)
     asked |= {"videos": videos, "batch_rows": batch_rows}
@@ -353,7 +352,7 @@ def read_lerobot(
         schema=reader.schema,
         batches=partial(_Reader.batches, reader),
         episodes=len(lengths),
-        rows=sum(length + (final == "mark") for length in lengths if length),
+        rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
         metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
         opened=again if frames.pictures and videos != "pixels" else None,
@@ -460,22 +459,22 @@ class _Reader:
         files = self._files()
         if not files:
             raise damaged(self.root / "data", "expected frames, found none")
-        first = files[0][0]
+        first = self.root / files[0].name
         with reading(first), open_parquet(first) as opened:
             types = opened.schema_arrow
         return self.frames.schema(types, first)
 
-    def _files(self) -> list[tuple[Path, int, int]]:
-        """The files of frames, all of which are there, and the places of their episodes (``Frames.files``)."""
-        skipped = self.frames.skipped
+    def _files(self) -> list[FrameFile]:
+        """Return the files of frames with an episode to read, all of which exist."""
+        lengths, skipped = self.frames.episodes.lengths, self.frames.skipped
         files = [
-            (self.root / name, first, stop)
-            for name, first, stop in self.frames.files
-            if not skipped or any(self.frames.lengths[place] and place not in skipped for place in range(first, stop))
+            one
+            for one in self.frames.episodes.files
+            if any(lengths[place] and place not in skipped for place in range(one.first, one.stop))
         ]
-        for file, _, _ in files:
-            if not file.is_file():
-                raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
+        for one in files:
+            if not (self.root / one.name).is_file():
+                raise damaged(self.root / one.name, "expected a file of frames, as meta/episodes has it, found none")
         return files
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -507,10 +506,11 @@ class _Reader:
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
         """Frames, whether an episode begins with one, and whether it ends with one."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
+        episodes = frames.episodes
         timed = bool(cameras or frames.codes)
         names = dict.fromkeys([*frames.stored, *INDEX, *([TIME] if timed else [])])
-        for file, first, stop in self._files():
-            row, end = int(frames.ends[first] - frames.lengths[first]), int(frames.ends[stop - 1])
+        for name, _, _, numbers in self._files():
+            file, row, end = self.root / name, numbers.start, numbers.stop
             for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
                 if self.cut:
                     batch = batch.slice(0, end - row)
@@ -519,7 +519,7 @@ class _Reader:
                     raise damaged(file, f"expected no frames after the last episode, found {more}")
                 rows = np.arange(row, row + batch.num_rows)
                 row += batch.num_rows
-                episode, number = frames.places(rows)
+                episode, number = episodes.places(rows)
                 if len(skipped) and (left := np.isin(episode, skipped)).any():
                     batch, rows, episode, number = (
                         batch.filter(pa.array(~left)),
@@ -529,14 +529,14 @@ class _Reader:
                     continue
                 frames.check(batch, rows, file)
                 times = frames.times(batch, file) if timed else np.zeros(0)
-                called = partial(frames.called, rows)
+                called = partial(episodes.called, rows)
                 pictures = {key: held.add(batch.column(key), file, called) for key, held in images.items()}
                 pictures |= self._pictures(cameras, episode, number, times, file)
                 columns = frames.columns(batch, pictures, file, called=called)
-                yield columns, number == 0, number == frames.lengths[episode] - 1
+                yield columns, number == 0, number == episodes.lengths[episode] - 1
             if row < end:
-                (place,), (number,) = frames.places(np.array([row]))
-                wanted = f"{frames.lengths[place]} frames of episode {frames.index[place]}"
+                (place,), (number,) = episodes.places(np.array([row]))
+                wanted = f"{episodes.lengths[place]} frames of episode {episodes.index[place]}"
                 raise damaged(file, f"expected {wanted}, found {number}")
 
     def _pictures(
@@ -553,7 +553,7 @@ class _Reader:
             return named | {key: self.videos.pixels(key, episode, times) for key in cameras}
         if cameras and not np.isfinite(times).all():
             row = int(np.argmin(np.isfinite(times)))
-            where = f"frame {number[row]} of episode {self.frames.index[episode[row]]}"
+            where = f"frame {number[row]} of episode {self.frames.episodes.index[episode[row]]}"
             raise damaged(file, f"expected a {TIME} of {where}, found {times[row]}")
         cuts = (np.flatnonzero(episode[1:] != episode[:-1]) + 1).tolist()
         runs = [slice(*ends) for ends in zip([0, *cuts], [*cuts, len(episode)], strict=True)]
@@ -568,4 +568,4 @@ class _Reader:
         try:
             return camera.take(self.root / name, begin + times)
         except DataError as error:
-            raise DataError(f"{error}, for {camera.name} in episode {self.frames.index[place]}") from error
+            raise DataError(f"{error}, for {camera.name} in episode {self.frames.episodes.index[place]}") from error

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +50,12 @@ from mouse_core.video.writing import VideoCodec, VideoWriter
 Stats = dict[str, npt.NDArray[Any]]
 
 _SHARES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-# Of larger pictures every so many pixels count, as many as leave about so many a side.
+# Of pictures with a side of 300 or more pixels, every k-th pixel counts, so that about 150 a side are left.
 _LARGE, _KEPT = 300, 150
 
 
 class EpisodeStats:
-    """Counts one episode, whose numbers are held meanwhile, but for pixels.
+    """Statistics of one episode; its numbers stay in memory, of pixels only counts do.
 
     Args:
         pictures: The features that are pictures.
@@ -68,7 +68,7 @@ class EpisodeStats:
         self._frames = 0
 
     def add(self, frames: Columns) -> None:
-        """Take in frames, ``[n, ...]`` by feature; texts count for nothing."""
+        """Add frames, ``[n, ...]`` by feature; texts have no statistics."""
         for key, values in frames.items():
             if key in self._pictures:
                 self._pixels[key] = self._pixels.get(key, 0) + _counted(values)
@@ -77,7 +77,7 @@ class EpisodeStats:
         self._frames += len(next(iter(frames.values())))
 
     def result(self) -> dict[str, Stats]:
-        """min, max, mean, std, count and quantiles by feature; of pictures ``[C, 1, 1]``, bytes from 0 to 1."""
+        """Return min, max, mean, std, count and quantiles by feature; of pictures ``[C, 1, 1]``, bytes as 0 to 1."""
         found = {key: _of_numbers(np.concatenate(parts)) for key, parts in self._held.items()}
         for key, counts in self._pixels.items():
             found[key] = _of_pixels(counts, self._frames)
@@ -127,7 +127,7 @@ def _of_pixels(counts: npt.NDArray[np.int64], frames: int) -> Stats:
 
 
 def aggregated(episodes: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """The statistics of all episodes: exact but for quantiles, which are the mean of theirs, as LeRobot has it."""
+    """Return the statistics of all episodes; quantiles are means over episodes, as in LeRobot, all others are exact."""
     total: dict[str, Stats] = {}
     for episode in episodes:
         for key, new in episode.items():
@@ -150,211 +150,8 @@ def _together(one: Stats, other: Stats) -> Stats:
     return found | {name: one[name] + (other[name] - one[name]) * share for name in _SHARES}
 
 
-class Files:
-    """Writes episodes one after the other; none is in two files.
-
-    Args:
-        root: The dataset's folder.
-        rate: Frames a second.
-        most_bytes: How large a file of frames gets, about, and a video twice as large.
-    """
-
-    CHUNK: ClassVar[int] = 1000
-
-    def __init__(self, root: Path, rate: float, most_bytes: int) -> None:
-        self.root, self.rate, self.most_bytes = root, rate, most_bytes
-        #: Frames of the episode that is being written, and their tasks.
-        self.length = 0
-        self.tasks: list[npt.NDArray[np.int64]] = []
-        self._data: Any = None
-        self._sink: Any = None
-        self._numbers = {"data": -1, "videos": -1}
-        self._videos: dict[str, VideoWriter] = {}
-        self._begins: dict[str, int] = {}
-        self._written: dict[str, int] = {}  # videos that are whole, with their frames
-        self._names: list[str] = []
-        self._digest: RowDigest | None = None
-        self._open = ExitStack()
-        self._pool = self._open.enter_context(ThreadPoolExecutor(THREADS))
-
-    @property
-    def count(self) -> int:
-        """Return the number of files of frames and videos."""
-        return len(self._names) + len(self._written)
-
-    @staticmethod
-    def schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
-        """The columns of files of frames."""
-        fields = []
-        for key, feature in features.items():
-            if feature["dtype"] == "video":
-                continue
-            data_type = IMAGE if feature["dtype"] == "image" else pa.string()
-            if feature["dtype"] not in ("image", "string"):
-                data_type = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
-                for size in reversed(feature["shape"] if feature["shape"] != [1] else []):
-                    data_type = pa.list_(data_type, size)
-            fields.append(pa.field(key, data_type))
-        return pa.schema(fields)
-
-    def write(self, frames: Columns, kept: Mapping[str, PictureEncoding]) -> None:
-        """Add frames of the episode, ``[n, ...]`` by feature."""
-        if not self.length:
-            self._begin()
-        columns: dict[str, pa.Array] = {}
-        for key, values in frames.items():
-            if key not in kept:
-                columns[key] = to_arrow(values.reshape(len(values), *_inner(values)), where=key)
-            elif kept[key].way == "video":
-                self._video(key, kept[key], values).write(values)
-            else:
-                encode = kept[key].encoder(values.dtype)
-                columns[key] = image_column(list(self._pool.map(encode, values)))
-        batch = pa.RecordBatch.from_pydict(columns)
-        if self._data is None:
-            path = self._path("data", self._numbers["data"], "parquet")
-            self._sink = self._open.enter_context(pa.OSFile(str(path), "wb"))
-            self._data = pq.ParquetWriter(self._sink, batch.schema, compression="zstd", write_page_checksum=True)
-            self._open.callback(_discard, self._data)
-            self._names.append(path.relative_to(self.root).as_posix())
-        self._digest = self._digest or RowDigest(batch.schema)
-        self._digest.update(batch)
-        self._data.write_batch(batch)
-        self.tasks.append(frames["task_index"])
-        self.length += batch.num_rows
-
-    def _begin(self) -> None:
-        """Begin an episode, and new files where those that are open are large."""
-        self.tasks = []
-        if self._data is None or self._sink.tell() >= self.most_bytes:
-            self._close_data()
-            self._numbers["data"] += 1
-        if any(video.bytes >= 2 * self.most_bytes for video in self._videos.values()) or self._numbers["videos"] < 0:
-            self._close_videos()
-            self._numbers["videos"] += 1
-        self._begins = {key: video.frames for key, video in self._videos.items()}
-
-    def _video(self, key: str, kept: PictureEncoding, values: npt.NDArray[Any]) -> VideoWriter:
-        if key not in self._videos:
-            path = self._path(f"videos/{key}", self._numbers["videos"], "mp4")
-            assert kept.codec is not None
-            shape, dtype = values.shape[1:], values.dtype
-            writer = VideoWriter(path, kept.codec, shape, dtype=dtype, frames_per_second=self.rate)
-            self._videos[key] = writer
-            self._open.callback(writer.discard)
-            self._begins[key] = 0
-        return self._videos[key]
-
-    def end_episode(self) -> dict[str, Any] | None:
-        """Finish the episode and return the position of its frames; None if it has none."""
-        if not self.length:
-            return None
-        place: dict[str, Any] = {"length": self.length, **self._place("data", self._numbers["data"])}
-        for key, begin in self._begins.items():
-            place |= self._place(f"videos/{key}", self._numbers["videos"])
-            place[f"videos/{key}/from_timestamp"] = begin / self.rate
-            place[f"videos/{key}/to_timestamp"] = (begin + self.length) / self.rate
-        self.length = 0
-        return place
-
-    def _place(self, name: str, number: int) -> dict[str, int]:
-        return {f"{name}/chunk_index": number // self.CHUNK, f"{name}/file_index": number % self.CHUNK}
-
-    def _path(self, folder: str, number: int, suffix: str) -> Path:
-        place = f"chunk-{number // self.CHUNK:03d}/file-{number % self.CHUNK:03d}.{suffix}"
-        path = self.root / folder / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def _close_data(self) -> None:
-        if self._data is not None:
-            self._data.close()
-            self._sink.close()
-        self._data = None
-
-    def _close_videos(self) -> None:
-        for video in self._videos.values():
-            video.close()
-            self._written[video.path] = video.frames
-        self._videos = {}
-
-    def close(self, schema: pa.Schema) -> str:
-        """Write what is still open; the digest of all frames."""
-        self._close_data()
-        self._close_videos()
-        return (self._digest or RowDigest(schema)).hexdigest()
-
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._open.close()
-
-    # ------------------------------------------------------------------ what is said of them
-
-    def videos_about(self) -> dict[str, dict[str, Any]]:
-        """Return LeRobot's description of each camera's videos, by feature, after indexing every video."""
-        found: dict[str, dict[str, Any]] = {}
-        for path, frames in self._written.items():
-            index = index_video(path)
-            if len(index) != frames:
-                raise DataError(f"{path}: expected {frames} frames, as were written, found {len(index)}")
-            key = Path(path).relative_to(self.root / "videos").parts[0]
-            grey = index.pixel_format.startswith("gray")
-            found[key] = {
-                "video.height": index.height,
-                "video.width": index.width,
-                "video.codec": index.codec,
-                "video.pix_fmt": index.pixel_format,
-                "video.is_depth_map": grey and index.pixel_format != "gray",
-                "video.fps": int(self.rate) if self.rate == int(self.rate) else self.rate,
-                "video.channels": 1 if grey else 3,
-                "has_audio": False,
-            }
-        return found
-
-    def write_meta(
-        self, episodes: Sequence[Mapping[str, Any]], stats: Sequence[Mapping[str, Stats]], tasks: Sequence[str]
-    ) -> None:
-        """Write the tables of episodes, with their statistics, and of tasks."""
-        folder = self.root / "meta" / "episodes" / "chunk-000"
-        folder.mkdir(parents=True)
-        rows = []
-        for episode, some in zip(episodes, stats, strict=True):
-            row = {**episode, **self._place("meta/episodes", 0)}
-            for key, one in some.items():
-                row |= {f"stats/{key}/{name}": values.tolist() for name, values in one.items()}
-            rows.append(row)
-        pq.write_table(pa.Table.from_pylist(rows), folder / "file-000.parquet", write_page_checksum=True)
-        import pandas  # type: ignore[import-untyped]
-
-        table = pa.Table.from_pandas(pandas.DataFrame({"task_index": range(len(tasks))}, index=list(tasks)))
-        pq.write_table(table, self.root / "meta" / "tasks.parquet", write_page_checksum=True)
-
-    def check(self, schema: pa.Schema, digest: str) -> None:
-        """Raise DataError unless the files of frames, read back, have what was written."""
-        found = RowDigest(schema)
-        for name in self._names:
-            for batch in parquet_batches(self.root / name, BATCH_ROWS, columns=schema.names):
-                found.update(batch)
-        if found.hexdigest() != digest:
-            raise DataError(f"{self.root}: expected frames with the digest {digest}, found {found.hexdigest()}")
-        for path in self.root.rglob(f"*{SUFFIX}"):
-            path.unlink()  # whoever opens the dataset has one of their own
-
-
-def _discard(writer: Any) -> None:
-    """Close a file whatever is in it by now."""
-    with suppress(OSError, pa.ArrowException):
-        writer.close()
-
-
-def _inner(values: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The shape of a value; one number is a number."""
-    return () if values.shape[1:] == (1,) else values.shape[1:]
-
-
 _RATE = 30.0
+_CHUNK = 1000
 # Which LeRobot numbers itself, and columns of rows that say the same.
 _NUMBERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _OWN = {f"metadata_{name}" for name in _NUMBERS}
@@ -420,24 +217,23 @@ def write_lerobot(
     if not 0 < rate < 1e4:
         raise ConfigError(f"frames_per_second (--fps): expected a positive number, found {rate!r:.40}")
     stream, cameras = _with_pixels(stream, images)
-    described = _Described(stream, cameras, rate, task or next(iter(about.environments), "task"))
-    with making(target, "write_lerobot") as folder, Files(folder, rate, most) as files:
+    task = task or next(iter(about.environments), "task")
+    robots = about.robots if robot_type is None else (robot_type,)
+    with making(target, "write_lerobot") as folder, _Writer(folder, about, cameras, rate, task, most) as writer:
         with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
-            described.write(stream.watched(lambda batch: advance(batch.num_rows)), files)
-        if not described.episodes:
+            writer.write(stream.watched(lambda batch: advance(batch.num_rows)))
+        if not writer.episodes:
             raise DataError("write_lerobot: expected episodes of two rows at least, found none")
-        digest = files.close(described.schema())
-        robots = about.robots if robot_type is None else (robot_type,)
-        described.describe(folder, files, robots[0] if len(robots) == 1 else None)
-        files.check(described.schema(), digest)
+        writer.write_meta(robots[0] if len(robots) == 1 else None)
+        digest = writer.checked()
     said = [f"{key}: {kept.shown()}" for key, (_, _, kept) in cameras.items()]
-    if described.left:
-        said.append(f"{described.left} episodes of one row are left out, as no transition is in them")
+    if writer.left:
+        said.append(f"{writer.left} episodes of one row are left out, as no transition is in them")
     if len(robots) > 1:
         said.append(f"robot_type is left out: expected one robot, found {', '.join(robots)}")
     if frames_per_second is None and not about.frames_per_second:
         said.append(f"{rate:g} frames a second are taken for granted, as the source does not say how many there were")
-    return Conversion(str(target), described.frames, digest, files.count, 0, tuple(said))
+    return Conversion(str(target), writer.frames, digest, writer.count, 0, tuple(said))
 
 
 def _stream(rows: Any) -> RowStream:
@@ -477,71 +273,100 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
             raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} without")
 
 
-class _Described:
-    """The dataset that is written, and its description.
+class _Writer:
+    """Writes episodes to a new dataset, one after the other; no episode is in two files.
 
     Args:
-        stream: The rows.
+        root: The dataset's folder.
+        about: The metadata of the rows.
         cameras: See ``_with_pixels``.
         rate: Frames a second.
-        task: What was to be done where rows do not say it.
+        task: Text of the task of rows that name none.
+        most_bytes: About how large a file of frames gets, and a video twice as large.
     """
 
     def __init__(
-        self, stream: RowStream, cameras: dict[str, tuple[str, Pictures, PictureEncoding]], rate: float, task: str
+        self,
+        root: Path,
+        about: About,
+        cameras: Mapping[str, tuple[str, Pictures, PictureEncoding]],
+        rate: float,
+        task: str,
+        most_bytes: int,
     ) -> None:
-        self.cameras, self.rate, self.about = cameras, rate, stream.about
-        texts = dict(stream.about.tasks) or {0: task}
+        self.root, self.about, self.cameras, self.rate, self.most_bytes = root, about, cameras, rate, most_bytes
+        texts = dict(about.tasks) or {0: task}
         self.tasks = {number: place for place, number in enumerate(texts)}
         self.texts = list(texts.values())
         self.features: dict[str, dict[str, Any]] = {}
-        # The column that each feature was.
-        self.columns: dict[str, str] = {}
+        self.columns: dict[str, str] = {}  # by feature
         self.episodes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Stats]] = []
         self.frames = self.left = 0
+        # The episode that is being written: its frames, the tasks of these, and where it begins in videos.
+        self._length, self._tasks, self._begins = 0, set[int](), dict[str, int]()
+        self._counted = EpisodeStats(cameras)
+        self._data: Any = None
+        self._sink: Any = None
+        self._numbers = {"data": -1, "videos": -1}
+        self._videos: dict[str, VideoWriter] = {}
+        self._written: dict[str, int] = {}  # frames by video
+        self._names: list[str] = []
+        self._digest: RowDigest | None = None
+        self._open = ExitStack()
+        self._pool = self._open.enter_context(ThreadPoolExecutor(THREADS))
 
-    def write(self, rows: RowStream, files: Files) -> None:
+    @property
+    def count(self) -> int:
+        """Number of files of frames and of videos."""
+        return len(self._names) + len(self._written)
+
+    # ------------------------------------------------------------------ episodes
+
+    def write(self, rows: RowStream) -> None:
         """Write all episodes."""
-        counted: EpisodeStats | None = None
+        begun = False
         for begins, frames in _frames_of(rows):
-            if begins:
-                self._end(counted, files)
-                counted = EpisodeStats(self.cameras)
-            if counted is None or not frames:
-                continue
-            numbered = self._numbered(frames, files)
-            self._learn(numbered)
-            counted.add(numbered)
-            files.write(numbered, {key: kept for key, (_, _, kept) in self.cameras.items()})
-        self._end(counted, files)
+            if begins and begun:
+                self._end_episode()
+            begun = True
+            if frames:
+                numbered = self._numbered(frames)
+                self._check_features(numbered)
+                self._counted.add(numbered)
+                self._write_frames(numbered)
+        if begun:
+            self._end_episode()
+        self._close_data()
+        self._close_videos()
 
-    def _end(self, counted: EpisodeStats | None, files: Files) -> None:
-        """End an episode, if one is open."""
-        if counted is None:
-            return
-        place = files.end_episode()
-        if place is None:
+    def _end_episode(self) -> None:
+        """Note an episode; one of a single row has no frame, and is left out."""
+        length, counted = self._length, self._counted
+        self._length, self._counted = 0, EpisodeStats(self.cameras)
+        if not length:
             self.left += 1
             return
+        episode = {
+            "episode_index": len(self.episodes),
+            "tasks": [self.texts[number] for number in sorted(self._tasks)],
+            "dataset_from_index": self.frames,
+            "dataset_to_index": self.frames + length,
+            "length": length,
+            **_place("data", self._numbers["data"]),
+        }
+        for key, begin in self._begins.items():
+            episode |= _place(f"videos/{key}", self._numbers["videos"])
+            episode[f"videos/{key}/from_timestamp"] = begin / self.rate
+            episode[f"videos/{key}/to_timestamp"] = (begin + length) / self.rate
+        self.episodes.append(episode)
         self.stats.append(counted.result())
-        numbers = np.unique(np.concatenate(files.tasks))
-        self.episodes.append(
-            {
-                "episode_index": len(self.episodes),
-                "tasks": [self.texts[number] for number in numbers.tolist()],
-                "dataset_from_index": self.frames,
-                "dataset_to_index": self.frames + place["length"],
-                **place,
-            }
-        )
-        self.frames += place["length"]
+        self.frames += length
 
-    def _numbered(self, frames: Columns, files: Files) -> Columns:
-        """Frames by feature, with the numbers that LeRobot has of them."""
-        count, first = len(frames["done"]), files.length
+    def _numbered(self, frames: Columns) -> Columns:
+        """Return frames by feature, with the columns of numbers that LeRobot has."""
         done = frames.pop("done")
-        index = first + np.arange(count)
+        count, index = len(done), self._length + np.arange(len(done))
         task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
         unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
         if unknown:
@@ -567,8 +392,8 @@ class _Described:
             "task_index": places,
         }
 
-    def _learn(self, frames: Columns) -> None:
-        """Take the features from the first frames; later ones must be like these."""
+    def _check_features(self, frames: Columns) -> None:
+        """Raise DataError unless frames have the features of the first ones."""
         found = {key: self._feature(key, values) for key, values in frames.items()}
         if not self.features:
             if not any(map(is_action, found)):
@@ -590,38 +415,176 @@ class _Described:
         names = self.about.dimensions.get(self.columns.get(key, key))
         return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": None if names is None else list(names)}
 
-    def schema(self) -> pa.Schema:
-        """The columns of files of frames."""
-        return Files.schema(self.features)
+    # ------------------------------------------------------------------ files of frames and videos
 
-    def describe(self, folder: Path, files: Files, robot_type: str | None) -> None:
+    def _write_frames(self, frames: Columns) -> None:
+        """Write frames of the episode, ``[n, ...]`` by feature."""
+        if not self._length:
+            self._begin_episode()
+        columns: dict[str, pa.Array] = {}
+        for key, values in frames.items():
+            kept = self.cameras[key][2] if key in self.cameras else None
+            if kept is None:
+                inner = () if values.shape[1:] == (1,) else values.shape[1:]
+                columns[key] = to_arrow(values.reshape(len(values), *inner), where=key)
+            elif kept.way == "video":
+                self._video(key, kept, values).write(values)
+            else:
+                columns[key] = image_column(list(self._pool.map(kept.encoder(values.dtype), values)))
+        batch = pa.RecordBatch.from_pydict(columns)
+        if self._data is None:
+            path = self._path("data", self._numbers["data"], "parquet")
+            self._sink = self._open.enter_context(pa.OSFile(str(path), "wb"))
+            self._data = pq.ParquetWriter(self._sink, batch.schema, compression="zstd", write_page_checksum=True)
+            self._open.callback(_discard, self._data)
+            self._names.append(path.relative_to(self.root).as_posix())
+        self._digest = self._digest or RowDigest(batch.schema)
+        self._digest.update(batch)
+        self._data.write_batch(batch)
+        self._tasks |= set(frames["task_index"].tolist())
+        self._length += batch.num_rows
+
+    def _begin_episode(self) -> None:
+        """Begin an episode, in new files if the open ones are large."""
+        self._tasks = set()
+        if self._data is None or self._sink.tell() >= self.most_bytes:
+            self._close_data()
+            self._numbers["data"] += 1
+        if any(video.bytes >= 2 * self.most_bytes for video in self._videos.values()) or self._numbers["videos"] < 0:
+            self._close_videos()
+            self._numbers["videos"] += 1
+        self._begins = {key: video.frames for key, video in self._videos.items()}
+
+    def _video(self, key: str, kept: PictureEncoding, values: npt.NDArray[Any]) -> VideoWriter:
+        if key not in self._videos:
+            path = self._path(f"videos/{key}", self._numbers["videos"], "mp4")
+            assert kept.codec is not None
+            shape, dtype = values.shape[1:], values.dtype
+            writer = VideoWriter(path, kept.codec, shape, dtype=dtype, frames_per_second=self.rate)
+            self._videos[key] = writer
+            self._open.callback(writer.discard)
+            self._begins[key] = 0
+        return self._videos[key]
+
+    def _path(self, folder: str, number: int, suffix: str) -> Path:
+        path = self.root / folder / f"chunk-{number // _CHUNK:03d}/file-{number % _CHUNK:03d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _close_data(self) -> None:
+        if self._data is not None:
+            self._data.close()
+            self._sink.close()
+        self._data = None
+
+    def _close_videos(self) -> None:
+        for video in self._videos.values():
+            video.close()
+            self._written[video.path] = video.frames
+        self._videos = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+    # ------------------------------------------------------------------ metadata
+
+    def write_meta(self, robot_type: str | None) -> None:
         """Write the folder ``meta``."""
-        for key, about in files.videos_about().items():
-            self.features[key]["info"] = about
+        self._index_videos()
+        rate = int(self.rate) if self.rate == int(self.rate) else self.rate
+        videos = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        has_videos = any(feature["dtype"] == "video" for feature in self.features.values())
         info = {
             "codebase_version": "v3.0",
             "robot_type": robot_type,
             "total_episodes": len(self.episodes),
             "total_frames": self.frames,
             "total_tasks": len(self.texts),
-            "chunks_size": files.CHUNK,
-            "data_files_size_in_mb": max(1, files.most_bytes // 10**6),
-            "video_files_size_in_mb": max(1, 2 * files.most_bytes // 10**6),
-            "fps": int(self.rate) if self.rate == int(self.rate) else self.rate,
+            "chunks_size": _CHUNK,
+            "data_files_size_in_mb": max(1, self.most_bytes // 10**6),
+            "video_files_size_in_mb": max(1, 2 * self.most_bytes // 10**6),
+            "fps": rate,
             "splits": {"train": f"0:{len(self.episodes)}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+            "video_path": videos if has_videos else None,
             "features": self.features,
         }
-        if not any(feature["dtype"] == "video" for feature in self.features.values()):
-            info["video_path"] = None
         total = aggregated(self.stats)
         stats = {key: {name: one.tolist() for name, one in some.items()} for key, some in total.items()}
-        meta = folder / "meta"
-        meta.mkdir()
+        rows = []
+        for episode, some in zip(self.episodes, self.stats, strict=True):
+            row = {**episode, **_place("meta/episodes", 0)}
+            for key, one in some.items():
+                row |= {f"stats/{key}/{name}": values.tolist() for name, values in one.items()}
+            rows.append(row)
+        meta = self.root / "meta"
+        episodes = self._path("meta/episodes", 0, "parquet")
         (meta / "info.json").write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
         (meta / "stats.json").write_text(json.dumps(stats, indent=4), encoding="utf-8")
-        files.write_meta(self.episodes, self.stats, self.texts)
+        pq.write_table(pa.Table.from_pylist(rows), episodes, write_page_checksum=True)
+        import pandas  # type: ignore[import-untyped]
+
+        tasks = pa.Table.from_pandas(pandas.DataFrame({"task_index": range(len(self.texts))}, index=self.texts))
+        pq.write_table(tasks, meta / "tasks.parquet", write_page_checksum=True)
+
+    def _index_videos(self) -> None:
+        """Index every video, and add LeRobot's description of each camera's videos to its feature."""
+        for path, frames in self._written.items():
+            index = index_video(path)
+            if len(index) != frames:
+                raise DataError(f"{path}: expected {frames} frames, as were written, found {len(index)}")
+            key = Path(path).relative_to(self.root / "videos").parts[0]
+            grey = index.pixel_format.startswith("gray")
+            self.features[key]["info"] = {
+                "video.height": index.height,
+                "video.width": index.width,
+                "video.codec": index.codec,
+                "video.pix_fmt": index.pixel_format,
+                "video.is_depth_map": grey and index.pixel_format != "gray",
+                "video.fps": int(self.rate) if self.rate == int(self.rate) else self.rate,
+                "video.channels": 1 if grey else 3,
+                "has_audio": False,
+            }
+
+    def checked(self) -> str:
+        """Return the digest of all frames, after reading them back.
+
+        Raises:
+            DataError: Files hold other frames than were written.
+        """
+        fields = []
+        for key, feature in self.features.items():
+            if feature["dtype"] == "video":
+                continue
+            data_type = IMAGE if feature["dtype"] == "image" else pa.string()
+            if feature["dtype"] not in ("image", "string"):
+                data_type = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+                for size in reversed(feature["shape"] if feature["shape"] != [1] else []):
+                    data_type = pa.list_(data_type, size)
+            fields.append(pa.field(key, data_type))
+        schema = pa.schema(fields)
+        found, wanted = RowDigest(schema), (self._digest or RowDigest(schema)).hexdigest()
+        for name in self._names:
+            for batch in parquet_batches(self.root / name, BATCH_ROWS, columns=schema.names):
+                found.update(batch)
+        if found.hexdigest() != wanted:
+            raise DataError(f"{self.root}: expected frames with the digest {wanted}, found {found.hexdigest()}")
+        for path in self.root.rglob(f"*{SUFFIX}"):
+            path.unlink()  # whoever opens the dataset has one of their own
+        return wanted
+
+
+def _place(name: str, number: int) -> dict[str, int]:
+    return {f"{name}/chunk_index": number // _CHUNK, f"{name}/file_index": number % _CHUNK}
+
+
+def _discard(writer: Any) -> None:
+    """Close a file whatever is in it by now."""
+    with suppress(OSError, pa.ArrowException):
+        writer.close()
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
