@@ -7,7 +7,7 @@ import os
 import platform
 import stat
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -321,7 +321,7 @@ class FrameDecoder:
     It may be used by several threads at once, and goes to other processes as its options.
 
     Args:
-        threads: How many decode the frames of a call, of which one is the one that calls.
+        threads: How many decode the frames of a call; of 1 the one that calls.
 
     Raises:
         ConfigError: ``threads`` is below 1.
@@ -373,19 +373,18 @@ class FrameDecoder:
         _check(which, frames, out)
         tasks = list(_tasks(videos, which, frames))
         for index in {id(index): index for index, _, _ in tasks}.values():
-            _check_size(index, out, crop, resize=resize)
-        # Whoever is free takes the longest that is left, lest all wait for one that was begun last.
-        left = deque(sorted(tasks, key=_packets, reverse=True) if self.threads > 1 else tasks)
+            _check_video(index, out, crop, resize=resize)
         failed: list[tuple[tuple[str, int], Exception]] = []
-        work = partial(self._work, out, crop, left, failed)
-        helpers = min(self.threads, len(tasks)) - 1
-        futures = [self._threads().submit(work) for _ in range(helpers)]
-        try:
-            work()
-        finally:
-            left.clear()  # of an interrupt nothing more is begun
-            for future in futures:  # until nobody writes to ``out`` any more
-                future.cancel() or future.exception()
+        attempt = partial(self._attempt, out, crop, failed)
+        if self.threads == 1 or len(tasks) < 2:
+            for task in tasks:
+                attempt(task)
+        else:
+            try:  # the longest first, lest all wait for one that was begun last
+                list(self._threads().map(attempt, sorted(tasks, key=_packets, reverse=True)))
+            except BaseException:  # of an interrupt nothing more is begun, and nobody writes to ``out`` any more
+                self.close()
+                raise
         if failed:
             try:
                 raise min(failed, key=itemgetter(0))[1]
@@ -398,7 +397,7 @@ class FrameDecoder:
             pool, owner = self._pool, self._owner
             self._forget()
         if pool is not None and owner == os.getpid():
-            pool.shutdown()
+            pool.shutdown(cancel_futures=True)
 
     def _forget(self) -> None:
         self._owner = os.getpid()
@@ -410,35 +409,31 @@ class FrameDecoder:
             if self._owner != os.getpid():  # the parent's threads are not in a forked child
                 self._forget()
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.threads - 1, "mouse-video")
+                self._pool = ThreadPoolExecutor(self.threads, "mouse-video")
             return self._pool
 
-    def _work(
+    def _attempt(
         self,
         out: npt.NDArray[Any],
         crop: Crop | None,
-        left: deque[_Task],
         failed: list[tuple[tuple[str, int], Exception]],
+        task: _Task,
     ) -> None:
-        """Decode what is left, until nothing is, and note what fails."""
+        """Decode the frames of a task; add an error, with the place of the first frame, to ``failed``."""
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()
             self._here.owner = os.getpid()
-        while left:
-            try:
-                index, frames, rows = left.popleft()
-            except IndexError:  # another thread took it
-                return
+        index, frames, rows = task
 
-            def take(place: int, pixels: npt.NDArray[Any], rows: Sequence[list[int]] = rows) -> None:
-                for row in rows[place]:
-                    out[row] = pixels
+        def take(place: int, pixels: npt.NDArray[Any]) -> None:
+            for row in rows[place]:
+                out[row] = pixels
 
-            try:
-                decode_group(decoders, index, frames, take, out, crop)
-            except Exception as error:
-                failed.append(((index.path, frames[0]), error))
+        try:
+            decode_group(decoders, index, frames, take, out, crop)
+        except Exception as error:
+            failed.append(((index.path, frames[0]), error))
 
 
 def _packets(task: _Task) -> int:
@@ -478,29 +473,18 @@ def _check(which: Any, frames: Any, out: Any) -> None:
         )
 
 
-def _check_size(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool) -> None:
-    size = _size_of(index, crop)
-    if out.shape[1:3] != size and not (resize and out.dtype == np.uint8):
-        raise DataError(f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {size[0]}x{size[1]}")
-    _check_depth(index, out)
-
-
-def _size_of(index: VideoIndex, crop: Crop | None) -> tuple[int, int]:
-    """Height and width of what is wanted of a frame."""
-    if crop is None:
-        return index.height, index.width
-    top, left, height, width = crop
+def _check_video(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool) -> None:
+    """Raise DataError unless frames of a video, or a part of each, fit ``out``."""
+    top, left, height, width = (0, 0, index.height, index.width) if crop is None else crop
     inside = min(top, left) >= 0 and top + height <= index.height and left + width <= index.width
     if min(height, width) < 1 or not inside:
         raise DataError(
             f"{index.path}: expected a crop (top, left, height, width) inside of {index.height}x{index.width}, found "
-            f"{tuple(crop)}"
+            f"{(top, left, height, width)}"
         )
-    return height, width
-
-
-def _check_depth(index: VideoIndex, out: Any) -> None:
-    """Greys of more than 8 bits are numbers: they are delivered as they are, or not."""
+    if out.shape[1:3] != (height, width) and not (resize and out.dtype == np.uint8):
+        raise DataError(f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {height}x{width}")
+    # Greys of more than 8 bits are numbers: they are delivered as they are, or not.
     wide = index.pixel_format.startswith("gray") and index.pixel_format != "gray"
     if wide != (out.dtype == np.uint16):
         wanted = "greys of more than 8 bits" if out.dtype == np.uint16 else "8 bits a channel, or uint16 for depth"
