@@ -22,8 +22,7 @@ from mouse_core.formats.columns.blocks import check_size
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.opening import open as open_rows
-from mouse_core.formats.pictures.changing import by_column, changed_stream, pictures_of
-from mouse_core.formats.pictures.encoding import encoded_stream
+from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
 from mouse_core.formats.sources import in_place
 from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment

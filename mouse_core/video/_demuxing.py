@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,295 @@ import numpy as np
 from mouse_core.errors import DataError
 from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
-from mouse_core.video._pictures import Picture, picture_reader
+
+# Profiles whose sets say which colours there are.
+_WITH_COLOURS = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
+# No number that is read lies so far behind the begin of a unit.
+_MOST_BYTES = 1024
+
+
+class _Bits:
+    """Reads the bits of a unit, without the bytes that only keep start codes out of it."""
+
+    def __init__(self, unit: bytes) -> None:
+        content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
+        # Of the value as many bits are left.
+        self._left, self._value = 8 * len(content), int.from_bytes(content)
+
+    def read(self, count: int) -> int:
+        """A number of so many bits."""
+        self._left -= count
+        if self._left < 0:
+            raise DataError("expected the numbers of a unit of H.264, found its end")
+        found = self._value >> self._left
+        self._value ^= found << self._left
+        return found
+
+    def count(self) -> int:
+        """A number from 0 on: of 00101, two zeros and 101, that is 4."""
+        return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
+
+    def whole(self) -> int:
+        """A number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
+        found = self.count()
+        return (found + 1) // 2 if found % 2 else -(found // 2)
+
+
+class _Sequence(NamedTuple):
+    """The frame-number bits of a sequence parameter set, and whether colour planes are coded separately."""
+
+    bits: int
+    planes: bool
+
+
+def sets_of(header: bytes) -> Iterator[bytes]:
+    """The parameter sets in the header of an MP4 file."""
+    place = 5
+    for _ in range(2):  # of sequences, of pictures
+        count = header[place] & 31 if place < len(header) else 0
+        place += 1
+        for _ in range(count):
+            begin = place + 2
+            place = begin + int.from_bytes(header[place:begin])
+            yield header[begin:place]
+
+
+class FrameNumbers:
+    """Follows the numbers of frames through a file."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, _Sequence] = {}
+        self._pictures: dict[int, int] = {}
+        self._before = 0
+
+    def learn(self, unit: bytes) -> None:
+        """Take a parameter set."""
+        if unit and unit[0] & 31 == 7:
+            number, found = _sequence(unit)
+            self._sequences[number] = found
+        elif unit and unit[0] & 31 == 8:
+            bits = _Bits(unit[1:])
+            self._pictures[bits.count()] = bits.count()
+
+    def is_gap(self, unit: memoryview) -> bool:
+        """Whether frames are missing before the one that a slice is of, the first one of its packet."""
+        bits = _Bits(bytes(unit[1:32]))
+        bits.count()  # where in the picture it begins
+        bits.count()  # its kind
+        sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
+        if sequence is None:
+            raise DataError("expected a slice with parameter sets, found one without")
+        if sequence.planes:
+            bits.read(2)
+        number, before = bits.read(sequence.bits), self._before
+        if unit[0] >> 5 & 3:
+            self._before = number
+        # That of any frame follows the number of the last one that others need: 0 1 2b 2b 2 3, b not needed.
+        return unit[0] & 31 != 5 and number != (before + 1) % (1 << sequence.bits)
+
+
+def _sequence(unit: bytes) -> tuple[int, _Sequence]:
+    """The number of a sequence parameter set, and what it says."""
+    bits = _Bits(unit[1:])
+    profile = bits.read(8)
+    bits.read(16)
+    number, planes = bits.count(), False
+    if profile in _WITH_COLOURS:
+        colours = bits.count()
+        planes = colours == 3 and bool(bits.read(1))
+        bits.count()
+        bits.count()
+        bits.read(1)
+        if bits.read(1):
+            for place in range(12 if colours == 3 else 8):
+                if bits.read(1):
+                    _skip_scales(bits, 16 if place < 6 else 64)
+    return number, _Sequence(bits.count() + 4, planes)
+
+
+def _skip_scales(bits: _Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.whole()) % 256
+        last = following or last
+
+
+CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
+"""Those whose packets are understood, as FFmpeg calls them."""
+
+
+class Picture(NamedTuple):
+    """The properties of one packet's picture.
+
+    Args:
+        entry: A decoder may begin here, and then has the same state as one that began earlier.
+        leading: Shown before the entry that precedes it, and not decodable from that entry.
+        cut: An entry whose leading pictures are never shown.
+        referenced: Other pictures may depend on it.
+        layer: Its temporal layer: pictures of higher layers may depend on it even if none of its own layer does.
+        sets: Its parameter sets that the file header lacks.
+        shown: The packet holds a picture to show.
+        gap: Preceding pictures that it needs may be missing; the decoder's substitute depends on all earlier packets.
+    """
+
+    entry: bool
+    leading: bool = False
+    cut: bool = False
+    referenced: bool = True
+    layer: int = 0
+    sets: frozenset[bytes] = frozenset()
+    shown: bool = True
+    gap: bool = False
+
+
+def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]:
+    """A function that says what a packet holds; it is given all packets of a file, in their order.
+
+    Args:
+        codec: As FFmpeg calls it.
+        header: What stands before all packets ("extradata").
+
+    Raises:
+        DataError: Another codec than those known here, or packets that are not as they are in MP4.
+    """
+    if codec in ("h264", "hevc"):
+        place = 4 if codec == "h264" else 21
+        if len(header) <= place or header[0] != 1:
+            raise DataError(f"expected {codec} with lengths before its units, as in MP4, found start codes")
+        width = (header[place] & 3) + 1
+        units = _H264(header).picture if codec == "h264" else _Hevc(header).picture
+        return lambda packet: units(_units(packet, width))
+    others = {"av1": _av1, "vp9": _vp9, "mjpeg": _MotionJpeg().picture}
+    if codec not in others:
+        raise DataError(f"expected {', '.join(CODECS[:-1])} or {CODECS[-1]}, found {codec}")
+    return others[codec]
+
+
+def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
+    """The units of a packet, each behind its length."""
+    place = 0
+    while place < len(packet):
+        begin = place + width
+        place = begin + int.from_bytes(packet[begin - width : begin])
+        if place > len(packet) or place <= begin:
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place}")
+        yield packet[begin:place]
+
+
+class _H264:
+    """Reads packets of H.264."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+        self._numbers = FrameNumbers()
+        for unit in sets_of(header):
+            self._numbers.learn(unit)
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """Return the properties of a packet's picture."""
+        entry = referenced = shown = gap = False
+        sets = []
+        for unit in units:
+            kind = unit[0] & 31
+            if kind in (1, 2, 5):  # slices
+                entry = entry or kind == 5
+                referenced = referenced or unit[0] >> 5 & 3 != 0
+                gap = gap or (not shown and self._numbers.is_gap(unit))
+                shown = True
+            elif kind in (7, 8, 13, 15):
+                sets += [bytes(unit)]
+                self._numbers.learn(sets[-1])
+        new = frozenset(one for one in sets if one not in self._header)
+        # What brings sets is not left out.
+        return Picture(entry, referenced=referenced or entry or bool(new), sets=new, shown=shown, gap=gap)
+
+
+class _Hevc:
+    """Reads packets of HEVC."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header, self._ended = header, False
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """Return the properties of a packet's picture."""
+        entry = leading = cut = shown = False
+        referenced, layer = True, 0
+        sets, ends = [], False
+        for unit in units:
+            kind = unit[0] >> 1 & 63
+            if len(unit) < 2 or unit[0] & 1 or unit[1] >> 3:  # another view or quality of the same pictures
+                continue
+            if kind < 32:  # slices; the pictures of a packet are one, whose slices are alike in this
+                entry, leading = 16 <= kind <= 21, kind in (8, 9)
+                # Behind the end of a sequence an entry is as at the beginning of a file.
+                cut = 16 <= kind <= 18 or self._ended
+                referenced, layer = kind > 14 or kind % 2 == 1, (unit[1] & 7) - 1
+                shown, ends = True, False
+            elif kind in (32, 33, 34):
+                sets += [bytes(unit)]
+            elif kind in (36, 37):  # the end of a sequence, of all
+                self._ended = ends = True
+        self._ended = ends or (self._ended and not shown)
+        new = frozenset(one for one in sets if one not in self._header)
+        return Picture(entry, leading, cut, referenced or bool(new) or ends, layer, new, shown)
+
+
+def _av1(packet: memoryview) -> Picture:
+    """An entry is a shown key frame behind a sequence header: it replaces all that later frames may refer to."""
+    place, sequence = 0, False
+    while place < len(packet):
+        kind, extended, sized = packet[place] >> 3 & 15, packet[place] >> 2 & 1, packet[place] >> 1 & 1
+        place += 1 + extended
+        size, place = _leb128(packet, place) if sized else (len(packet) - place, place)
+        if place + size > len(packet):
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place + size}")
+        if kind == 1:
+            sequence = True
+        elif kind in (3, 6) and size:  # show_existing_frame, frame_type (2 bits), show_frame
+            return Picture(sequence and packet[place] >> 4 == 0b0001)
+        place += size
+    return Picture(False)
+
+
+def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(packet[place : place + 8]):
+        value |= (byte & 127) << 7 * count
+        if byte < 128:
+            return value, place + count + 1
+    raise DataError("expected the length of a unit, found none")
+
+
+def _vp9(packet: memoryview) -> Picture:
+    """An entry is a key frame, the first of those that are in the packet."""
+    if not packet or packet[0] >> 6 != 0b10:
+        raise DataError("expected a frame of VP9, found none")
+    # Profile 3 has one more bit. Then show_existing_frame, frame_type, of which 0 is a key frame, and show_frame.
+    bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
+    # The last of several frames in a packet is shown, and so marked by its last byte.
+    shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)
+    return Picture(bits >> 2 & 3 == 0, shown=shown)
+
+
+class _MotionJpeg:
+    """Reads packets of Motion JPEG: an entry brings all tables, apart from those that no picture before it brought."""
+
+    def __init__(self) -> None:
+        self._tables: set[int] = set()
+
+    def picture(self, packet: memoryview) -> Picture:
+        """Return the properties of a packet's picture."""
+        here, place = set(), 2
+        while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
+            here.add(packet[place + 1])
+            place += 2 + int.from_bytes(packet[place + 2 : place + 4])
+        here &= {0xC4, 0xDB}  # of Huffman codes, of quantisation
+        entry = here >= self._tables
+        self._tables |= here
+        # Pictures that lack tables are as those of a higher layer: they may need any of the others.
+        return Picture(entry, referenced=not entry, layer=int(not entry))
+
 
 LARGEST_SIDE = 8192
 """Pixels a side that a video may have at most."""

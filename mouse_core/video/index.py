@@ -22,8 +22,7 @@ from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import StrPath, replacing
-from mouse_core.video._demuxing import LARGEST_SIDE, demux
-from mouse_core.video._pictures import CODECS
+from mouse_core.video._demuxing import CODECS, LARGEST_SIDE, demux
 
 SUFFIX = ".index.arrow"
 _VERSION, _KEY = 1, b"mouse_video"

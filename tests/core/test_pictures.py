@@ -26,7 +26,7 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.converting import Conversion, convert
-from mouse_core.formats.pictures.changing import by_column, changed_stream, pictures_of
+from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.images import decode_image
 from mouse_core.video import VideoCodec, VideoWriter, index_video
 from tests.core.video_cases import SIDE, decoded, pictures
@@ -90,7 +90,7 @@ def frames_of(stream: RowStream, folder: Path, column: str) -> npt.NDArray[np.ui
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of few pictures, so that small data have several videos."""
-    monkeypatch.setattr("mouse_core.formats.pictures.changing._PIECE_BYTES", 6 * SIDE[0] * SIDE[1] * 3)
+    monkeypatch.setattr("mouse_core.formats.pictures._PIECE_BYTES", 6 * SIDE[0] * SIDE[1] * 3)
 
 
 # ---------------------------------------------------------------------- without loss
@@ -440,12 +440,12 @@ KILLED = """
 import os, signal, sys
 import tests.core.test_pictures as here
 from mouse_core.formats.columns import blocks
-from mouse_core.formats.pictures import changing, encoding
+from mouse_core.formats import pictures
 
 blocks._BLOCK_ROWS = 5
-changing._PIECE_BYTES = 6 * here.SIDE[0] * here.SIDE[1] * 3
+pictures._PIECE_BYTES = 6 * here.SIDE[0] * here.SIDE[1] * 3
 left = [int(sys.argv[2])]
-write = encoding._PartWriter.write
+write = pictures._PartWriter.write
 
 def killing(*arguments):
     left[0] -= 1
@@ -453,7 +453,7 @@ def killing(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return write(*arguments)
 
-encoding._PartWriter.write = killing
+pictures._PartWriter.write = killing
 from pathlib import Path
 here.encode(here.rows_of({here.TOP: here.colours()}, size=5), Path(sys.argv[1]))
 """

@@ -20,7 +20,7 @@ from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, column_of, dimensions, feature_of, is_action
 from mouse_core.formats.lerobot._videos import frames_column
-from mouse_core.formats.pictures.changing import FRAME, IMAGE, HeldImages
+from mouse_core.formats.pictures import FRAME, IMAGE, HeldImages
 from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")

@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.video import Floats, allowance, missed, nearest
 from mouse_core.formats.lerobot._meta import Description, Feature, Int64s
-from mouse_core.formats.pictures.changing import FRAME
+from mouse_core.formats.pictures import FRAME
 from mouse_core.images.files import find_video
 from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video

@@ -24,7 +24,7 @@ from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
-from mouse_core.formats.pictures.changing import HeldImages
+from mouse_core.formats.pictures import HeldImages
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.objects import MissingObject

@@ -39,7 +39,7 @@ from mouse_core.formats.lerobot._meta import (
     read_description,
 )
 from mouse_core.formats.lerobot._videos import Videos, base_of
-from mouse_core.formats.pictures.changing import HeldImages
+from mouse_core.formats.pictures import HeldImages
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video

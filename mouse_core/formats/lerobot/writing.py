@@ -32,7 +32,7 @@ from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import MISSING, Columns, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
-from mouse_core.formats.pictures.changing import (
+from mouse_core.formats.pictures import (
     IMAGE,
     PictureEncoding,
     Pictures,

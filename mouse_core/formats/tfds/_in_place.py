@@ -30,7 +30,7 @@ from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_batch, travels_with_action
 from mouse_core.formats.columns.steps import Stack
 from mouse_core.formats.columns.transitions import check_final
-from mouse_core.formats.pictures.changing import image_column
+from mouse_core.formats.pictures import image_column
 from mouse_core.formats.rlds.reading import stack_rows
 from mouse_core.formats.tfds._features import (
     Feature,

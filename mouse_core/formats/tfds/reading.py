@@ -27,7 +27,7 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import is_image, to_batch
 from mouse_core.formats.columns.steps import Stack, rlds_steps
-from mouse_core.formats.pictures.changing import IMAGE
+from mouse_core.formats.pictures import IMAGE
 from mouse_core.formats.rlds.reading import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
 from mouse_core.formats.tfds._features import Leaf, Split, parse_example, parse_features, parse_info

@@ -7,8 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +19,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape
+from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._arrow.dense import plain, without_nulls
+from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
 from mouse_core.about.dataset import About
 from mouse_core.about.features import HUGGINGFACE, features_in
 from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import damaged
+from mouse_core.files.reading import damaged, reading
+from mouse_core.files.writing import make_folder, remove
+from mouse_core.formats._files.jobs import Job, Part
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
@@ -31,7 +37,8 @@ from mouse_core.images.decoding import fill_images
 from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, image_shape
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.video.frames import VideoFiles
-from mouse_core.video.writing import VideoCodec
+from mouse_core.video.index import index_video
+from mouse_core.video.writing import VideoCodec, VideoWriter
 
 _WAYS = ("raw", "png", "jpeg:QUALITY", "video", "video:CODEC:gop=N")
 _COLUMN = re.compile(r"([^:=]+)=(.*)")
@@ -68,12 +75,6 @@ class PictureEncoding:
             return cls(way)
         raise ConfigError(f"images: expected one of {list(_WAYS)}, found {text!r}")
 
-    def encoder(self, dtype: npt.DTypeLike) -> Callable[[npt.NDArray[Any]], bytes]:
-        """Return the function that encodes a picture, of pixels of ``dtype``, as PNG or JPEG."""
-        if self.way == "png":
-            return partial(encode_png, dtype=dtype)
-        return partial(encode_jpeg, quality=self.quality)
-
     def shown(self) -> str:
         """Describe the encoding, and whether it loses something."""
         if self.way == "video":
@@ -102,6 +103,10 @@ class Pictures:
     def bytes(self) -> int:
         """Size of one picture as pixels."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
+"""Columns whose encoding changes: their pictures, and the new encoding."""
 
 
 def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
@@ -142,8 +147,12 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
     chosen = {name: wanted.get(name, wanted.get("")) for name, kind in kinds.items() if kind}
     if not chosen:
         raise ConfigError(f"images: expected columns of pictures in {stream.path}, found {list(kinds)}")
-    stays = {name for name, kept in chosen.items() if kept is None or _is_so(kinds[name], kept)}
-    asked = {name: kinds[name] for name in chosen if name not in stays}
+    asked = {
+        name: kinds[name]
+        for name, kept in chosen.items()
+        if kept is not None
+        and (kinds[name], kept.way, kept.codec) not in (("raw", "raw", None), ("video", "video", None))
+    }
     found: dict[str, tuple[Pictures, PictureEncoding]] = {}
     for name, picture in _first_pictures(stream, asked).items():
         kept = chosen[name]
@@ -163,11 +172,6 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
     return found
 
 
-def _is_so(kind: str, kept: PictureEncoding) -> bool:
-    """Whether pictures stored as ``kind`` need no change for an encoding."""
-    return (kind, kept.way) == ("raw", "raw") or (kind == "video" and kept.way == "video" and kept.codec is None)
-
-
 def _kind(column: pa.Field, stream: Any) -> str:
     """Return how a column stores pictures: "raw", "encoded" or "video"; empty if it holds none."""
     kind, name = column_type(column.type), column.name
@@ -178,15 +182,11 @@ def _kind(column: pa.Field, stream: Any) -> str:
         said = features_in(stream.schema.metadata or {}).get(name, {}).get("_type", "Image")
         is_struct = pa.types.is_struct(getattr(column.type, "storage_type", column.type))
         return "encoded" if (is_struct and said == "Image") or (read is not None and read.image) else ""
-    return "raw" if _is_raw(kind, column.type, name, read) else ""
-
-
-def _is_raw(kind: ColumnType, data_type: pa.DataType, name: str, read: Field | None) -> bool:
     if kind.kind != "list" or kind.depth not in (2, 3) or kind.value_type not in ("uint8", "uint16"):
-        return False
-    shape = fixed_shape(data_type) or ()
+        return ""
+    shape = fixed_shape(column.type) or ()
     likely = name.startswith("observation") and (len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4))
-    return (read is not None and read.image) or likely
+    return "raw" if (read is not None and read.image) or likely else ""
 
 
 def field_of(name: str, about: About) -> Field | None:
@@ -235,7 +235,7 @@ def _picture(
     return Pictures(name, kind, shape, np.dtype(np.uint16 if wide else np.uint8))
 
 
-def said_after(about: About, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, frames_stay: bool) -> About:
+def said_after(about: About, changed: Changed, *, frames_stay: bool) -> About:
     """Return the metadata of rows after their pictures were encoded anew: each column has a field that reads it.
 
     Args:
@@ -339,7 +339,7 @@ _PIECE_BYTES = 32 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], *, fill: bool = False) -> Any:
+def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
     """Return the same rows with the pictures of some columns as pixels, PNG or JPEG.
 
     Args:
@@ -362,9 +362,7 @@ def changed_stream(stream: Any, changed: Mapping[str, tuple[Pictures, PictureEnc
     return stream.replace(schema=schema, about=about, batches=partial(_batches, stream, changed, schema, fill))
 
 
-def _batches(
-    stream: Any, changed: Mapping[str, tuple[Pictures, PictureEncoding]], schema: pa.Schema, fill: bool
-) -> Iterator[pa.RecordBatch]:
+def _batches(stream: Any, changed: Changed, schema: pa.Schema, fill: bool) -> Iterator[pa.RecordBatch]:
     reader, first = PixelReader(stream), 0
     with ThreadPoolExecutor(THREADS) as pool:
         for piece in pieces(stream, [picture for picture, _ in changed.values()]):
@@ -403,7 +401,9 @@ def _column(
         flat = to_arrow(pixels, where=picture.name)
         mask = None if fill or there.all() else pa.array(~there)
         return pa.FixedSizeListArray.from_arrays(flat.values, flat.type.list_size, mask=mask)
-    encode = kept.encoder(picture.dtype)
+    encode = (
+        partial(encode_png, dtype=picture.dtype) if kept.way == "png" else partial(encode_jpeg, quality=kept.quality)
+    )
     return image_column(list(each(lambda row: encode(pixels[row]) if there[row] else None, range(len(pixels)))))
 
 
@@ -474,7 +474,7 @@ class PixelReader:
         return found
 
 
-def with_features(schema: pa.Schema, changed: Mapping[str, tuple[Pictures, PictureEncoding]]) -> pa.Schema:
+def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
     """Return a schema whose metadata names the columns of image files, and drops what it said of changed columns."""
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}
@@ -483,3 +483,180 @@ def with_features(schema: pa.Schema, changed: Mapping[str, tuple[Pictures, Pictu
     if features:
         metadata[HUGGINGFACE] = json.dumps({"info": {"features": features}}).encode()
     return schema.with_metadata(metadata)
+
+
+# ---------------------------------------------------------------------- pictures as frames of videos
+
+_RATE = 30.0
+# A file of frames is read as a whole where an index is made, and lost as a whole where it is damaged.
+_MOST_BYTES = 200 * 10**6
+
+
+def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
+    """Return the same rows with the pictures of some columns as frames of videos, which are written first.
+
+    Parts that an interrupted call wrote are kept.
+
+    Args:
+        stream: A ``RowStream``.
+        changed: New encodings by column; only columns that become videos count.
+        folder: Folder of the parts, rows and videos.
+        most_bytes: About the largest size of a video.
+        progress: Whether a bar shows the progress.
+
+    Raises:
+        ConfigError: The folder holds parts of another source, or with other options.
+        DataError: The source is damaged.
+        StorageError: Files cannot be written.
+    """
+    changed = {name: one for name, one in changed.items() if one[1].way == "video"}
+    if not changed:
+        return stream
+    schema = stream.schema
+    for name in changed:
+        schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
+    frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
+    schema, about = with_features(schema, changed), said_after(stream.about, changed, frames_stay=frames_stay)
+    # Rows name videos that stay and videos that are encoded, so the source must not have a folder of this name.
+    names = chain(["videos"], map("videos-{}".format, count(1)))
+    roots = stream.image_folders()
+    base = next(name for name in names if not any(os.path.lexists(os.path.join(root, name)) for root in roots))
+    fingerprint = {
+        "source": stream.path,
+        "schema": str(stream.schema.remove_metadata()),
+        "videos": {name: [str(kept.codec), *picture.shape] for name, (picture, kept) in changed.items()},
+        "most_bytes": min(most_bytes, _MOST_BYTES),
+        "base": base,
+    }
+    with Job(folder, "convert", fingerprint) as job:
+
+        def begin(number: int, row: int) -> _PartWriter:
+            first = len(about.videos) + sum(len(part.facts) for part in job.parts.values())
+            return _PartWriter(folder, stream, changed, schema, base, number, row, first)
+
+        cut = partial(pieces, pictures=[picture for picture, _ in changed.values()])
+        try:
+            with progress_bar("encoding", total=stream.rows, unit="rows", enabled=progress) as advance:
+                if job.complete:
+                    advance(job.rows)
+                else:
+                    most = min(most_bytes, _MOST_BYTES)
+                    job.write_stream(stream, begin, most_bytes=most, advance=advance, cut=cut)
+        finally:
+            if not job.parts:
+                remove(folder)
+    parts = [*job.parts.values()]
+    return stream.replace(
+        schema=schema,
+        batches=partial(_part_batches, folder, parts),
+        about=about.replace(videos=(*about.videos, *(tuple(video) for part in parts for video in part.facts))),
+        rows=job.rows,
+        image_roots=(str(folder.resolve()), *roots),
+    )
+
+
+def _part_batches(folder: Path, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        file = folder / next(iter(part.files))
+        with reading(file), pa.OSFile(str(file)) as source:
+            yield from pa.ipc.open_stream(source)
+
+
+class _PartWriter:
+    """Writes one part: an Arrow file of rows, and a video for each column of pictures.
+
+    Args:
+        folder: Folder of the job.
+        stream: The source.
+        changed: Columns that become videos.
+        schema: Schema of the rows with frames.
+        base: Folder of the videos in ``folder``.
+        number: Number of the part.
+        row: Number of the first row in the source.
+        first: Number of the first video of the part among all videos.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stream: Any,
+        changed: Changed,
+        schema: pa.Schema,
+        base: str,
+        number: int,
+        row: int,
+        first: int,
+    ) -> None:
+        self._folder, self._changed, self._schema = folder, changed, schema
+        self._base, self._number, self._row, self._first = base, number, row, first
+        self._reader, self._rate = PixelReader(stream), _rate(stream.about)
+        self._writers: dict[str, VideoWriter] = {}
+        self._name = f"rows/part-{number:05d}.arrow"
+        make_folder(folder / "rows", sync=False)
+        self._open = ExitStack()
+        sink = self._open.enter_context(pa.OSFile(str(folder / self._name), "wb"))
+        self._rows = self._open.enter_context(pa.ipc.new_stream(sink, schema))
+
+    @property
+    def bytes(self) -> int:
+        """Size of the largest video so far."""
+        return max((writer.bytes for writer in self._writers.values()), default=0)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name, (picture, kept) in self._changed.items():
+            pixels, there = self._reader.read(picture, columns[name], self._row)
+            columns[name] = self._frames(name, picture, kept.codec or VideoCodec(), pixels, there)
+        arrays = [columns[one.name].cast(one.type) for one in self._schema]
+        self._rows.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._row += batch.num_rows
+
+    def _frames(self, name: str, picture: Pictures, codec: VideoCodec, pixels: Any, there: Any) -> pa.Array:
+        """Encode pictures; return the numbers of video and frame of each row."""
+        video, frame = np.zeros(len(there), np.int32), np.zeros(len(there), np.int32)
+        if there.any():
+            if name not in self._writers:
+                path = self._folder / self._video_path(name)
+                make_folder(path.parent, sync=False)
+                shape, dtype = picture.shape, picture.dtype
+                self._writers[name] = VideoWriter(path, codec, shape, dtype=dtype, frames_per_second=self._rate)
+            writer = self._writers[name]
+            video[:] = self._first + list(self._writers).index(name)
+            frame[there] = writer.frames + np.arange(there.sum())
+            writer.write(pixels if there.all() else pixels[there])
+        parts = [pa.array(values) for values in (video, frame)]
+        return pa.StructArray.from_arrays(parts, fields=list(FRAME), mask=None if there.all() else pa.array(~there))
+
+    def _video_path(self, column: str) -> str:
+        """Path of the video of a column in the folder of the job."""
+        names = [re.sub(r"[^\w-]", "_", name) for name in self._changed]
+        place = list(self._changed).index(column)
+        name = names[place] + (f"_{place}" if names.count(names[place]) > 1 else "")
+        return f"{self._base}/{name}/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.mp4"
+
+    def finish(self) -> tuple[list[str], list[list[str]]]:
+        """Close the files; return their names, and path and digest of each video after counting its frames."""
+        videos = []
+        for writer in self._writers.values():
+            writer.close()
+            index = index_video(writer.path)
+            if len(index) != writer.frames:
+                raise DataError(f"{writer.path}: expected {writer.frames} frames, as were written, found {len(index)}")
+            videos.append([Path(writer.path).relative_to(self._folder).as_posix(), index.digest])
+        self._open.close()
+        return [self._name, *(path for path, _ in videos)], videos
+
+    def __enter__(self) -> _PartWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+        self._open.close()
+
+
+def _rate(about: About) -> float:
+    """Frames per second of the recording if there is one rate, else 30."""
+    known = about.frames_per_second
+    return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE
