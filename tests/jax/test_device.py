@@ -26,6 +26,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
+from mouse_core.replay.device.samplers import SliceUnits
 from mouse_jax import device
 from mouse_jax.device import Slices
 
@@ -350,8 +351,9 @@ def test_what_was_compiled_for_no_padding_is_not_run_for_a_pad_of_0() -> None:
     for pads in ((False, 0), (1, True)):
         for pad in pads:
             replay = device.add(init(slices=Slices(sequence_length=2, pad=pad)), {"reward": 1.0, "done": False})
-            assert replay.episodes is not None
-            assert replay.episodes.slices.pad is pad
+            units = replay.layout.sampler.units
+            assert isinstance(units, SliceUnits)
+            assert units.episodes.slices.pad is pad
 
 
 def filled_rows() -> device.Replay:
@@ -369,10 +371,9 @@ def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs
     for first in range(0, count, few):
         replay = device.add(replay, jax.tree.map(lambda leaf, first=first: leaf[first : first + few], rows))
     same(at_once, replay)
-    assert at_once.episodes is not None
     done = rows["done"].reshape(count, -1) != 0
     numbers = 1 + np.cumsum(np.concatenate([np.zeros_like(done[:1]), done[:-1]]), axis=0)
-    assert (np.asarray(at_once.episodes.numbers) == numbers).all()
+    assert (np.asarray(at_once.state["episodes"]["numbers"]) == numbers).all()
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")

@@ -155,7 +155,7 @@ def test_priorities_move_to_the_host_and_back(slices: Any, tmp_path: Any) -> Non
     np.testing.assert_array_equal(batch["index"], other["index"])
     np.testing.assert_array_equal(batch["priority_weight"], other["priority_weight"])
     assert samples == 4
-    assert float(again.weights.largest) == pytest.approx(29 / 7)
+    assert float(again.state["weights"]["largest"]) == pytest.approx(29 / 7)
 
 
 @pytest.mark.slow

@@ -11,28 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError
-from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer
-from mouse_core.replay.device import (
-    check_fits,
-    check_ordered,
-    episodes_state,
-    epoch_in,
-    epoch_state,
-    fill,
-    left_in,
-    lost_in,
-    lost_of,
-    queue_state,
-    sampler_like,
-    weights_in,
-    weights_state,
-)
+from mouse_core.replay import ReplayBuffer
+from mouse_core.replay.device import moving
 from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known, seed_halves
-from mouse_jax.device import _episodes, _turns
-from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Epoch, Queue, Replay, as_dicts, check_one, named
-from mouse_jax.device.writing import add
+from mouse_jax.device.arrays import JAX
+from mouse_jax.device.state import Replay, as_dicts, check_one, named, put_on_host
+from mouse_jax.device.writing import accepted
 from mouse_jax.dtypes import WIDER, as_numbers, is_key
 
 
@@ -92,17 +77,20 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
             traced.
     """
     _check_one(replay, "to_host")
-    layout = replay.layout
-    check_fits(buffer, layout.capacity, layout.num_envs, "to_host")
     check_count("samples", samples, 0)
+    sampler, (high, low) = replay.layout.sampler, replay.seed.tolist()
+    ring = replay.ring._replace(cursor=int(replay.cursor), size=int(replay.size))
     rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
-    size, cursor, (high, low) = int(replay.size), int(replay.cursor), replay.seed.tolist()
-    lost = _lost(replay, size, cursor)
-    fill(buffer, lambda count: jax.tree.map(lambda leaf: leaf[:count], rows), size, cursor, layout.steps, lost)
-    episodes = episodes_state(_sampler_state(replay, buffer), lost)
-    known = {"kind": type(buffer.sampler).__name__, "state": episodes}
-    state = {**buffer.state_dict(), "seed": high << 32 | low, "samples": samples, "sampler": known}
-    buffer.load_state_dict(state)
+    moving.to_host(
+        sampler,
+        moving.state_in_numpy(sampler, JAX, replay.state, ring),
+        ring,
+        lambda count: jax.tree.map(lambda leaf: leaf[:count], rows),
+        buffer,
+        batch_size=replay.layout.batch_size,
+        seed=high << 32 | low,
+        samples=samples,
+    )
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
@@ -121,45 +109,22 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
         SchemaError, DataError: Rows of another kind; see ``add``.
     """
     _check_one(replay, "from_host")
-    layout = replay.layout
-    check_fits(buffer, layout.capacity, layout.num_envs, "from_host")
-    check_ordered(buffer, "from_host")
-    if int(replay.size):
-        raise ConfigError(f"from_host: expected an empty replay, found {int(replay.size)} time steps")
-    envs, steps = layout.num_envs or 1, layout.steps
-    size, end = len(buffer) // envs, buffer.stats()["written"] // envs
-    begin = (end - size) % steps
-    made = replace(replay, cursor=jnp.int32(begin), seed=seed_halves(buffer.seed))
-    if not size:
+    layout, sampler, seed = replay.layout, replay.layout.sampler, seed_halves(buffer.seed)
+    ring, rows = moving.rows_from_host(replay.ring, buffer)
+    made = replace(replay, cursor=jnp.int32(ring.cursor), seed=seed)
+    if not ring.size:
         return made
-    places: Any = (begin + np.arange(size)) % steps
-    if layout.num_envs is not None:
-        places = places[:, None] * envs + np.arange(envs)
-    rows = _as_here(made, buffer[places])
-    if made.episodes is not None:
-        lost = lost_in(buffer, made.episodes.slices, envs)
-        if lost.any():
-            known = _episodes.cut_off(made.episodes, jnp.asarray(lost, jnp.int32), named(rows))
-            made = replace(made, episodes=known)
-    made = add(made, rows)
-    turns = None if made.turns is None else _turns_of(made, buffer)
-    if turns is not None:
-        made = replace(made, turns=turns)
-    weighed = weights_in(buffer)
-    if made.weights is not None and weighed is not None:
-        made = replace(made, weights=sum_tree.of_units(made.weights, *weighed))
-    return hosting.to_host(made) if layout.memory == "host" else made
-
-
-def _lost(replay: Replay, size: int, cursor: int) -> Any:
-    """See ``lost_in``."""
-    known, layout = replay.episodes, replay.layout
-    if known is None:
-        return np.zeros(layout.num_envs or 1, np.int64)
-    rows = (cursor - size + np.arange(size)) % layout.steps
-    windows, numbers = np.asarray(known.windows)[rows], np.asarray(known.numbers)[rows]
-    phases = None if known.phases is None or not size else np.asarray(known.phases)[rows[0]]
-    return lost_of(known.slices, windows, numbers, np.asarray(known.made), np.asarray(known.position), phases)
+    rows = accepted(replay, _as_here(replay, rows))
+    fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in named(rows).items()}
+    found = moving.state_from_host(sampler, ring, fields, buffer)
+    begin = jnp.int32((ring.cursor - ring.size) % ring.steps)
+    made = replace(
+        made,
+        rows=jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows),
+        size=jnp.int32(ring.size),
+        state=moving.state_on_device(sampler, JAX, found, replay.state, ring, seed),
+    )
+    return put_on_host(made) if layout.memory == "host" else made
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
@@ -183,43 +148,9 @@ def _as_here(replay: Replay, rows: Any) -> Any:
 
 def _like(replay: Replay) -> ReplayBuffer:
     """An empty buffer on the host that draws the same."""
-    layout, known, weights = replay.layout, replay.episodes, replay.weights
-    storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
-    priorities = None
-    if weights is not None:
-        beta = weights.schedule or float(weights.beta)
-        priorities = Priorities(alpha=float(weights.alpha), beta=beta, eps=float(weights.eps))
-    order: Any = (
-        "epochs" if isinstance(replay.turns, Epoch) else "queue" if isinstance(replay.turns, Queue) else "random"
-    )
-    return ReplayBuffer(storage, sampler_like(None if known is None else known.slices, priorities, order))
-
-
-def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
-    """Return the state of a host sampler: weights and order of rows, or the class of another sampler."""
-    sampler, turns, layout = buffer.sampler, replay.turns, replay.layout
-    if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
-        return weights_state(sampler, sum_tree.units(replay.weights, len(buffer)), float(replay.weights.largest))
-    if isinstance(turns, Queue):
-        cursor = int(replay.cursor) * (layout.num_envs or 1)
-        return queue_state(sampler, int(turns.left), len(buffer), cursor, layout.capacity, layout.batch_size)
-    if isinstance(turns, Epoch):
-        return epoch_state(sampler, int(turns.rows), int(turns.began), int(turns.position), layout.batch_size)
-    return sampler.state_dict()
-
-
-def _turns_of(replay: Replay, buffer: ReplayBuffer) -> Epoch | Queue | None:
-    """Return the order of rows of a host sampler; None for another kind of sampler that has drawn nothing."""
-    if isinstance(replay.turns, Queue):
-        left = left_in(buffer.sampler)
-        return None if left is None else Queue(jnp.int32(left))
-    known = replay.episodes
-    slices = 0 if known is None else int(_episodes.table(replay, known).ends[-1])
-    epoch = epoch_in(buffer.sampler, slices)
-    if epoch is None:
-        return None
-    rows, began, position = epoch
-    return _turns.at(replay, jnp.int32(rows), jnp.uint32(began), jnp.int32(position))
+    layout = replay.layout
+    beta = None if replay.beta is None else layout.schedule or float(replay.beta)
+    return moving.buffer_like(layout.sampler, replay.ring, layout.alignment, beta)
 
 
 def _check_one(replay: Replay, caller: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -11,70 +11,18 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mouse_core import ConfigError
-from mouse_core.randomness import Purpose
+from mouse_core.nested import as_array
+from mouse_core.replay import LinearSchedule
+from mouse_core.replay.device import DrawKey
+from mouse_core.replay.device.samplers import ByPriority, check_left
+from mouse_core.replay.samplers.weighing import priorities_like, weighed
 from mouse_core.spec import check_count
-from mouse_jax import _philox
 from mouse_jax._rollout import are_known
-from mouse_jax.device import _episodes, _turns, priorities
-from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.state import Episodes, Queue, Replay, check_one, named
-from mouse_jax.device.ground.sum_tree import Weights
+from mouse_jax.device.arrays import JAX
+from mouse_jax.device.state import Replay, check_one, on_host, put_on_device, put_on_host
 from mouse_jax.dtypes import as_key, is_key
-
-_once: Callable[[Any], Any] = lax.optimization_barrier
-"""What is done for each slice is not done anew for each of its steps, nor that for each value of each field."""
-
-
-def taken(rows: Any, *places: jax.Array) -> Any:
-    """Rows in some places, which are all there: a tree of ``[*places, ...]``.
-
-    Args:
-        rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]``.
-        places: Their time steps, and of ``[T, E, ...]`` their environments, int32 of one shape.
-    """
-    return jax.tree.map(lambda memory: memory.at[places].get(mode="promise_in_bounds"), rows)
-
-
-def taken_slices(replay: Replay, known: Episodes, windows: _episodes.Windows) -> tuple[Any, dict[str, jax.Array]]:
-    """The rows of some slices, and what batches have beside them."""
-    layout, marks, pad, size = replay.layout, known.marks, known.slices.pad, known.slices.sequence_length
-    start, env = _once(windows.start), windows.env[:, None]
-    row = start[:, None] + jnp.arange(size, dtype=jnp.int32)
-    envs, one_stream = layout.num_envs or 1, layout.num_envs is None
-    numbers, of_slice = known.numbers[:, 0] if one_stream else known.numbers, () if one_stream else (env,)
-
-    def read(rows: Any) -> Any:
-        """Gather rows from the first row of each slice on; values behind the newest row are undefined."""
-        places = row if pad is False else jnp.minimum(row, replay.size - 1)
-        return taken(rows, _once(_episodes.slots(replay, places)), *of_slice)
-
-    if pad is False:
-        rows, number = read(replay.rows), taken(numbers, _episodes.slots(replay, start[:, None]), *of_slice)
-        added = {"index": _episodes.slots(replay, row) * envs + env}
-    else:
-        rows, number = read(replay.rows), read(numbers)
-        # Those of an episode have its number, as long as they are there.
-        mask = (number == number[:, :1]) & (row < replay.size)
-        last = start[:, None] + _once(mask.sum(1, dtype=jnp.int32))[:, None] - 1
-        added = {"index": _episodes.slots(replay, jnp.minimum(row, last)) * envs + env, "mask": mask}
-        nearest = replay.rows if pad is not True else taken(replay.rows, _episodes.slots(replay, last), *of_slice)
-        rows = jax.tree.map(lambda leaf, other: _filled(leaf, mask, other, pad), rows, nearest)
-    if marks.numbers and marks.ids is not None:
-        ids = named(replay.rows)[marks.ids]
-        traj_id = taken(ids, _episodes.slots(replay, start[:, None]), *of_slice).reshape(-1, 1)
-    else:
-        # As many environments apart as there are, so that no two episodes have one number.
-        traj_id = (number[:, :1] - 1).astype(jnp.int32) * envs + env
-    return rows, added | {"traj_id": jnp.broadcast_to(traj_id, row.shape)}
-
-
-def _filled(leaf: jax.Array, mask: jax.Array, nearest: jax.Array, pad: bool | float) -> jax.Array:
-    """A field of slices, with the nearest step that is there or a number in those that are not."""
-    flags = mask.reshape((*mask.shape, *[1] * (leaf.ndim - 2)))
-    return jnp.where(flags, leaf, nearest if pad is True else jnp.asarray(pad, leaf.dtype))
 
 
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
@@ -97,19 +45,10 @@ def _asked(replay: Replay) -> Replay:
 
 @jax.jit
 def _ready(replay: Replay, min_length: Any) -> jax.Array:
-    layout = replay.layout
-    fewest = 1 if replay.turns is None else layout.batch_size
-    ready: jax.Array = (replay.size * (layout.num_envs or 1) >= min_length) & (_left(replay) >= fewest)
-    return ready if replay.weights is None else ready & sum_tree.there_are(replay.weights)
-
-
-def _left(replay: Replay) -> jax.Array:
-    """Number of rows or slices to draw; of a queue, of the rows not yet returned."""
-    if isinstance(replay.turns, Queue):
-        return replay.turns.left
-    if replay.episodes is not None:
-        return _episodes.table(replay, replay.episodes).ends[-1]
-    return replay.size * (replay.layout.num_envs or 1)
+    sampler, ring = replay.layout.sampler, replay.ring
+    enough = sampler.left(JAX, replay.state, ring) >= sampler.fewest(replay.layout.batch_size)
+    ready: jax.Array = (ring.rows >= min_length) & enough
+    return ready
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
@@ -139,22 +78,18 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     """
     layout = replay.layout
     size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
-    if replay.turns is not None:
-        order = "queue" if isinstance(replay.turns, Queue) else "epochs"
-        raise ConfigError(f"sample: expected order='random', found {order!r}; take gives the next batch")
+    if layout.sampler.order != "random":
+        raise ConfigError(f"sample: expected order='random', found {layout.sampler.order!r}; take gives the next batch")
     _check(replay, "sample")
-    if beta is not None and replay.weights is None:
+    if beta is not None and replay.beta is None:
         raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
     number = checked_index(index)
-    if beta is None and replay.weights is not None:
-        beta = replay.weights.schedule
+    beta = layout.schedule if beta is None else beta
     if callable(beta):
         if is_key(number.dtype):
             raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
-        beta = sum_tree.scheduled(beta, number)
-    on_host, drawn_by = hosting.on_host(replay), (number, beta)
-    batch: dict[str, Any] = _drawn(replay, *(hosting.to_host(drawn_by) if on_host else drawn_by), size=size)
-    return cast("dict[str, Any]", hosting.to_device(batch)) if on_host else batch
+        beta = _scheduled(beta, number)
+    return _batch(replay, number, beta, size)[1]
 
 
 def prefetch(
@@ -219,15 +154,42 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
         ConfigError: A number out of range; too few rows, where that is known.
         SchemaError, MissingFieldError: What transforms raise.
     """
-    if replay.turns is None:
+    if replay.layout.sampler.order == "random":
         return replay, sample(replay, index)
     _check(replay, "take")
     number = checked_index(index)
     if is_key(number.dtype):
         raise ConfigError("index: expected an integer where each row comes once, found a random key")
-    on_host = hosting.on_host(replay)
-    turns, batch = _taken_turn(replay, hosting.to_host(number) if on_host else number)
-    return replace(replay, turns=turns), hosting.to_device(batch) if on_host else batch
+    state, batch = _batch(replay, number, None, replay.layout.batch_size)
+    return replace(replay, state={**replay.state, **state}), batch
+
+
+def _batch(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """The state of the sampler after a batch, and the batch on the device."""
+    if not on_host(replay):
+        return cast("tuple[Any, dict[str, Any]]", _drawn(replay, number, beta, size=size))
+    state, batch = _drawn(replay, *put_on_host((number, beta)), size=size)
+    return state, put_on_device(batch)
+
+
+@partial(jax.jit, static_argnames="size")
+def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    layout = replay.layout
+    number = number if is_key(number.dtype) else number.astype(jnp.uint32)
+    state, plan = layout.sampler.draw(JAX, replay.state, replay.ring, DrawKey(replay.seed, number), size)
+    rows = jax.tree.map(lambda memory: memory.at[plan.read].get(mode="promise_in_bounds"), replay.rows)
+    exponent = replay.beta if beta is None else jnp.asarray(beta, jnp.float32)
+    batch = plan.batch(JAX, rows, exponent)
+    # A state that stays is not handed out: XLA would copy it.
+    changed = {name: arrays for name, arrays in state.items() if arrays is not replay.state[name]}
+    return changed, batch if layout.transform is None else layout.transform(batch)
+
+
+def _scheduled(beta: Any, number: jax.Array) -> Any:
+    """The exponent for a sample whose number may be traced, of which a ``LinearSchedule`` itself knows nothing."""
+    if isinstance(beta, LinearSchedule):
+        return beta.start + (beta.end - beta.start) * jnp.minimum(number / beta.samples, 1.0)
+    return beta(number)
 
 
 def _check(replay: Replay, caller: str) -> None:
@@ -235,14 +197,9 @@ def _check(replay: Replay, caller: str) -> None:
     check_one(replay, caller)
     if not are_known(*jax.tree.leaves(_asked(replay))) or bool(can_sample(replay)):
         return
-    if replay.turns is not None:
-        left, what = int(_left(_asked(replay))), "rows" if replay.episodes is None else "slices"
-        each = f"{replay.layout.batch_size} {what} for a batch in which each comes once"
-        raise ConfigError(f"{caller}: expected {each}, found {left}")
-    known = replay.episodes
-    what = "rows" if known is None else f"slices of {known.slices.sequence_length} steps in one episode"
-    what += "" if replay.weights is None else " with a priority above 0"
-    raise ConfigError(f"{caller}: expected {what}, found none among {int(replay.size)} time steps")
+    sampler, layout = replay.layout.sampler, replay.layout
+    left = int(sampler.left(JAX, replay.state, replay.ring))
+    check_left(sampler, left, layout.batch_size, int(replay.size), caller)
 
 
 def checked_index(index: Any) -> jax.Array:
@@ -264,86 +221,59 @@ def check_transform(replay: Replay) -> None:
     if replay.layout.transform is not None:
         outline: Any = jax.ShapeDtypeStruct
         shapes = jax.tree.map(lambda leaf: outline(leaf.shape, leaf.dtype), replay)
-        number, size = outline((), jnp.uint32), replay.layout.batch_size
-        if replay.turns is None:
-            jax.eval_shape(lambda replay, number: _drawn(replay, number, None, size=size), shapes, number)
-        else:
-            jax.eval_shape(_taken_turn, shapes, number)
+        size = replay.layout.batch_size
+        jax.eval_shape(lambda replay, number: _drawn(replay, number, None, size=size), shapes, outline((), jnp.uint32))
 
 
-@partial(jax.jit, static_argnames="size")
-def _drawn(replay: Replay, index: jax.Array, beta: Any, size: int) -> dict[str, Any]:
-    if replay.weights is not None:
-        return _weighted(replay, replay.weights, _words(replay, index, size), beta)
-    found = None if replay.episodes is None else _episodes.table(replay, replay.episodes)
-    return _made(replay, found, _random(replay, index, size, _count(replay, found)))
+def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
+    """The replay with priorities of some rows; of a row that comes twice the last one counts.
+
+    It draws then what a ``mouse_core.replay.ReplayBuffer`` does after ``update_priority`` with the same. Compiled with
+    the replay donated nothing of it is copied.
+
+    Args:
+        replay: One made with ``init(..., priorities=)``.
+        indices: Their slots, integers of any shape, as ``sample`` gives them in ``index``. Under ``jax.jit`` those that
+            are not in use are left out, so that ``jnp.where(batch["mask"], batch["index"], -1)`` leaves steps out that
+            are not there.
+        priorities: Numbers from 0, which become float32, of the same shape, also with axes of length 1 behind it, or
+            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, where nobody can tell, rows with negative ones
+            and NaN keep theirs, and those that are larger than a row may have weigh as much as one may.
+
+    Raises:
+        ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.
+        DataError, IndexError: As of ``update_priority``, where values are known; a negative index is left out.
+    """
+    sampler = replay.layout.sampler
+    if not isinstance(sampler, ByPriority):
+        raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
+    check_one(replay, "set_priorities")
+    slots, given = (
+        jnp.asarray(values if isinstance(values, jax.Array) else as_array(values, where="set_priorities"))
+        for values in (indices, priorities)
+    )
+    if not jnp.issubdtype(slots.dtype, jnp.integer):
+        raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
+    # Only its shape matters here.
+    places = priorities_like(np.zeros(slots.shape, np.int8), np.arange(given.size).reshape(given.shape))
+    values = given.reshape(-1)[places].astype(jnp.float32).reshape(-1)
+    slots = slots.reshape(-1).astype(jnp.int32)
+    if are_known(slots, values, replay.size):
+        known, rows, tree = np.asarray(slots), int(replay.ring.rows), sampler.tree
+        weighed(np.asarray(values)[known >= 0], tree.capacity, tree.alpha, tree.eps)
+        if known.size and known.max() >= rows:
+            raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {known.max()}")
+    if not slots.size:
+        return replay
+    if on_host(replay):
+        return cast("Replay", _set_in_place(replay, *put_on_host((slots, values))))
+    return cast("Replay", _set(replay, slots, values))
 
 
-@jax.jit
-def _taken_turn(replay: Replay, index: jax.Array) -> tuple[Any, dict[str, Any]]:
-    found = None if replay.episodes is None else _episodes.table(replay, replay.episodes)
-    turns, places = _turns.after(replay, index, _count(replay, found))
-    return turns, _made(replay, found, places)
+def _updated(replay: Replay, slots: jax.Array, values: jax.Array) -> Replay:
+    sampler = cast("ByPriority", replay.layout.sampler)
+    return replace(replay, state=sampler.update(JAX, replay.state, replay.ring, slots, values))
 
 
-def _count(replay: Replay, found: _episodes.Table | None) -> jax.Array:
-    """Number of rows or slices."""
-    return replay.size * (replay.layout.num_envs or 1) if found is None else found.ends[-1]
-
-
-def _made(replay: Replay, found: _episodes.Table | None, places: jax.Array) -> dict[str, Any]:
-    """The batch of some slots, or numbers of slices."""
-    known, transform = replay.episodes, replay.layout.transform
-    if known is None or found is None:
-        batch = _rows(replay, places)
-    else:
-        batch = _batch(*taken_slices(replay, known, _episodes.find(replay, known, found, places)))
-    return batch if transform is None else transform(batch)
-
-
-def _random(replay: Replay, index: jax.Array, size: int, high: jax.Array) -> jax.Array:
-    """Integers in ``[0, high)``, int32 ``[size]``."""
-    return _philox.integers(_words(replay, index, size), jnp.maximum(high, 1))
-
-
-def _words(replay: Replay, index: jax.Array, size: int) -> _philox.Pair:
-    """Random words for a sample, uint32 ``[size]`` each half."""
-    if is_key(index.dtype):
-        both = jax.random.bits(index, (2, size), jnp.uint32)
-        return both[0], both[1]
-    return _philox.words(replay.seed, Purpose.REPLAY, index, size)
-
-
-def _weighted(replay: Replay, weights: Weights, words: _philox.Pair, beta: Any) -> dict[str, Any]:
-    """A batch that is drawn by what rows weigh."""
-    slots, importance = sum_tree.drawn(weights, words, weights.beta if beta is None else beta)
-    if replay.episodes is None:
-        batch = _rows(replay, slots)
-    else:
-        batch = _batch(*taken_slices(replay, replay.episodes, priorities.windows(replay, slots)))
-        importance = jnp.broadcast_to(importance[:, None], batch["index"].shape)
-    batch |= {"priority_weight": importance}
-    return batch if replay.layout.transform is None else replay.layout.transform(batch)
-
-
-def _rows(replay: Replay, slot: jax.Array) -> dict[str, Any]:
-    """The rows of some slots, int32 ``[B]``, which are all there."""
-    layout = replay.layout
-    envs, reach = layout.num_envs, 0 if layout.transform is None else layout.transform.reach
-    # Divided by 1 they would be so for each value of each field.
-    step, env = (slot, slot) if envs is None else (slot // envs, slot % envs)
-    added = {"index": slot}
-    if reach:
-        # Rows behind each in its stream; behind the newest there is none, and it is repeated.
-        age = (replay.cursor - 1 - step) % layout.steps
-        behind = jnp.arange(reach + 1, dtype=jnp.int32)
-        added["mask"] = behind <= age[:, None]
-        step = (step[:, None] + jnp.minimum(behind, age[:, None])) % layout.steps
-        env = env[:, None]
-    return _batch(taken(replay.rows, *((step,) if envs is None else (step, env))), added)
-
-
-def _batch(rows: Any, added: Mapping[str, jax.Array]) -> dict[str, Any]:
-    batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
-    # The rows' own numbers of trajectories pass through.
-    return batch | {name: values for name, values in added.items() if name not in batch}
+_set = jax.jit(_updated)
+_set_in_place = jax.jit(_updated, donate_argnums=0)

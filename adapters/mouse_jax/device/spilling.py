@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 from mouse_core import ClosedError, ConfigError, DatasetStore, MissingFieldError, SchemaError
 from mouse_core.dtypes import is_ml_float
 from mouse_core.nested import flatten
-from mouse_jax.device.ground.state import as_dicts
+from mouse_jax.device.state import as_dicts
 from mouse_jax.dtypes import as_numbers
 
 _ENDS = ("done", "terminated", "truncated")

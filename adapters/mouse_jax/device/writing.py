@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import EllipsisType
 from typing import Any, cast
 
@@ -15,15 +16,26 @@ from jax import lax
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
 from mouse_core.replay import Priorities
-from mouse_core.replay.device import check_names, check_order, check_rooms, composed, find_marks, streams_of
+from mouse_core.replay.device import Order, Ring, Slices
+from mouse_core.replay.device.episodes import EpisodeIndex
+from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
+from mouse_core.replay.device.samplers import sampler_of
 from mouse_core.spec import Alignment, is_text
 from mouse_jax._rollout import seed_halves
-from mouse_jax.device import _episodes, _turns
-from mouse_jax.device.ground import hosting, sum_tree
-from mouse_jax.device.ground.ring import put
-from mouse_jax.device.ground.state import Layout, Memory, Order, Queue, Replay, Slices, as_dicts, check_one, named
-from mouse_jax.device.priorities import written
+from mouse_jax.device.arrays import JAX
 from mouse_jax.device.sampling import check_transform
+from mouse_jax.device.state import (
+    Layout,
+    Memory,
+    Replay,
+    as_dicts,
+    check_memory,
+    check_one,
+    host,
+    named,
+    on_host,
+    put_on_host,
+)
 from mouse_jax.dtypes import is_key
 from mouse_jax.trees import narrowed
 
@@ -95,32 +107,33 @@ def init(
     composition = composed(transform, alignment)
     num_envs = streams_of(num_envs, slices, composition)
     check_rooms(capacity, batch_size, num_envs, slices)
-    hosting.check(memory, seed)
+    check_memory(memory, seed)
     check_order(order, int(capacity), int(batch_size), slices, priorities)
-    row = _row(as_dicts(example))
-    layout = Layout(int(capacity), num_envs, int(batch_size), composition, alignment, memory)
-    check_names(row, layout.transform, slices, priorities)
+    row, capacity = _row(as_dicts(example)), int(capacity)
+    check_names(row, composition, slices, priorities)
     _check_pad(row, slices)
+    index = None
+    if slices is not None:
+        marks = find_marks(named(row), slices, _is_integer)
+        ids = None if marks.ids is None else str(named(row)[marks.ids].dtype)
+        index = EpisodeIndex(slices, marks, ids, tiled=order == "epochs")
+    beta = None if priorities is None else priorities.beta
+    schedule = beta if callable(beta) else None
+    sampler = sampler_of(capacity, index, priorities, order, 0 if composition is None else composition.reach)
+    layout = Layout(capacity, num_envs, int(batch_size), sampler, composition, alignment, memory, schedule)
     lead = (layout.steps,) if num_envs is None else (layout.steps, num_envs)
-    marks = None if slices is None else find_marks(named(row), slices, _is_integer)
 
     def empty() -> Replay:
-        episodes = None
-        if slices is not None and marks is not None:
-            ids = None if marks.ids is None else named(row)[marks.ids].dtype
-            episodes = _episodes.none(layout.steps, num_envs or 1, slices, marks, ids, tiled=order == "epochs")
-        rows = jax.tree.map(lambda leaf: _new(lead, leaf), row)
-        turns = _turns.first(order, layout)
-        weights = None
-        if priorities is not None:
-            weights = sum_tree.none(layout.capacity, priorities, sliced=slices is not None)
-        return Replay(rows, jnp.int32(0), jnp.int32(0), seed_halves(seed), episodes, turns, weights, layout)
+        rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
+        state = sampler.init(JAX, Ring(cursor, size, layout.steps, num_envs))
+        exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
+        return Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
 
     if memory == "device":
         made = empty()
     else:
-        with jax.default_device(hosting.host()):
-            made = cast("Replay", hosting.to_host(empty()))
+        with jax.default_device(host()):
+            made = cast("Replay", put_on_host(empty()))
     check_transform(made)
     return made
 
@@ -142,15 +155,14 @@ def add(replay: Replay, rows: Any) -> Replay:
         ConfigError: More rows at once than there is room for.
     """
     check_one(replay, "add")
-    on_host = hosting.on_host(replay)
-    rows = _accepted(replay, rows)
+    rows = accepted(replay, rows)
     count, steps = jax.tree.leaves(rows)[0].shape[0], replay.layout.steps
     if count > steps:
         raise ConfigError(f"add: expected at most {steps} time steps at once, found {count}")
     if not count:
         return replay
-    if on_host:
-        return cast("Replay", _written_in_place(replay, hosting.to_host(rows)))
+    if on_host(replay):
+        return cast("Replay", _written_in_place(replay, put_on_host(rows)))
     return cast("Replay", _written_anew(replay, jax.tree.map(jnp.asarray, rows)))
 
 
@@ -160,63 +172,57 @@ def _written(replay: Replay, rows: Any) -> Replay:
     count, sizes = len(leaves[0]), [leaf.nbytes for leaf in leaves]
     few = (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
     put_in = _put_few_in if few else _put_in
-    memory, episodes = put_in((replay.rows, replay.episodes), rows, replay.cursor)
-    turns = replay.turns
-    if isinstance(turns, Queue):
-        turns = Queue(jnp.minimum(turns.left + count * (layout.num_envs or 1), layout.capacity))
-    elif turns is not None and episodes is not None:
-        turns = replace(turns, rows=jnp.int32(0))  # there are other slices
+    memory, state = put_in((replay.rows, replay.state), rows, replay.cursor, layout)
     made = replace(
         replay,
         rows=memory,
         cursor=(replay.cursor + count) % layout.steps,
         size=jnp.minimum(replay.size + count, layout.steps),
-        episodes=episodes,
-        turns=turns,
     )
-    return written(made, count)
+    return replace(made, state=layout.sampler.settle(JAX, state, count, made.ring))
 
 
-def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
-    """The memory of rows and what is known of episodes, with more of them."""
-    memory, episodes = kept
-    if episodes is not None:
-        episodes = _episodes.extended(episodes, named(rows), len(jax.tree.leaves(rows)[0]), cursor)
-    return put(memory, rows, cursor), episodes
+def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
+    """The memory of rows and the state of the sampler, with more of them."""
+    memory, state = kept
+    count = len(jax.tree.leaves(rows)[0])
+    state = layout.sampler.extend(JAX, state, named(rows), count, Ring(cursor, None, layout.steps, layout.num_envs))
+    places = JAX.places(cursor, count, layout.steps)
+    return jax.tree.map(lambda memory, more: JAX.write(memory, places, more), memory, rows), state
 
 
-@jax.custom_jvp
-def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
     """Write rows one by one on a CPU, in a loop that is one kernel; handing several to threads takes far longer."""
-    return cast("tuple[Any, Any]", _put_few_in_one(kept, rows, cursor))
+
+    def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+        """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
+        axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
+        made = jax.vmap(partial(_put_in, layout=layout), in_axes=axes, axis_size=size)(*given)
+        return made, jax.tree.map(lambda _: True, made)
+
+    def one(*given: Any) -> Any:
+        one_by_one, at_once = (partial(put, layout=layout) for put in (_put_one_by_one_in, _put_in))
+        return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
+
+    put = jax.custom_batching.custom_vmap(one)
+    put.def_vmap(each)
+    return cast("tuple[Any, Any]", put(kept, rows, cursor))
 
 
 @_put_few_in.defjvp
-def _put_few_in_along(given: Any, along: Any) -> Any:
+def _put_few_in_along(layout: Layout, given: Any, along: Any) -> Any:
     """Gradients go through it as through what is written at once."""
-    return jax.jvp(_put_in, given, along)
+    return jax.jvp(partial(_put_in, layout=layout), given, along)
 
 
-@jax.custom_batching.custom_vmap
-def _put_few_in_one(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> Any:
-    return lax.platform_dependent(kept, rows, cursor, cpu=_put_one_by_one_in, default=_put_in)
-
-
-@_put_few_in_one.def_vmap
-def _put_few_in_each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-    """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
-    axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
-    made = jax.vmap(_put_in, in_axes=axes, axis_size=size)(*given)
-    return made, jax.tree.map(lambda _: True, made)
-
-
-def _put_one_by_one_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array) -> tuple[Any, Any]:
-    steps, count = len(jax.tree.leaves(kept)[0]), len(jax.tree.leaves(rows)[0])
+def _put_one_by_one_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
+    steps, count = layout.steps, len(jax.tree.leaves(rows)[0])
 
     def write(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
         row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number, 1), rows)
         place = cursor + number
-        return _put_in(kept, row, jnp.where(place >= steps, place - steps, place))
+        return _put_in(kept, row, jnp.where(place >= steps, place - steps, place), layout)
 
     # Within shard_map what a loop begins with varies with the shard, as what it makes does; which a first row makes so.
     looked = jax.make_jaxpr(write)(0, kept)
@@ -235,9 +241,9 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
 
     Without a queue they always can.
     """
-    layout, turns = replay.layout, replay.turns
-    left = turns.left if isinstance(turns, Queue) else jnp.int32(0)
-    return jnp.asarray(left + jnp.asarray(time_steps) * (layout.num_envs or 1) <= layout.capacity)
+    layout = replay.layout
+    waiting = layout.sampler.waiting(JAX, replay.state, replay.ring)
+    return jnp.asarray(waiting + jnp.asarray(time_steps) * (layout.num_envs or 1) <= layout.capacity)
 
 
 def _row(example: Any) -> Any:
@@ -289,7 +295,7 @@ def _check_pad(row: Any, slices: Slices | None) -> None:
             )
 
 
-def _accepted(replay: Replay, rows: Any) -> Any:
+def accepted(replay: Replay, rows: Any) -> Any:
     """Rows as arrays with an axis of time in front, those of NumPy as they are."""
     held, given = named(replay.rows), named(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():

@@ -14,29 +14,13 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey, as_array
 from mouse_core.randomness import check_seed
-from mouse_core.replay import ArrayStorage, Priorities, PrioritizedSampler, ReplayBuffer, Slices
-from mouse_core.replay.device import (
-    Order,
-    check_fits,
-    check_names,
-    check_order,
-    check_ordered,
-    check_rooms,
-    composed,
-    episodes_state,
-    epoch_in,
-    epoch_state,
-    fill,
-    find_marks,
-    left_in,
-    lost_in,
-    lost_of,
-    queue_state,
-    sampler_like,
-    streams_of,
-    weights_in,
-    weights_state,
-)
+from mouse_core.replay import Priorities, ReplayBuffer
+from mouse_core.replay.device import Order, Slices, moving
+from mouse_core.replay.device.arrays import Arrays as CoreArrays
+from mouse_core.replay.device.arrays import Ring as CoreRing
+from mouse_core.replay.device.episodes import EpisodeIndex
+from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
+from mouse_core.replay.device.samplers import State, sampler_of
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device import _priorities
@@ -56,101 +40,56 @@ from mouse_torch.trees import on_host, tensor_dict
 
 def like(replay: Replay) -> ReplayBuffer:
     """An empty buffer on the host that draws the same."""
-    storage = ArrayStorage(replay.capacity, ndim=1 if replay.num_envs is None else 2, alignment=replay.alignment)
-    slices = None if replay.episodes is None else replay.episodes.slices
-    weights, priorities = replay.weights, None
-    if weights is not None:
-        beta = weights.beta if callable(weights.beta) else float(weights.beta)
-        priorities = Priorities(alpha=weights.alpha, beta=beta, eps=weights.eps)
-    return ReplayBuffer(storage, sampler_like(slices, priorities, replay.order))
+    beta = 0.0 if replay.weights is None else replay.weights.beta
+    beta = beta if callable(beta) else float(beta)
+    return moving.buffer_like(replay.sampler, _known_ring(replay), replay.alignment, beta)
 
 
 def to_host(replay: Replay, buffer: ReplayBuffer) -> None:
     """See ``Replay.to_host``."""
-    check_fits(buffer, replay.capacity, replay.num_envs, "to_host")
     lead = (replay.steps,) if replay.num_envs is None else (replay.steps, replay.num_envs)
     rows = {key: to_numpy(memory).reshape(*lead, *memory.shape[1:]) for key, memory in replay.rows.each()}
-
-    def first(count: int) -> Any:
-        return replay.rows.nested({key: values[:count] for key, values in rows.items()})
-
-    lost = _lost(replay)
-    fill(buffer, first, int(replay.size), int(replay.cursor), replay.steps, lost)
-    known = {
-        "kind": type(buffer.sampler).__name__,
-        "state": episodes_state(_sampler_state(replay, buffer), lost),
-    }
-    state = {"seed": int(replay.seed) & ((1 << 64) - 1), "samples": int(replay.samples), "sampler": known}
-    buffer.load_state_dict({**buffer.state_dict(), **state})
-
-
-def _sampler_state(replay: Replay, buffer: ReplayBuffer) -> dict[str, Any]:
-    """Return the state of a host sampler: weights and order of rows, or the class of another sampler."""
-    sampler, turns, size = buffer.sampler, replay.turns, replay.batch_size
-    if replay.weights is not None and isinstance(sampler, PrioritizedSampler):
-        return weights_state(sampler, replay.weights.units(len(buffer)), float(replay.weights.largest))
-    if isinstance(turns, Queue):
-        cursor = int(replay.cursor) * (replay.num_envs or 1)
-        return queue_state(sampler, int(turns.left), len(buffer), cursor, replay.capacity, size)
-    if turns is None:
-        return sampler.state_dict()
-    return epoch_state(sampler, int(turns.rows), int(turns.began), int(turns.position), size)
+    ring = _known_ring(replay)
+    state = replay.sampler.init(CoreArrays(), ring)
+    for part, arrays in state.items():
+        for name, array in arrays.items():
+            found = to_numpy(getattr(getattr(replay, part), name))
+            arrays[name] = found[: len(array)] if np.ndim(array) else found
+    moving.to_host(
+        replay.sampler,
+        state,
+        ring,
+        lambda count: replay.rows.nested({key: values[:count] for key, values in rows.items()}),
+        buffer,
+        batch_size=replay.batch_size,
+        seed=int(replay.seed) & ((1 << 64) - 1),
+        samples=int(replay.samples),
+    )
 
 
-def _lost(replay: Replay) -> Any:
-    """See ``lost_in``."""
-    known, size = replay.episodes, int(replay.size)
-    if known is None:
-        return np.zeros(replay.num_envs or 1, np.int64)
-    rows = (int(replay.cursor) - size + np.arange(size)) % replay.steps
-    windows, numbers, made, position = map(to_numpy, (known.windows, known.numbers, known.made, known.position))
-    phases = to_numpy(known.phases)[rows[0]] if known.is_phased and size else None
-    return lost_of(known.slices, windows[rows], numbers[rows], made, position, phases)
-
-
-def _take_turns(replay: Replay, buffer: ReplayBuffer) -> None:
-    """Go on where a buffer is; one of another kind has not begun."""
-    turns, known = replay.turns, replay.episodes
-    if isinstance(turns, Queue):
-        left = left_in(buffer.sampler)
-        turns.left.fill_(len(buffer) if left is None else left)
-    elif turns is not None:
-        slices = 0 if known is None else int(known.table(known.reading(replay.ring)).ends[-1])
-        epoch = epoch_in(buffer.sampler, slices)
-        for name, value in zip(("rows", "began", "position"), epoch or (0, 0, 0), strict=True):
-            getattr(turns, name).fill_(value)
+def _known_ring(replay: Replay) -> CoreRing:
+    return CoreRing(int(replay.cursor), int(replay.size), replay.steps, replay.num_envs)
 
 
 @torch.no_grad()
 def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
     """See ``Replay.from_host``."""
-    check_fits(buffer, replay.capacity, replay.num_envs, "from_host")
-    check_ordered(buffer, "from_host")
-    if int(replay.size):
-        raise ConfigError(f"from_host: expected an empty replay, found {int(replay.size)} time steps")
-    envs, steps, counted = replay.num_envs or 1, replay.steps, buffer.stats()
-    size = len(buffer) // envs
-    begin = (counted["written"] // envs - size) % steps
-    if size:
-        places: Any = (begin + np.arange(size)) % steps
-        if replay.num_envs is not None:
-            places = places[:, None] * envs + np.arange(envs)
-        rows, count = replay.rows.accepted(on_host(buffer[places]))
-        replay.cursor.fill_(begin)
-        if replay.episodes is not None:
-            lost = lost_in(buffer, replay.episodes.slices, envs)
-            if lost.any():
-                replay.episodes.cut_off(torch.as_tensor(lost, device=replay.device), rows)
-        replay.write(rows, count)
-    else:
-        replay.cursor.fill_(begin)
-    weighed = weights_in(buffer)
-    if size and replay.weights is not None and weighed is not None:
-        replay.weights.take(*weighed)
-    if size:
-        _take_turns(replay, buffer)
+    ring, rows = moving.rows_from_host(_known_ring(replay), buffer)
+    if ring.size:
+        accepted, _ = replay.rows.accepted(on_host(rows))
+        fields = {key: to_numpy(values) for key, values in accepted.items()}
+        state: State = moving.state_from_host(replay.sampler, ring, fields, buffer)
+        begin = (ring.cursor - ring.size) % ring.steps
+        replay.rows.put(accepted, (begin + torch.arange(ring.size, device=replay.device)) % ring.steps)
+        for part, arrays in state.items():
+            for name, array in arrays.items():
+                memory = getattr(getattr(replay, part), name)
+                values = torch.as_tensor(np.asarray(array), dtype=memory.dtype)
+                (memory[: len(values)] if values.ndim else memory).copy_(values)
+    replay.cursor.fill_(ring.cursor)
+    replay.size.fill_(ring.size)
     replay.seed.fill_(_philox.signed(buffer.seed))
-    replay.samples.fill_(counted["samples"])
+    replay.samples.fill_(buffer.stats()["samples"])
 
 
 class Replay(BufferModule):
@@ -235,6 +174,11 @@ class Replay(BufferModule):
         check_names(structure, self.transform, slices, priorities)
         check_pad(row, slices)
         marks = None if slices is None else find_marks(row, slices, is_integer)
+        index = None
+        if slices is not None and marks is not None:
+            dtype = None if marks.ids is None else str(row[marks.ids].held).removeprefix("torch.")
+            index = EpisodeIndex(slices, marks, dtype, tiled=order == "epochs")
+        self.sampler = sampler_of(self.capacity, index, priorities, order, self.reach)
         target = check_device(device)
         word = check_seed(seed)
         # What is made in inference mode can be written to only there.

@@ -1,0 +1,310 @@
+"""JAX's functions over arrays, for the samplers of ``mouse_core.replay.device``.
+
+Indices are int32, and counts of rows and slices uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has only
+with x64. So they lie in memory as halves of 32 bits, and are put together within ``jax.enable_x64``, which holds for
+the operations that are traced in it, whatever JAX is set to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mouse_core.nested import FieldKey
+from mouse_core.randomness import Purpose
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
+from mouse_core.replay.samplers.weighing import Powers, plus, powers, weights_of
+from mouse_jax import _philox
+from mouse_jax.device.state import named
+from mouse_jax.dtypes import is_key
+
+_PARTS = 4
+
+
+class JaxArrays(Arrays):
+    """See ``Arrays``. Loops are ``lax`` loops, for XLA would merge rounds into one expression, which it computes anew
+    for every use.
+    """
+
+    where: ClassVar[Callable[..., Any]] = staticmethod(jnp.where)
+    minimum: ClassVar[Callable[..., Any]] = staticmethod(jnp.minimum)
+    maximum: ClassVar[Callable[..., Any]] = staticmethod(jnp.maximum)
+    concat: ClassVar[Callable[..., Any]] = staticmethod(jnp.concatenate)
+    dtypes: ClassVar[Mapping[str, Any]] = {
+        "index": jnp.int32, "count": jnp.uint32, "number": jnp.uint32, "bool": jnp.bool_, "float": jnp.float32
+    }  # fmt: skip
+    top_rows = 1
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
+        """See ``Arrays``."""
+        return jnp.full(shape, value, self.dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+
+    def range(self, count: int) -> Any:
+        """See ``Arrays``."""
+        return jnp.arange(count, dtype=jnp.int32)
+
+    def cast(self, values: Any, dtype: str) -> Any:
+        """See ``Arrays``."""
+        return values.astype(self.dtypes[dtype])
+
+    def cumsum(self, values: Any) -> Any:
+        """See ``Arrays``."""
+        return lax.cumsum(values)
+
+    def running_max(self, values: Any) -> Any:
+        """See ``Arrays``."""
+        return lax.cummax(values)
+
+    def count_true(self, flags: Any) -> Any:
+        """See ``Arrays``."""
+        return flags.sum(-1, dtype=jnp.int32)
+
+    def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
+        """See ``Arrays``."""
+        return jnp.broadcast_to(values, shape)
+
+    def take(self, values: Any, places: Any) -> Any:
+        """See ``Arrays``."""
+        return values.at[places].get(mode="promise_in_bounds")
+
+    def searchsorted(self, ends: Any, values: Any) -> Any:
+        """See ``Arrays``."""
+        return jnp.searchsorted(ends, values, side="right").astype(jnp.int32)
+
+    def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
+        """See ``Arrays``. On a CPU what is read at the same time is divided among threads, which takes far longer."""
+        return lax.map(function, jnp.stack(arrays))
+
+    def constant(self, name: str, values: Any) -> Any:
+        """See ``Arrays``."""
+        return jnp.asarray(values)
+
+    def by_name(self, rows: Any) -> Mapping[FieldKey, Any]:
+        """See ``Arrays``."""
+        return named(rows)
+
+    def map_leaves(self, function: Callable[..., Any], *rows: Any) -> Any:
+        """See ``Arrays``."""
+        return jax.tree.map(function, *rows)
+
+    def once(self, values: Any) -> Any:
+        """See ``Arrays``."""
+        return lax.optimization_barrier(values)  # type: ignore[no-untyped-call]
+
+    def behind(self, values: Any, positive: Any) -> Any:
+        """See ``Arrays``. XLA does not know that no number is negative."""
+        return jnp.where(positive < 0, 0, values)
+
+    def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """See ``Arrays``."""
+        return lax.fori_loop(jnp.int32(begin), jnp.int32(end), body, state) if begin < end else state
+
+    def table(self, numbers: list[int]) -> Any:
+        """See ``Arrays``."""
+        return jnp.asarray(numbers, jnp.int32)
+
+    # ------------------------------------------------------------------ rings
+
+    def slots(self, ring: Ring, row: Any) -> Any:
+        """See ``Arrays``. Cheaper than the rest of a division."""
+        step = (ring.cursor - ring.size) % ring.steps + row
+        return jnp.where(step >= ring.steps, step - ring.steps, jnp.where(step < 0, step + ring.steps, step))
+
+    def places(self, cursor: Any, count: int, steps: int) -> Any:
+        """See ``Arrays``."""
+        return cursor
+
+    def write(self, memory: Any, places: Any, rows: Any) -> Any:
+        """See ``Arrays``."""
+        if len(rows) == 1:
+            return lax.dynamic_update_slice_in_dim(memory, rows, places, 0)
+        places = (places + self.range(len(rows))) % len(memory)
+        return memory.at[places].set(rows, mode="promise_in_bounds", unique_indices=True)
+
+    def at(self, counts: Any, step: Any, env: Any) -> Any:
+        """See ``Arrays``."""
+        return counts.at[step, env].get(mode="promise_in_bounds")
+
+    def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        return ((step,), step) if num_envs is None else ((step, env), step * num_envs + env)
+
+    def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
+        """See ``Arrays``. Divided by 1, slots would be so for each value of each field."""
+        return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
+
+    def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
+        """See ``Arrays``.
+
+        Each round looks at 3 rows and leaves a quarter, for what a round costs is mostly that there is one. Of 1,000
+        rows from row 0 on the first looks at the rows 255, 511 and 767, and where 511 is the first of them at which
+        there is more, the next looks at 256 + 63, 256 + 127 and 256 + 191.
+        """
+        size, stride = ring.size, 1
+        while stride * _PARTS <= min(rows, ring.steps):
+            stride *= _PARTS
+        rounds = stride.bit_length() // 2 + 1
+        behind = jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * first.ndim)
+
+        def look(number: Any, low: jax.Array) -> jax.Array:
+            step = jnp.int32(stride) >> (2 * number)
+            looked = low[None] + step * behind - 1
+            above = self.at(counts, self.slots(ring, jnp.minimum(looked, size - 1)), env) - base > more
+            found: jax.Array = low + step * ((looked < size) & ~above).sum(0, dtype=jnp.int32)
+            return found
+
+        # Within shard_map what a loop begins with varies with the shard, as what it makes does.
+        low = lax.fori_loop(0, rounds, look, first + 0 * size)
+        return jnp.minimum(low, size)
+
+    # ------------------------------------------------------------------ random numbers
+
+    def words(self, key: DrawKey, count: int) -> Any:
+        """See ``Arrays``; the number of a key may be a random key of JAX."""
+        if is_key(key.number.dtype):
+            both = jax.random.bits(key.number, (2, count), jnp.uint32)
+            return both[0], both[1]
+        return _philox.words(key.seed, Purpose.REPLAY, key.number, count)
+
+    def integers(self, words: Any, high: Any) -> Any:
+        """See ``Arrays``."""
+        return _philox.integers(words, jnp.maximum(high, 1))
+
+    def scaled(self, words: Any, total: Any) -> Any:
+        """See ``Arrays``; within ``wide``."""
+        upper, lower = (half.astype(jnp.uint64) for half in words)
+        high, low = total >> 32, total & 0xFFFFFFFF
+        middle = upper * low + ((lower * low) >> 32)
+        return upper * high + (middle >> 32) + ((lower * high + (middle & 0xFFFFFFFF)) >> 32)
+
+    def upper_bits(self, words: Any) -> Any:
+        """See ``Arrays``; within ``wide``."""
+        high, low = (half.astype(jnp.uint64) for half in words)
+        return (((high << 32) | low) >> 11).astype(jnp.int64)
+
+    def no_order(self, most: int) -> dict[str, Any]:
+        """The order of few elements."""
+        return {"shuffled": jnp.zeros(min(most, _philox.SHUFFLED_UP_TO), jnp.int32)}
+
+    def in_order(
+        self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """See ``Arrays``. The order of many elements is computed place by place, without the state."""
+        seed, number = key
+        kept = state["shuffled"] + _philox.nothing(seed[0], number, n).astype(jnp.int32)
+
+        def shuffled() -> Any:
+            return _philox.shuffled(seed, Purpose.REPLAY, number, n, most=most)
+
+        order = lax.cond(anew & (n <= _philox.SHUFFLED_UP_TO), shuffled, lambda: kept)
+        return _philox.in_order(seed, Purpose.REPLAY, number, n, positions, order, most=most), {"shuffled": order}
+
+    # ------------------------------------------------------------------ trees of weights
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """See ``Arrays``."""
+        context: AbstractContextManager[Any] = jax.enable_x64(True)
+        return context
+
+    def pack(self, numbers: Any) -> Any:
+        """Integers of 64 bits as halves, uint32 ``[..., 2]``: the lower half of each, and the upper one."""
+        return jnp.stack([numbers.astype(jnp.uint32), (numbers >> 32).astype(jnp.uint32)], -1)
+
+    def unpack(self, memory: Any) -> Any:
+        """Halves as uint64."""
+
+        def shifted(halves: jax.Array) -> jax.Array:
+            return (halves[..., 1].astype(jnp.uint64) << 32) | halves[..., 0].astype(jnp.uint64)
+
+        def as_they_lie(halves: jax.Array) -> jax.Array:
+            return lax.bitcast_convert_type(halves, jnp.uint64)
+
+        # Twice as fast, but what TPUs have instead of 64 bits does not know it.
+        return lax.platform_dependent(memory, tpu=shifted, default=as_they_lie)
+
+    def wide_memory(self, rows: int) -> Any:
+        """See ``Arrays``."""
+        return jnp.zeros((rows, FAN, 2), jnp.uint32)
+
+    def children(self, memory: Any, rows: Any) -> Any:
+        """See ``Arrays``."""
+        return memory.at[rows].get(mode="promise_in_bounds")
+
+    def leaf(self, memory: Any, slots: Any) -> Any:
+        """See ``Arrays``."""
+        return memory.at[slots >> SHIFT, slots & (FAN - 1)].get(mode="promise_in_bounds")
+
+    def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
+        """See ``Arrays``."""
+        place = memory.at[slots >> SHIFT, slots & (FAN - 1)]
+        return place.set(values, mode="promise_in_bounds", unique_indices=unique)
+
+    def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
+        """See ``Arrays``."""
+        row, child = jnp.where(there, slots >> SHIFT, len(memory)), slots & (FAN - 1)
+        # The last of those with one slot: each says its number there, and the largest is what is left.
+        number = jnp.arange(1, len(slots) + 1, dtype=jnp.uint32)
+        marked = memory.at[row, child, 0].set(0, mode="drop").at[row, child, 0].max(number, mode="drop")
+        last = self.once(marked.at[row, child, 0].get(mode="fill", fill_value=1)) - 1
+        return marked.at[row, child].set(values[last], mode="drop")
+
+    def summed(self, children: Any) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        smallest = jnp.where(children > 0, children.astype(jnp.float32), jnp.float32(jnp.inf))
+        return children.sum(1), smallest.min(-1)
+
+    def lowest(self, rows: Any) -> Any:
+        """See ``Arrays``."""
+        return rows.min(-1)
+
+    def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        before = total = jnp.zeros_like(rest)
+        chosen = jnp.zeros(rest.shape, jnp.int32)
+        for child in range(children.shape[1] - 1):
+            total = total + children[:, child]
+            passed = total <= rest
+            chosen = chosen + passed.astype(jnp.int32)
+            before = jnp.where(passed, total, before)
+        return chosen, before
+
+    def among(self, weights: Any, rest: Any) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        return self.child(weights[None], rest)
+
+    def distinct(self, nodes: Any, count: Any) -> Any:
+        """See ``Arrays``."""
+        return nodes
+
+    def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
+        """See ``Arrays``."""
+        tables = powers(alpha)
+        factors, shifts, pieces = map(jnp.asarray, (tables.factors, tables.shifts, tables.pieces))
+        # Without the sign, which 0 may have.
+        bits = lax.bitcast_convert_type(priority, jnp.uint32) & jnp.uint32(0x7FFFFFFF)
+        summed = plus(bits.astype(jnp.int64), eps, jnp)
+        return weights_of(summed, Powers(factors, shifts, pieces, tables.bends_down, most), jnp)
+
+    # ------------------------------------------------------------------ to and from the host
+
+    def to_numpy(self, values: Any, like: Any) -> Any:
+        """See ``Arrays``."""
+        array = np.asarray(values)
+        if array.ndim == like.ndim:
+            return array.astype(like.dtype)
+        return array[..., 0].astype(np.int64) | (array[..., 1].astype(np.int64) << 32)
+
+    def from_numpy(self, values: Any, like: Any) -> Any:
+        """See ``Arrays``."""
+        if np.ndim(values) < like.ndim:
+            values = np.stack([values & 0xFFFFFFFF, values >> 32], -1)
+        return jnp.asarray(np.asarray(values).astype(like.dtype))
+
+
+JAX = JaxArrays()

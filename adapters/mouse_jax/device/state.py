@@ -1,0 +1,164 @@
+"""The pytree of a replay, what does not change in it, and where its rows lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mouse_core import ConfigError
+from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
+from mouse_core.replay import Compose
+from mouse_core.replay.device import DeviceSampler, Ring
+from mouse_core.spec import Alignment
+from mouse_jax._rollout import are_known
+
+Memory = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Constants of a replay.
+
+    Args:
+        capacity: Rows that it holds.
+        num_envs: E, or None where rows are one stream.
+        batch_size: Rows or slices in a batch, where ``sample`` is not told.
+        sampler: What is drawn, and how.
+        transform: What is done to batches, or None.
+        alignment: Which transition the action, reward and done of a row belong to.
+        memory: Where rows lie.
+        schedule: The exponent of importance weights as a function of the number of the sample, or None.
+    """
+
+    capacity: int
+    num_envs: int | None
+    batch_size: int
+    sampler: DeviceSampler
+    transform: Compose | None = None
+    alignment: Alignment = "outgoing"
+    memory: Memory = "device"
+    schedule: Callable[[Any], Any] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Time steps that it holds, T."""
+        return self.capacity // (self.num_envs or 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Replay:
+    """Rows and where they are drawn from, as the functions of this package take and return it: a pytree.
+
+    Args:
+        rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
+        cursor: The time step that is written next, int32 ``[]``.
+        size: Time steps there are, int32 ``[]``.
+        seed: The halves of the seed, uint32 ``[2]``, high first.
+        state: The state of the sampler, a dict of dicts of arrays.
+        beta: The exponent of importance weights, float32 ``[]``, which a schedule overrides; None without priorities.
+        layout: What does not change; static.
+    """
+
+    rows: Any
+    cursor: jax.Array
+    size: jax.Array
+    seed: jax.Array
+    state: dict[str, dict[str, Any]]
+    beta: jax.Array | None
+    layout: Layout = field(metadata={"static": True})
+
+    @property
+    def ring(self) -> Ring:
+        """Where the rows are."""
+        return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
+
+
+def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
+    """A tree as the buffers on the host have it: dataclasses are dicts, and lists of numbers arrays.
+
+    Args:
+        tree: Rows.
+        lists: The paths of lists that are nodes also where they hold numbers.
+        path: Of the tree.
+    """
+    if is_dataclass(tree) and not isinstance(tree, type):
+        tree = {one.name: getattr(tree, one.name) for one in fields(tree)}
+    if is_node(tree) or path in lists:
+        return rebuilt(tree, [as_dicts(child, lists, (*path, name)) for name, child in children_of(tree)])
+    if isinstance(tree, list):
+        traced = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+        return jnp.asarray(tree) if traced else as_array(tree, where="rows")
+    return tree
+
+
+def named(tree: Any) -> dict[FieldKey, Any]:
+    """The leaves of a tree by name, as ``mouse_core.nested`` names those of dicts and tuples."""
+    return {_key(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _key(path: tuple[Any, ...]) -> FieldKey:
+    names: list[str | int] = []
+    for step in path:
+        found: Any = next(
+            getattr(step, name) for name in ("idx", "key", "name") if getattr(step, name, None) is not None
+        )
+        names.append(found)
+    return names[0] if len(names) == 1 and isinstance(names[0], str) else tuple(names)
+
+
+def check_one(replay: Replay, caller: str) -> None:
+    """ConfigError where ``jax.vmap`` made several replays, and a function of one is called outside of it."""
+    if replay.cursor.ndim:
+        raise ConfigError(
+            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
+            "jax.tree.map(lambda leaf: leaf[0], replay) is the first"
+        )
+
+
+# ------------------------------------------------------------------ rows in the host's memory
+
+
+def check_memory(memory: Any, seed: Any) -> None:
+    """ConfigError unless a replay can be made there."""
+    if memory not in get_args(Memory):
+        raise ConfigError(f"memory: expected one of {[*get_args(Memory)]}, found {memory!r}")
+    if memory == "host" and isinstance(seed, jax.core.Tracer):
+        raise ConfigError("memory: expected 'device' inside of jax.jit and jax.vmap, found 'host'")
+
+
+def on_host(replay: Replay) -> bool:
+    """Whether a replay lies in the host's memory, and what is called on it runs there at once."""
+    return replay.layout.memory == "host" and are_known(replay.size)
+
+
+def host() -> jax.Device:
+    """Return the CPU device, which computes in host memory.
+
+    Raises:
+        ConfigError: JAX was told to leave the CPU out.
+    """
+    try:
+        device: jax.Device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(f"memory: expected the CPU among JAX's platforms, found {error}") from error
+    return device
+
+
+def put_on_host(tree: Any) -> Any:
+    """Arrays in the host's memory; those of NumPy copied, for JAX reads them when their owner may go on writing."""
+    copied = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree)
+    return jax.device_put(copied, host())
+
+
+def put_on_device(tree: Any) -> Any:
+    """Arrays on the device that is JAX's default; nothing waits for them."""
+    chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(chosen, str):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return jax.device_put(tree, jax.local_devices()[0] if chosen is None else chosen)

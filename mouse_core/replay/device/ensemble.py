@@ -1,0 +1,69 @@
+"""One batch from several replays on a device: which of them gives which row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import SchemaError
+from mouse_core.replay.device.arrays import Arrays, DrawKey
+from mouse_core.replay.ensemble import WITHOUT, Shares
+
+
+def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: int) -> tuple[Any, Any]:
+    """The member of each row of a batch, and the place of the row among the members' rows, one behind the other.
+
+    Args:
+        xp: Functions over arrays.
+        shares: The shares of the members, each of which gives ``most`` rows.
+        key: Names the batch.
+        stage_by: The number of the batch, an integer ``[]``, by which shares change.
+        size: Rows in the batch.
+    """
+    words = xp.words(key, 1)
+    with xp.wide():
+        first, whole, from_bits = (xp.constant(name, getattr(shares, name)) for name in ("first", "whole", "from_bits"))
+        stage = ((stage_by >= first).sum() - 1).reshape(1)
+        more = xp.upper_bits(words) >= xp.children(from_bits, stage)[0]
+        ends = xp.cast(xp.children(whole, stage)[0][1:] + more, "index")
+        offsets = xp.cast(xp.constant("offsets", np.asarray(shares.offsets(), np.int64)), "index")
+    row = xp.range(size)
+    owner = xp.searchsorted(ends, row)
+    begins = xp.concat([ends[:1] * 0, ends])
+    return owner, row - xp.take(begins, owner) + xp.take(offsets, owner)
+
+
+def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places: Any) -> dict[str, Any]:
+    """Rows of the batches of some members, in which they lie one behind the other, as one batch.
+
+    Args:
+        xp: Functions over arrays.
+        batches: The batch of each member.
+        owner, places: What ``members_of`` gave.
+
+    Raises:
+        SchemaError: Batches of different fields.
+    """
+    extra = sorted({key for batch in batches.values() for key in batch if key in WITHOUT}, key=str)
+    dtypes, first, filled = {"mask": "bool", "priority_weight": "float"}, next(iter(batches)), []
+    for member, batch in batches.items():
+        shape = batch["index"].shape
+        filled.append(batch | {key: xp.full(shape, 1, dtypes[key]) for key in extra if key not in batch})
+        expected, found = xp.by_name(filled[0]), xp.by_name(filled[-1])
+        if expected.keys() != found.keys():
+            raise SchemaError(
+                f"replay {member}: expected the fields {list(expected)} of replay {first}, found {list(found)}"
+            )
+        for key, leaf in found.items():
+            like = expected[key]
+            if (like.shape[1:], like.dtype) != (leaf.shape[1:], leaf.dtype):
+                raise SchemaError(
+                    f"replay {member}: field {key!r}: expected {like.dtype} {list(like.shape[1:])} as of replay "
+                    f"{first}, found {leaf.dtype} {list(leaf.shape[1:])}"
+                )
+    batch = xp.map_leaves(lambda *parts: xp.children(xp.concat(parts), places), *filled)
+    shape = batch["index"].shape
+    made: dict[str, Any] = batch | {"buffer_ids": xp.expand(owner.reshape(-1, *[1] * (len(shape) - 1)), shape)}
+    return made

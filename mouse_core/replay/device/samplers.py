@@ -1,0 +1,589 @@
+"""Samplers of a device replay: pure functions from a state to the rows of a batch and the next state.
+
+A sampler is a frozen dataclass, which holds what compilers may take as constant. Its state is a dict of dicts of
+arrays. The adapters of torch and JAX keep the arrays, and call the functions in eager and in compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mouse_core.errors import ConfigError
+from mouse_core.nested import FieldKey
+from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
+from mouse_core.replay.device.episodes import EpisodeIndex, Table, Windows
+from mouse_core.replay.device.options import Order
+from mouse_core.replay.device.sum_tree import SumTree, touched
+from mouse_core.replay.protocols import Sampler, Storage
+from mouse_core.replay.samplers.priorities import PrioritizedSampler
+from mouse_core.replay.samplers.rows import ConsumingSampler, Epochs, RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.weighing import Priorities
+
+State = dict[str, dict[str, Any]]
+
+
+class Plan(NamedTuple):
+    """The rows of a batch.
+
+    Attributes:
+        read: Where the rows lie, as ``Arrays.addresses`` gives it, ``[B]`` or ``[B, S]``.
+        index: Their slots, of which the batch tells the caller, ``[B]`` or ``[B, S]``.
+        mask: Which of the rows are there, bool ``[B, S]``; None: all.
+        traj_id: The number of each slice's trajectory, ``[B, 1]``; None: the rows are no slices, or ``ids`` has it.
+        ids: The field that has the number of each slice's trajectory.
+        pad: The number that fields become where the mask is False; None: they stay.
+        times: How many times as likely as the least likely row each row is, float32 ``[B]``; None: all are alike.
+    """
+
+    read: Any
+    index: Any
+    mask: Any = None
+    traj_id: Any = None
+    ids: FieldKey | None = None
+    pad: float | None = None
+    times: Any = None
+
+    def batch(self, xp: Arrays, rows: Any, beta: Any) -> dict[str, Any]:
+        """The batch of rows that were gathered, to which its own fields are added; the rows' fields pass through.
+
+        Args:
+            xp: Functions over arrays.
+            rows: A tree of ``[*read, ...]``.
+            beta: The exponent of ``priority_weight``.
+        """
+        shape, added = self.index.shape, {"index": self.index}
+        if self.mask is not None:
+            added["mask"] = self.mask
+        if self.ids is not None or self.traj_id is not None:
+            traj_id = self.traj_id if self.ids is None else xp.by_name(rows)[self.ids][:, 0].reshape(-1, 1)
+            added["traj_id"] = xp.expand(traj_id, shape)
+        if self.times is not None:
+            weight = self.times**-beta
+            added["priority_weight"] = weight if len(shape) == 1 else xp.expand(weight[:, None], shape)
+        if self.pad is not None:
+            rows = xp.map_leaves(lambda leaf: self._filled(xp, leaf), rows)
+        batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
+        return batch | {name: values for name, values in added.items() if name not in batch}
+
+    def _filled(self, xp: Arrays, leaf: Any) -> Any:
+        """A field ``[B, S, ...]`` with the pad where the mask is False."""
+        there = self.mask.reshape(*self.mask.shape, *[1] * (leaf.ndim - 2))
+        return xp.where(there, leaf, xp.full((), self.pad, leaf.dtype))
+
+
+# ------------------------------------------------------------------ what is drawn: rows or slices
+
+
+@dataclass(frozen=True)
+class RowUnits:
+    """Single rows, numbered by their slots.
+
+    Args:
+        reach: How many rows behind each are read, too, for transforms.
+    """
+
+    reach: int = 0
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """No state."""
+        return {}
+
+    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """The same state."""
+        return state
+
+    def table(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """Number of rows, ``[]``."""
+        return ring.rows
+
+    def count(self, table: Any) -> Any:
+        """Number of rows, ``[]``."""
+        return table
+
+    def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
+        """The slots of rows by their numbers, which are the same."""
+        return ranks
+
+    def at_slots(self, ring: Ring, slots: Any) -> Any:
+        """The rows of some slots."""
+        return slots
+
+    def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> Plan:
+        """The rows of some slots ``[B]``, which are all there, and those behind each that transforms need."""
+        if not self.reach:
+            return Plan(xp.row_addresses(slot, ring.num_envs), slot)
+        # Rows behind each in its stream; behind the newest there is none, and it is repeated.
+        step, env = (slot, slot) if ring.num_envs is None else (slot // ring.envs, slot % ring.envs)
+        age = ((ring.cursor - 1 - step) % ring.steps)[:, None]
+        behind = xp.range(self.reach + 1)
+        read, _ = xp.addresses((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None], ring.num_envs)
+        return Plan(read, slot, behind <= age)
+
+
+@dataclass(frozen=True)
+class SliceUnits:
+    """Slices of consecutive rows of one episode.
+
+    Args:
+        episodes: The index of episodes.
+    """
+
+    episodes: EpisodeIndex
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of a sampler of slices on the host."""
+        names = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key", "period")
+        return {name: getattr(self.episodes.slices, name) for name in names}
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """The index of no rows."""
+        return {"episodes": self.episodes.init(xp, ring)}
+
+    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """The state after a write; see ``EpisodeIndex.extend``."""
+        return {**state, "episodes": self.episodes.extend(xp, state["episodes"], fields, count, ring)}
+
+    def table(self, xp: Arrays, state: State, ring: Ring) -> Table:
+        """Limits of the slices; see ``EpisodeIndex.table``."""
+        return self.episodes.table(xp, state["episodes"], ring)
+
+    def count(self, table: Table) -> Any:
+        """Number of slices, ``[]``."""
+        return table.ends[-1]
+
+    def find(self, xp: Arrays, state: State, ring: Ring, table: Table, ranks: Any) -> Windows:
+        """The slices of some numbers, ``[B]``."""
+        return self.episodes.find(xp, state["episodes"], ring, table, ranks)
+
+    def at_slots(self, ring: Ring, slots: Any) -> Windows:
+        """The slices that begin in some slots."""
+        step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
+        return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
+
+    def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> Plan:
+        """The rows of some slices."""
+        slices, marks, numbers = self.episodes.slices, self.episodes.marks, state["episodes"]["numbers"]
+        start, env = xp.once(windows.start)[:, None], windows.env[:, None]
+        row, mask = start + xp.range(slices.sequence_length), None
+        if slices.pad is False:
+            number = xp.at(numbers, xp.slots(ring, start), env)
+        else:
+            number = xp.at(numbers, xp.slots(ring, xp.minimum(row, ring.size - 1)), env)
+            # Those of an episode have its number, as long as they are there.
+            number, mask = number[:, :1], (number == number[:, :1]) & (row < ring.size)
+            row = xp.minimum(row, start + xp.once(xp.count_true(mask))[:, None] - 1)
+        read, index = xp.addresses(xp.once(xp.slots(ring, row)), env, ring.num_envs)
+        pad = None if isinstance(slices.pad, bool) else slices.pad
+        if marks.numbers and marks.ids is not None:
+            return Plan(read, index, mask, ids=marks.ids, pad=pad)
+        # As many environments apart as there are, so that no two episodes have one number.
+        traj_id = xp.cast(number - 1, "index") * ring.envs + env
+        return Plan(read, index, mask, traj_id, pad=pad)
+
+
+Units = RowUnits | SliceUnits
+
+
+# ------------------------------------------------------------------ which of them, and in which order
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSampler:
+    """A sampler that draws units uniformly, with replacement, and the base class of all others.
+
+    A sampler of one's own overrides ``draw``, and ``init``, ``extend`` and ``settle`` where it has a state.
+
+    Args:
+        units: What is drawn: rows or slices.
+    """
+
+    units: Units = field(default_factory=RowUnits)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Tables in NumPy that the framework keeps on its device."""
+        return {}
+
+    @property
+    def order(self) -> Order:
+        """The order in which units come."""
+        return "random"
+
+    @property
+    def what(self) -> str:
+        """The noun for what is drawn, for errors."""
+        if isinstance(self.units, RowUnits):
+            return "rows"
+        length = f" of {self.units.episodes.slices.sequence_length} steps in one episode"
+        return f"slices{length}" if self.order == "random" else "slices"
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """The state of no rows."""
+        return self.units.init(xp, ring)
+
+    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """The state that takes note of ``count`` time steps, before they are written from the cursor on.
+
+        Time steps may come one by one. Memory of the state may be changed in place.
+
+        Args:
+            xp: Functions over arrays.
+            state: The state.
+            fields: The time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
+            count: Time steps.
+            ring: The ring before the write.
+        """
+        return self.units.extend(xp, state, fields, count, ring)
+
+    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+        """The state when ``count`` time steps were written, all at once; ``ring`` is the ring after that."""
+        return state
+
+    def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """How many units there are to draw, ``[]``; a batch can be drawn with ``fewest``, or more."""
+        return self.units.count(self.units.table(xp, state, ring))
+
+    def fewest(self, batch_size: int) -> int:
+        """The units without which there is no batch."""
+        return 1
+
+    def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """How many rows a write must not overwrite, ``[]``."""
+        return xp.full((), 0, "index")
+
+    # ------------------------------------------------------------------ to and from the host
+
+    def host(self, beta: Any) -> Sampler:
+        """The sampler of a buffer on the host that draws the same; ``beta`` is the exponent of importance weights."""
+        return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
+
+    def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
+        """The state of a buffer's sampler that goes on where this one is; a sampler of another kind keeps its state.
+
+        Args:
+            state: The state in NumPy.
+            ring: The ring, of integers.
+            sampler: A sampler on the host, of a buffer with the rows of the ring.
+            batch_size: Units in a batch.
+        """
+        found: dict[str, Any] = sampler.state_dict()
+        return found
+
+    def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
+        """The state that goes on where a buffer's sampler is; with a sampler of another kind the same state.
+
+        Args:
+            state: The state in NumPy after the rows of the storage were written.
+            ring: The ring, of integers.
+            sampler: A sampler on the host.
+            storage: Its storage.
+        """
+        return state
+
+    def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
+        """The state that was copied from NumPy, with what the framework keeps beside it."""
+        return state
+
+    # ------------------------------------------------------------------ drawing
+
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+        """The state after a batch of ``size`` units, and the rows of the batch."""
+        table = self.units.table(xp, state, ring)
+        ranks = xp.integers(xp.words(key, size), self.units.count(table))
+        return state, self.units.plan(xp, state, ring, self.units.find(xp, state, ring, table, ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSampler(DeviceSampler):
+    """Every unit comes once before one comes a second time, in a random order.
+
+    The state ``turns``: ``rows``, how many units the epoch is over, where 0 says that none has begun; ``began``, the
+    number of the sample with which it began; ``position``, how many units have come.
+    """
+
+    @property
+    def order(self) -> Order:
+        """Epochs."""
+        return "epochs"
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """No epoch has begun."""
+        turns = {
+            "rows": xp.full((), 0, "index"),
+            "began": xp.full((), 0, "number"),
+            "position": xp.full((), 0, "index"),
+        }
+        return {**super().init(xp, ring), "turns": turns | xp.no_order(ring.capacity)}
+
+    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+        """A write ends the epoch over slices, as there are others."""
+        if isinstance(self.units, RowUnits):
+            return state
+        return {**state, "turns": {**state["turns"], "rows": xp.full((), 0, "index")}}
+
+    def fewest(self, batch_size: int) -> int:
+        """A batch."""
+        return batch_size
+
+    def host(self, beta: Any) -> Sampler:
+        """The sampler of a buffer on the host that draws the same."""
+        if isinstance(self.units, RowUnits):
+            return SamplerWithoutReplacement(drop_last=True)
+        options = {name: value for name, value in self.units.options.items() if name != "period"}
+        return SliceSamplerWithoutReplacement(**options, drop_last=True)
+
+    def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
+        """The state of a buffer's sampler; see ``DeviceSampler``."""
+        found = super().host_state(state, ring, sampler, batch_size)
+        if not isinstance(sampler, Epochs):
+            return found
+        rows, began, position = (int(state["turns"][name]) for name in ("rows", "began", "position"))
+        over = sampler.sequence_length if rows and isinstance(sampler, SliceSamplerWithoutReplacement) else rows
+        ran_out = int(0 < rows < position + batch_size)
+        return found | {"over": over, "began": began, "position": position, "ran_out": ran_out}
+
+    def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
+        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        found = sampler.state_dict() if isinstance(sampler, Epochs) else {"over": 0}
+        if not found["over"]:
+            return state
+        rows = found["over"]
+        if isinstance(sampler, SliceSamplerWithoutReplacement):
+            rows = self.units.count(self.units.table(Arrays(), state, ring))
+        turns = {"rows": rows, "began": found["began"], "position": found["position"]} if rows else {}
+        return {**state, "turns": {**state["turns"], **turns}}
+
+    def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
+        """The state with the order of its epoch."""
+        turns, none = state["turns"], xp.range(1) * 0
+        key, count = DrawKey(seed, turns["began"]), xp.maximum(turns["rows"], turns["rows"] * 0 + 1)
+        return {**state, "turns": {**turns, **xp.in_order(key, count, none, ring.capacity, turns, count > 0)[1]}}
+
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+        """The next units; an epoch with too few begins anew."""
+        turns, table = state["turns"], self.units.table(xp, state, ring)
+        units = self.units.count(table)
+        begins = (units != turns["rows"]) | (units - turns["position"] < size)
+        began = xp.where(begins, key.number, turns["began"])
+        position, count = xp.where(begins, 0, turns["position"]), xp.maximum(units, turns["rows"] * 0 + 1)
+        positions = xp.minimum(position + xp.range(size), count - 1)
+        ranks, order = xp.in_order(DrawKey(key.seed, began), count, positions, ring.capacity, turns, begins)
+        turns = {"rows": units, "began": began, "position": position + size, **order}
+        return {**state, "turns": turns}, self.units.plan(
+            xp, state, ring, self.units.find(xp, state, ring, table, ranks)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSampler(DeviceSampler):
+    """Every row comes once, the oldest first.
+
+    The state ``turns``: ``left``, how many rows, the newest, have not come.
+    """
+
+    @property
+    def order(self) -> Order:
+        """A queue."""
+        return "queue"
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """No row has come."""
+        return {**super().init(xp, ring), "turns": {"left": xp.full((), 0, "index")}}
+
+    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+        """The written rows are left."""
+        left = (state["turns"]["left"] + count * ring.envs).clip(max=ring.capacity)
+        return {**state, "turns": {"left": left}}
+
+    def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """Rows that have not come."""
+        return state["turns"]["left"]
+
+    waiting = left
+
+    def fewest(self, batch_size: int) -> int:
+        """A batch."""
+        return batch_size
+
+    def host(self, beta: Any) -> Sampler:
+        """The sampler of a buffer on the host that draws the same."""
+        return ConsumingSampler(shuffle=False, drop_last=True)
+
+    def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
+        """The state of a buffer's sampler; see ``DeviceSampler``."""
+        found, left, rows = super().host_state(state, ring, sampler, batch_size), int(state["turns"]["left"]), ring.rows
+        if not isinstance(sampler, ConsumingSampler):
+            return found
+        age = (ring.cursor * ring.envs - 1 - np.arange(rows)) % ring.capacity
+        return found | {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
+
+    def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
+        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        if not isinstance(sampler, ConsumingSampler):
+            return state
+        return {**state, "turns": {"left": np.count_nonzero(sampler.state_dict()["left"])}}
+
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+        """The next rows; where there are too few the state stays as it is."""
+        left = state["turns"]["left"]
+        slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
+        state = {**state, "turns": {"left": xp.where(left >= size, left - size, left)}}
+        return state, self.units.plan(xp, state, ring, slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByPriority(DeviceSampler):
+    """Units come in proportion to powers of the priorities of their (first) rows. The state ``weights``: ``SumTree``'s.
+
+    Args:
+        tree: The tree of weights.
+    """
+
+    tree: SumTree
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Tables of powers."""
+        return self.tree.constants
+
+    @property
+    def what(self) -> str:
+        """The noun for what is drawn, for errors."""
+        return f"{super().what} with a priority above 0"
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """No row weighs anything."""
+        return {**super().init(xp, ring), "weights": self.tree.init(xp)}
+
+    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+        """The newest time steps have the largest priority, and slices begin where they do since these are there."""
+        envs, steps, capacity = ring.envs, ring.steps, ring.capacity
+        begin = (ring.cursor - count) % steps * envs
+        weights = self.tree.fill(xp, state["weights"], (begin + xp.range(count * envs)) % capacity)
+        if isinstance(self.units, RowUnits):
+            nodes = touched(xp, begin, count * envs, capacity)
+        else:
+            weights, nodes = self._begun(xp, weights, self.units.episodes, state["episodes"], ring, count)
+        return {**state, "weights": self.tree.refresh(xp, weights, nodes)}
+
+    def _begun(
+        self, xp: Arrays, weights: dict[str, Any], rule: EpisodeIndex, known: dict[str, Any], ring: Ring, count: int
+    ) -> tuple[dict[str, Any], Any]:
+        """The leaves with where slices begin, and which rows of them changed.
+
+        With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
+        may begin at one of the oldest steps that did not before: what is left of its episode has one.
+        """
+        envs, steps, length = ring.envs, ring.steps, rule.slices.sequence_length
+        env = xp.range(envs)
+
+        def at(counts: Any, step: Any) -> Any:
+            return xp.at(counts, (step % steps)[:, None], env)
+
+        def are_whole(age: Any) -> Any:
+            """Whether a slice that begins so many steps before the newest ends with the row that is its last one."""
+            last = age - (length - 1)
+            step = ring.cursor - 1 - last
+            behind = xp.where((last > 0)[:, None], at(known["windows"], step + 1), known["made"])
+            whole = (last >= 0)[:, None] & (behind != at(known["windows"], step))
+            if rule.padded:  # the row may begin an episode instead
+                whole = whole & (at(known["numbers"], step) == at(known["numbers"], ring.cursor - 1 - age))
+            return whole
+
+        number = min(count + length - 1, steps)
+        age = number - 1 - xp.range(number)
+        step = (ring.cursor - 1 - age) % steps
+        begins = are_whole(age)
+        if rule.padded:
+            begins = begins | (at(known["numbers"], step - 1) != at(known["numbers"], step))
+        begins = begins & (age < ring.size)[:, None]
+        slots = (step[:, None] * envs + env).reshape(-1)
+        nodes = touched(xp, slots[0], number * envs, ring.capacity)
+        flags = xp.scatter(weights["begins"], slots, begins.reshape(-1), unique=True)
+        if rule.padded:
+            oldest, several = (ring.cursor - ring.size) % steps, min(rule.every, steps)
+            table = rule.table(xp, known, ring)
+            # What lies before the oldest row in the ring is the newest, which says nothing of where its episode begins.
+            flags = xp.scatter(flags, oldest * envs + env, are_whole(ring.size - 1 + xp.range(1))[0])
+            slots = (oldest + table.first) % steps * envs + env
+            begin = xp.leaf(flags, slots) | (table.of_head > 0) if rule.every > 1 else env >= 0
+            flags = xp.scatter(flags, slots, begin)
+            nodes = xp.concat([nodes, touched(xp, oldest * envs, several * envs, ring.capacity)])
+        return {**weights, "begins": flags}, nodes
+
+    def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """1 where a unit weighs something, else 0."""
+        return self.tree.some(xp, state["weights"])
+
+    def host(self, beta: Any) -> Sampler:
+        """The sampler of a buffer on the host that draws the same."""
+        options: dict[str, Any] = {"alpha": self.tree.alpha, "beta": beta, "eps": self.tree.eps}
+        if isinstance(self.units, RowUnits):
+            return PrioritizedSampler(**options)
+        return PrioritizedSliceSampler(**options, **self.units.options)
+
+    def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
+        """The state of a buffer's sampler, whose own exponents stay; see ``DeviceSampler``."""
+        found = super().host_state(state, ring, sampler, batch_size)
+        if not isinstance(sampler, PrioritizedSampler):
+            return found
+        end = max(found["begin"], found["end"])
+        units = state["weights"]["sums"].reshape(-1)[: ring.rows].copy()
+        largest = float(state["weights"]["largest"])
+        return found | {"weights": units, "max_priority": largest, "begin": end, "end": end}
+
+    def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
+        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        if not isinstance(sampler, PrioritizedSampler):
+            return state
+        sampler.weights_at(storage, slice(0))  # new rows have their weights then
+        found = sampler.state_dict()
+        weights = self.tree.assign(Arrays(), state["weights"], found["weights"], found["max_priority"])
+        return {**state, "weights": weights}
+
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+        """Units by weight, with the weights of their rows."""
+        slots, times = self.tree.draw(xp, state["weights"], key, size)
+        plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
+        return state, plan._replace(times=times)
+
+    def update(self, xp: Arrays, state: State, ring: Ring, slots: Any, priority: Any) -> State:
+        """The state with priorities of some slots; see ``SumTree.update``."""
+        return {**state, "weights": self.tree.update(xp, state["weights"], ring.rows, slots, priority)}
+
+
+def sampler_of(
+    capacity: int, slices: EpisodeIndex | None, priorities: Priorities | None, order: Order, reach: int
+) -> DeviceSampler:
+    """The sampler of some options.
+
+    Args:
+        capacity: Rows that fit.
+        slices: The index of slices, where they are drawn; None: rows.
+        priorities: How priorities become weights, where there are some.
+        order: In which order units come.
+        reach: How many rows behind each row transforms read.
+    """
+    units: Units = RowUnits(reach) if slices is None else SliceUnits(slices)
+    if priorities is not None:
+        alpha, eps = float(priorities.alpha), float(priorities.eps)
+        return ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))
+    kind = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}[order]
+    return kind(units=units)
+
+
+def check_left(sampler: DeviceSampler, left: int, batch_size: int, size: int, caller: str) -> None:
+    """ConfigError where too little is left for a batch, of ``size`` time steps."""
+    fewest = sampler.fewest(batch_size)
+    if left >= fewest:
+        return
+    if sampler.order != "random":
+        each = f"{fewest} {sampler.what} for a batch in which each comes once"
+        raise ConfigError(f"{caller}: expected {each}, found {left}")
+    raise ConfigError(f"{caller}: expected {sampler.what}, found none among {size} time steps")

@@ -1,0 +1,187 @@
+"""Weights of rows: a sum tree of integers, which draws as the sum tree on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey
+from mouse_core.replay.samplers.weighing import largest_weight, powers
+
+State = Mapping[str, Any]
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class SumTree:
+    """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
+
+    The first level has what rows of the replay weigh, by their slots; the last one is a single row. The tree is a dict
+    of arrays:
+
+    - ``sums``: the weights and their sums, wide ``[R, 16]``;
+    - ``least``: the smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first;
+    - ``begins``: whether a slice begins at a row, bool, as the first level; others do not count;
+    - ``fresh``: what new rows weigh, wide ``[]``;
+    - ``largest``: the priority of new rows, float32 ``[]``.
+
+    Args:
+        capacity: How many slots there are.
+        alpha, eps: How priorities become weights; see ``mouse_core.replay.PrioritizedSampler``.
+        sliced: Whether only rows count at which a slice begins.
+    """
+
+    capacity: int
+    alpha: float
+    eps: float
+    sliced: bool
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Begins of levels, in rows, and the end: levels of 1,000 slots have 63, 4 and 1 rows, so 0, 63, 67, 68."""
+        rows = -(-self.capacity // FAN)
+        starts = [0, rows]
+        while rows > 1:
+            rows = -(-rows // FAN)
+            starts.append(starts[-1] + rows)
+        return starts
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Tables of powers, by the names that ``Arrays.weights`` finds them by."""
+        tables = powers(self.alpha)
+        return {name: getattr(tables, name) for name in ("factors", "shifts", "pieces")}
+
+    def init(self, xp: Arrays) -> dict[str, Any]:
+        """No row weighs anything, and new ones have priority 1."""
+        end, first = self.starts[-1], self.starts[1]
+        state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), np.inf, "float")}
+        if self.sliced:
+            state["begins"] = xp.full((first, FAN), False, "bool")
+        largest = xp.full((1,), 1, "float")
+        return state | {"fresh": self._weigh(xp, largest)[0], "largest": largest[0]}
+
+    def _weigh(self, xp: Arrays, priority: Any) -> Any:
+        most = largest_weight(self.capacity, powers(self.alpha))
+        with xp.wide():
+            return xp.pack(xp.weights(priority, self.alpha, self.eps, most))
+
+    def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
+        """Leaves that count, wide ``[m, 16]``; within ``wide``."""
+        found = xp.unpack(xp.children(state["sums"], rows))
+        return xp.where(xp.children(state["begins"], rows), found, 0) if self.sliced else found
+
+    def _level(self, xp: Arrays, state: State, level: int) -> Any:
+        """All nodes of a level, wide ``[n]``; within ``wide``."""
+        begin, end = self.starts[level : level + 2]
+        rows = begin + xp.range(end - begin)
+        found = xp.unpack(xp.children(state["sums"], rows)) if level else self._leaves(xp, state, rows)
+        return found.reshape(-1)
+
+    def some(self, xp: Arrays, state: State) -> Any:
+        """Whether any weight is above 0, index ``[]``."""
+        with xp.wide():
+            found = (self._level(xp, state, len(self.starts) - 2) > 0).any()
+        return xp.cast(found, "index")
+
+    def refresh(self, xp: Arrays, state: State, nodes: Any) -> dict[str, Any]:
+        """The tree after changes in rows of its first level, ``[m]``, of which any may come again."""
+        levels, first = len(self.starts) - 1, self.starts[1]
+        if levels == 1:
+            return {**state}
+        with xp.wide():
+            starts = xp.table(self.starts)
+
+            def put(level: Any, sums: Any, least: Any, nodes: Any, found: Any) -> tuple[Any, Any]:
+                """Write sums and least weights below nodes of a level, which are equal where a node comes again."""
+                # All is read before anything is written, which can be done in place then.
+                total, smallest = xp.once((xp.pack(found[0]), found[1]))
+                row = starts[level] * FAN + nodes
+                return xp.scatter(sums, row, total), xp.scatter(least, row - first * FAN, smallest)
+
+            def step(level: Any, kept: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+                sums, least, nodes = kept
+                rows = starts[level] + nodes
+                total, _ = xp.summed(xp.unpack(xp.children(sums, rows)))
+                found = total, xp.lowest(xp.children(least, rows - first))
+                return *put(level + 1, sums, least, nodes, found), above(nodes, level + 1)
+
+            def above(nodes: Any, level: Any) -> Any:
+                return xp.distinct(nodes >> SHIFT, starts[level + 1] - starts[level])
+
+            kept = put(1, state["sums"], state["least"], nodes, xp.summed(self._leaves(xp, state, nodes)))
+            sums, least, _ = xp.loop(1, levels - 1, step, (*kept, above(nodes, 1)))
+        return {**state, "sums": sums, "least": least}
+
+    def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any]:
+        """Slots in proportion to their weights, ``[B]``, and their weights over the least one, float32 ``[B]``."""
+        words, levels = xp.words(key, size), len(self.starts) - 1
+        # The level with which a search begins: the root, or the first one of few rows.
+        top = next(level for level in range(levels) if self.starts[level + 1] - self.starts[level] <= xp.top_rows)
+        with xp.wide():
+            starts, nodes = xp.table(self.starts), self._level(xp, state, top)
+            rest = xp.scaled(words, nodes.sum())
+            node, before = xp.among(nodes, rest)
+
+            def step(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
+                # Where nothing weighs anything the last child is found, of which there may be no row.
+                node, rest = kept
+                level = top - 1 - number
+                rows = xp.minimum(starts[level] + node, starts[level + 1] - 1)
+                child, before = xp.child(xp.unpack(xp.children(state["sums"], rows)), rest)
+                return node * FAN + child, rest - before
+
+            node, rest = xp.loop(0, top - 1, step, (node, rest - before))
+            if top:
+                child, _ = xp.child(self._leaves(xp, state, xp.minimum(node, node * 0 + self.starts[1] - 1)), rest)
+                node = node * FAN + child
+            slots = xp.once(xp.minimum(node, node * 0 + self.capacity - 1))
+            own = xp.cast(xp.unpack(xp.leaf(state["sums"], slots)), "float")
+            smallest = xp.summed(nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
+            times = own / smallest
+            # The caller may write to the tree when it has the slots: only when all was read is that done in place.
+            return xp.behind(slots, times), times
+
+    def fill(self, xp: Arrays, state: State, slots: Any) -> dict[str, Any]:
+        """The tree with new rows in some slots, none of which comes twice; it is to be refreshed."""
+        return {**state, "sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
+
+    def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> dict[str, Any]:
+        """The tree with priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
+
+        Args:
+            xp: Functions over arrays.
+            state: The tree.
+            rows: How many slots are in use; others are left out.
+            slots: Indices ``[n]``.
+            priority: Those that are negative or NaN are left out.
+        """
+        there = (slots >= 0) & (slots < rows) & (priority >= 0)
+        # One that is infinite is the largest number there is, for a state has none.
+        priority = xp.where(there, priority, 0).clip(max=_LARGEST)
+        largest = xp.maximum(state["largest"], priority.max())
+        new = self._weigh(xp, xp.concat([priority, largest.reshape(1)]))
+        sums = xp.overwrite(state["sums"], slots, there, new[:-1])
+        changed = {**state, "sums": sums, "fresh": new[-1], "largest": largest}
+        return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
+
+    def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
+        """The tree in which the first slots weigh so much, wide ``[n]``, and new rows have priority ``largest``."""
+        priority = xp.full((1,), largest, "float")
+        sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
+        changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
+        return self.refresh(xp, changed, xp.range(self.starts[1]))
+
+
+def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
+    """Rows of the first level with any of so many slots from one on, round the end of a ring; ``[m]``."""
+    behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, xp.range(1) + count - 1)
+    slots = (begin + behind) % capacity
+    # The nodes at the end of the ring and at its begin may have no slot at such a distance.
+    wraps = begin + count > capacity
+    ends = xp.concat([xp.where(wraps, 0, slots[-1:]), xp.where(wraps, capacity - 1, slots[-1:])])
+    return xp.concat([slots, ends]) >> SHIFT
