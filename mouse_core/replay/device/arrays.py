@@ -170,7 +170,7 @@ class Arrays:
         return (cursor + np.arange(count)) % steps
 
     def write(self, memory: Any, places: Any, rows: Any) -> Any:
-        """Memory ``[T, ...]`` with rows ``[n, ...]`` at some places, none of which comes twice; in place where it can."""
+        """Memory ``[T, ...]`` with rows ``[n, ...]`` at places, each of which comes once; in place where possible."""
         memory[places] = rows
         return memory
 
