@@ -14,7 +14,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -307,9 +306,9 @@ class CandidateTable:
         self._piece_of = np.repeat(np.arange(len(pieces)), slices["count"])
         self._begins = np.cumsum(slices["count"]) - slices["count"]
 
-    def column(self, name: str) -> npt.NDArray[np.int64]:
-        """Return a column of ``_SLICE`` for each row."""
-        values: npt.NDArray[np.int64] = self._slices[name][self._piece_of]
+    def column(self, name: str, rows: Any = slice(None)) -> npt.NDArray[np.int64]:
+        """Return a column of ``_SLICE`` for each row, or for some rows."""
+        values: npt.NDArray[np.int64] = self._slices[name][self._piece_of[rows]]
         return values
 
     def at(self, row: int) -> tuple[GroupSlice, int]:
@@ -334,10 +333,13 @@ class CandidateTable:
 def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> CandidateTable:
     """Return the rollouts of whole groups, scored."""
     pieces = sorted(pieces, key=attrgetter("serial"))
-    numbers = map(attrgetter("serial", "members.number", "environment", "version", "arrival", "rows.size"), pieces)
+    numbers: list[int] = []
+    for piece in pieces:
+        number = piece.members.number  # type: ignore[union-attr]
+        numbers += piece.serial, number, piece.environment, piece.version, piece.arrival, len(piece.rows)
     # To join arrays as bytes costs far less than what NumPy does for each of many short ones.
     rows = np.frombuffer(bytearray().join([piece.rows for piece in pieces]), _ROW)  # type: ignore[misc]
-    slices = np.fromiter(chain.from_iterable(numbers), np.int64).view(_SLICE)
+    slices = np.fromiter(numbers, np.int64, len(numbers)).view(_SLICE)
     table = CandidateTable(np.fromiter(pieces, np.object_, len(pieces)), slices, rows)
     if pieces:
         rows["advantage"] = checked_worth(advantage, rows["reward"], table.column("group"))
@@ -384,7 +386,7 @@ def draw(
     size: int,
     count: int,
     weights: npt.NDArray[np.float64] | None,
-    environments: npt.NDArray[np.int64],
+    environments: npt.NDArray[np.int64] | None,
     names: Sequence[str],
     shares: Mapping[str, float] | None,
 ) -> npt.NDArray[np.int64]:
@@ -395,7 +397,7 @@ def draw(
         size: How many are drawn.
         count: How many there are to draw from.
         weights: How likely each is drawn, ``[count]``; None: all are equally likely.
-        environments: The environment of each, as a place in ``names``, ``[count]``.
+        environments: The environment of each, as a place in ``names``, ``[count]``; None without shares.
         names: The environments' names.
         shares: How much of the sample is of which; empty: as much of each; None: as it comes.
     """
@@ -404,7 +406,7 @@ def draw(
         # The smallest of exponential times with these rates: Efraimidis and Spirakis, "Weighted random sampling with a
         # reservoir" (2006).
         words = as_exponential((~words >> np.uint64(11)).astype(np.float64) * 2.0**-53) / weights
-    if shares is None:
+    if shares is None or environments is None:
         return _smallest(words, size)
     there = sorted(set(environments.tolist()), key=names.__getitem__)
     members = {number: np.flatnonzero(environments == number) for number in there}
@@ -801,10 +803,9 @@ class GrpoBatchMaker:
         """Return the rollouts of the groups in the pool, scored."""
         if self._changed:
             groups = [self._pool[number] for number in self._changed if number in self._pool]
-            self._known_table = self._known_table.without(list(self._changed))
-            if groups:
-                new = _candidates([piece for group in groups for piece in group.pieces], self._advantage)
-                self._known_table = self._known_table.merged(new)
+            known = self._known_table.without(list(self._changed))
+            new = _candidates([piece for group in groups for piece in group.pieces], self._advantage)
+            self._known_table = known.merged(new) if len(known.rows) else new
             self._changed.clear()
         return self._known_table
 
@@ -873,7 +874,7 @@ class GrpoBatchMaker:
         if len(rows) < size:
             return None
         likely = None if (weights == weights[0]).all() else weights
-        environments = table.column("environment")[rows]
+        environments = None if self._shares is None else table.column("environment", rows)
         names = list(self._counts)
         drawn = draw(self._seed, self._draws, size, len(rows), likely, environments, names, self._shares)
         chosen = rows[drawn]
@@ -883,7 +884,7 @@ class GrpoBatchMaker:
         if isinstance(self._advantage, BatchAdvantage):
             worth = self._advantage.of_batch(records, worth)
         batch = make_examples(records, worth)
-        behind = self._versions.all_behind()[table.column("version")[chosen]]
+        behind = self._versions.all_behind()[table.column("version", chosen)]
         earned = zip(table.rows["reward"][chosen].tolist(), behind.tolist(), strict=True)
         self._last = dict(zip([record.rollout_uid for record in records], earned, strict=True))
         table.rows["uses"][chosen] += 1
