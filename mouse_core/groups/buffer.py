@@ -287,8 +287,7 @@ class RolloutBuffer:
         self._given_up = index.given_up
         self._duplicates = self._refused = 0  # rollouts since now that came again, or in calls that were refused
         self._waiting.tidy()
-        self._store = LateStore(self._root, self._columns, **options)
-        self._late = self._store.columns
+        self._late = LateStore(self._root, self._columns, **options)
         self._readiness = Readiness(self._late, self._given_up)
         self._unnoted: list[GroupFile] = []
         self._ready = self._all_ready(index.ready)
@@ -689,7 +688,7 @@ class RolloutBuffer:
             counts = [0] * len(requests)
             given = [self._chunk(name, values) for name, values in requests]
             chunks = {place: chunk for place, chunk in enumerate(given) if chunk is not None}
-            for place, count in zip(chunks, self._store.add(list(chunks.values()), self._arrived), strict=True):
+            for place, count in zip(chunks, self._late.add(list(chunks.values()), self._arrived), strict=True):
                 counts[place] = count
             self._wake()
         return counts
@@ -881,7 +880,7 @@ class RolloutBuffer:
         self._alarm.close()
         with self._lock:
             self._owner.close()
-            self._store.close()
+            self._late.close()
             self._waiting.close()
             self._index_log.close()
         self._wake()

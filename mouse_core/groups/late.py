@@ -4,14 +4,12 @@ A few values go to the log, and many to files at once. The log has the names of 
 would miss one. When the log is large, its values go to files. A value is a number; a list, where the column has a
 shape; or the values of all tokens, or turns, of the rollout.
 
-A record of the log is a version in one byte, then for each column the length of its name (4 bytes, little-endian), the
-name, the length of an Arrow record batch (8 bytes) and the batch. A record of names of files is JSON behind a byte 0.
+A record of the log is an Arrow record batch with a row for each column, which has the values, or the name of a file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -34,9 +32,7 @@ from mouse_core.groups.files import LATE, STATE, GroupFile, encode_part, read_de
 from mouse_core.groups.records import RolloutRecord, same_values, with_late
 from mouse_core.groups.waiting import Unsealed
 
-_VERSION = 1
-_VERSION_NAME = b"mouse_late_version"
-_CONTENTS = b"\0"
+_RECORD = pa.schema([("column", pa.string()), ("values", pa.large_binary()), ("file", pa.string())])
 # A place is the number of a chunk, and behind it in so many bits the row.
 _ROWS = 32
 _CACHED_FILES = 2
@@ -97,46 +93,33 @@ def _values_of(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any]]:
 # ---------------------------------------------------------------------- log and files
 
 
-def _encode(chunks: Iterable[Chunk]) -> bytes:
-    pieces = [bytes([_VERSION])]
-    for chunk in chunks:
-        name, rows = chunk.column.name.encode(), bytes(chunk.rows().serialize())
-        pieces += [len(name).to_bytes(4, "little"), name, len(rows).to_bytes(8, "little"), rows]
-    return b"".join(pieces)
+def _encode(chunks: Iterable[Chunk] = (), files: Iterable[Path] = ()) -> bytes:
+    """Return a record of some values and names of files."""
+    rows = [(chunk.column.name, bytes(chunk.rows().serialize()), None) for chunk in chunks]
+    listed = [(path.parent.name, None, path.name) for path in files]
+    columns = zip(*rows, *listed, strict=True)
+    return bytes(pa.record_batch(list(map(list, columns)), schema=_RECORD).serialize())
 
 
-def _decode(record: bytes, declared: Columns, path: Path) -> list[Chunk]:
-    """Return the chunks that ``_encode`` wrote.
+def _decode(record: bytes, declared: Columns, path: Path) -> tuple[list[Chunk], list[tuple[str, str]]]:
+    """Return the values, and the columns and names of the files, of a record that ``_encode`` made.
 
     Raises:
-        DataError: Something else, or of a newer version, or of a column that was not declared; it names ``path``.
+        DataError: Something else, or a column that was not declared; the message names the log, ``path``.
     """
-    _check_version(record[:1].hex(), path)
-    chunks, place = [], 1
+    chunks, files = [], []
     try:
-        while place < len(record):
-            size = int.from_bytes(record[place : place + 4], "little")
-            column = declared[record[place + 4 : place + 4 + size].decode()]
-            place += 4 + size
-            size = int.from_bytes(record[place : place + 8], "little")
-            rows = pa.ipc.read_record_batch(pa.py_buffer(record[place + 8 : place + 8 + size]), _schema(column))
-            chunks.append(Chunk(column, rows.column(0).to_pylist(), rows.column(1)))
-            place += 8 + size
-    except (pa.ArrowException, KeyError, UnicodeDecodeError) as error:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(record), _RECORD)
+        for name, values, file in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            column = declared[name]
+            if file is not None:
+                files.append((name, file))
+            else:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(values), _schema(column))
+                chunks.append(Chunk(column, batch.column(0).to_pylist(), batch.column(1)))
+    except (pa.ArrowException, OSError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise DataError(f"log {path}: expected values of late columns that were declared, found: {error}") from error
-    return chunks
-
-
-def _check_version(text: str, path: Path) -> None:
-    try:
-        version = int(text, 16)
-    except ValueError:
-        version = 0
-    if version != _VERSION:
-        raise DataError(
-            f"late columns {path}: expected them of version {_VERSION}, found {text!r}"
-            + (": a newer release wrote them" if version > _VERSION else "")
-        )
+    return chunks, files
 
 
 def _late_log(root: Path) -> Path:
@@ -157,9 +140,7 @@ def _late_files(root: Path, column: RolloutColumn) -> list[Path]:
 
 def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
     """Return the uids of a file, without reading its values; errors as those of ``read_part``."""
-    rows, metadata = read_part(path, lambda found, _: _schema(column), ["rollout_uid"], whole=False)
-    _check_version(metadata.get(_VERSION_NAME, b"").decode(errors="replace"), path)
-    uids: list[str] = rows.column(0).to_pylist()
+    uids: list[str] = read_part(path, lambda found, _: _schema(column), ["rollout_uid"], whole=False)[0][0].to_pylist()
     return uids
 
 
@@ -197,13 +178,12 @@ class LateColumns:
             records: The records of the log.
 
         Raises:
-            DataError: A file that is gone, damage, or a newer version; the message names the file.
+            DataError: A file that is gone, or damage; the message names the file.
             StorageError: Something cannot be read.
         """
         self._places = {column.name: {} for column in declared.late}
-        values = list(records)
-        contents = [record for record in values if record[:1] == _CONTENTS]
-        listed = {(column, name) for record in contents for column, name in json.loads(record[1:])}
+        decoded = [_decode(record, declared, _late_log(self._root)) for record in records]
+        listed = {file for _, files in decoded for file in files}
         self.files = [path for column in declared.late for path in _late_files(self._root, column)]
         there = {(path.parent.name, path.name) for path in self.files}
         for missing in sorted(listed - there):
@@ -213,10 +193,9 @@ class LateColumns:
         for path in self.files:
             column = declared[path.parent.name]
             self.add_file(column, path, _read_uids(path, column))
-        for record in values:
-            if record[:1] != _CONTENTS:
-                for chunk in _decode(record, declared, _late_log(self._root)):
-                    self.add_chunk(chunk)
+        for chunks, _ in decoded:
+            for chunk in chunks:
+                self.add_chunk(chunk)
         self._declared = declared
 
     @property
@@ -295,7 +274,7 @@ class LateColumns:
         """Return rollouts with the late columns that have come.
 
         Raises:
-            DataError: A damaged file, or one of a newer version; the message names it.
+            DataError: A damaged file; the message names it.
             StorageError: It cannot be read.
         """
         names = [column.name for column in self.declared.late]
@@ -320,7 +299,7 @@ class LateColumns:
 # ---------------------------------------------------------------------- writing
 
 
-class LateStore:
+class LateStore(LateColumns):
     """The late columns of a folder, for its one writer.
 
     Args:
@@ -329,24 +308,21 @@ class LateStore:
         compression: The codec of pages.
         sync: Whether to wait for the disk.
 
-    Attributes:
-        columns: The values that are there.
-
     Raises:
         DataError: Damage; the message names the file.
         StorageError: Something cannot be read or written.
     """
 
     def __init__(self, root: Path, declared: Columns, *, compression: str, sync: bool) -> None:
-        self._root, self._compression, self._sync = root, compression, sync
+        super().__init__(root)
+        self._compression, self._sync = compression, sync
         for column in declared.late:
             with storing(f"folder {_late_folder(root, column)}"):
                 make_folder(_late_folder(root, column), sync=sync)
             remove_leftovers(_late_folder(root, column), only_writer=True)
-        self.columns = LateColumns(root)
         self._log = Log(_late_log(root)) if declared.late else None
         try:
-            self.columns.open(declared, [] if self._log is None else self._log.records)
+            self.open(declared, [] if self._log is None else self._log.records)
         except BaseException:
             self.close()
             raise
@@ -385,25 +361,25 @@ class LateStore:
         if few and self._log is not None:
             self._log.append(_encode(few), sync=self._sync)
             for chunk in few:
-                self.columns.add_chunk(chunk)
+                self.add_chunk(chunk)
                 arrived(chunk)
             # The log says the same, and can be made smaller another time.
             with contextlib.suppress(StorageError):
                 if self._log.size > _LOG_BYTES:
-                    self.columns.take_chunks(self._write)
+                    self.take_chunks(self._write)
                     # Whoever reads the log now has the old file, and all that it says.
-                    self._log.rewrite([self._contents(self.columns.files)])
+                    self._log.rewrite([_encode(files=self.files)])
         return [len(chunk.uids) for chunk in unknown]
 
     def _unknown(self, chunk: Chunk) -> Chunk:
         """Return the values that are not there yet."""
         name = chunk.column.name
-        known = list(map(self.columns.places(name).__contains__, chunk.uids))
+        known = list(map(self.places(name).__contains__, chunk.uids))
         if not any(known):
             return chunk
         given = _values_of(chunk.column, chunk.values)
         for row, uid in enumerate(chunk.uids):
-            if known[row] and not same_values(there := self.columns.value(name, uid), given[row]):
+            if known[row] and not same_values(there := self.value(name, uid), given[row]):
                 shown = [np.asarray(value).reshape(-1)[:4].tolist() for value in (there, given[row])]
                 raise DataError(
                     f"add_column {name!r}, rollout {uid!r}: expected the value that it has, {shown[0]}, "
@@ -413,14 +389,11 @@ class LateStore:
 
     def _list(self, paths: Sequence[Path]) -> None:
         """Add files to the log's table of contents; if that fails, they are added with the next ones."""
-        self.columns.unlisted += paths
-        if self.columns.unlisted and self._log is not None:
+        self.unlisted += paths
+        if self.unlisted and self._log is not None:
             with contextlib.suppress(StorageError):
-                self._log.append(self._contents(self.columns.unlisted), sync=self._sync)
-                self.columns.unlisted.clear()
-
-    def _contents(self, paths: Iterable[Path]) -> bytes:
-        return _CONTENTS + json.dumps([[path.parent.name, path.name] for path in paths]).encode()
+                self._log.append(_encode(files=self.unlisted), sync=self._sync)
+                self.unlisted.clear()
 
     def _write(self, chunk: Chunk) -> list[Path]:
         """Write files of a chunk, all of them or none; return their paths."""
@@ -429,15 +402,15 @@ class LateStore:
         with writing_files(self._root, [folder], sync=self._sync) as paths:
             for piece in pieces:
                 rows = pa.Table.from_batches([piece.rows()])
-                name, content = encode_part(rows, self._compression, {_VERSION_NAME: f"{_VERSION:x}".encode()})
+                name, content = encode_part(rows, self._compression, {})
                 paths.append(os.path.join(folder, f"late-{name}.parquet"))
                 write_partial(paths[-1], content)
             if self._sync:
                 sync_files(list(map(beside, paths)))
         files = list(map(Path, paths))
         for piece, path in zip(pieces, files, strict=True):
-            self.columns.add_file(chunk.column, path, piece.uids)
-        self.columns.files += files
+            self.add_file(chunk.column, path, piece.uids)
+        self.files += files
         return files
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError, MissingRowError, TimedOutError
-from mouse_core.files.log import Log
 from mouse_core.groups import (
     GrpoBatchMaker,
     RLExample,
@@ -301,7 +300,7 @@ def test_a_log_that_grows_becomes_files_and_readers_see_all_of_it(
             assert [r.reward for r in open_rollouts(tmp_path)] == [*range(number + 1), *[None] * (19 - number)]
             buffer.add_column("reference", {f"r{number}": value("reference", number)})
         assert buffer.add_column("reward", {f"r{n}": n for n in range(20)}) == 0
-    assert (tmp_path / ".state" / "late.log").stat().st_size < 2000
+    assert (tmp_path / ".state" / "late.log").stat().st_size < 4000
     assert list((tmp_path / ".late" / "reward").iterdir())
     with opened(tmp_path) as buffer:
         assert [buffer.rollout(f"r{n}").reward for n in range(20)] == list(range(20))
@@ -355,17 +354,6 @@ def test_what_a_judge_never_scores_can_be_given_up(tmp_path: Path) -> None:
         buffer.add_column("reward", {f"r{n}": n for n in (6, 7, 8, 9)})
         assert buffer.give_up(["r6"]) == 1  # the batch maker has it already
         assert set(drawn(buffer)[2:]) == {"r8", "r9"}
-
-
-def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
-    with opened(tmp_path, REWARD) as buffer:
-        buffer.add_rollouts(map(rollout, range(2)))
-        buffer.add_column("reward", {"r0": 1})
-    log = Log(tmp_path / ".state" / "late.log")
-    log.append(b"\x02" + log.records[0][1:], sync=False)
-    log.close()
-    with pytest.raises(DataError, match=r"late\.log: expected them of version 1, .* a newer release"):
-        opened(tmp_path)
 
 
 def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tmp_path: Path) -> None:
