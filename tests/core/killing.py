@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def killed_at(calls: Iterable[str], step: int, half: bool) -> None:
@@ -64,3 +71,70 @@ def forked(work: Callable[[], None]) -> int:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def ended(work: Callable[[], None]) -> bool:
+    """Work in a child, whose threads are not ours; whether it came to its end, or else was killed."""
+    status = os.waitpid(forked(work), 0)[1]
+    assert status in (0, signal.SIGKILL), f"a process ended with status {status}, see above"
+    return status == 0
+
+
+def kill_at_every(
+    folder: Path,
+    first: int,
+    stride: int,
+    *,
+    steps: Iterable[str],
+    run: Callable[[Path, Callable[..., None]], None],
+    check: Callable[[Path, list[Any]], None],
+    check_end: Callable[[Path], None] | None = None,
+) -> int:
+    """Kill a run at every ``stride``-th step from ``first`` until one comes to its end; return the number of kills.
+
+    Args:
+        folder: Has a folder for each run.
+        steps: The calls of ``os`` that are steps; see ``killed_at``.
+        run: Called with a folder, and with what notes what was acknowledged: JSON values.
+        check: Called with the folder and all that was noted.
+        check_end: Called once a folder's run came to its end after it was killed twice.
+    """
+    # What is slow the first time is done before the first fork, and its threads have ended by then.
+    run(folder / "warm", lambda *values: None)
+    while threading.active_count() > 1:
+        time.sleep(0.01)
+    kills, step = 0, first
+    while True:
+        root, told = folder / str(step), folder / f"{step}.told"
+
+        def killed(step: int, half: bool, root: Path = root, told: Path = told) -> bool:
+            def work() -> None:
+                write, file = os.write, os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                killed_at(steps, step, half)
+                run(root, lambda *values: write(file, (json.dumps(values) + "\n").encode()))
+
+            return not ended(work)
+
+        def checked(root: Path = root, told: Path = told) -> None:
+            check(root, [json.loads(line) for line in told.read_text().splitlines()])
+
+        was_killed = killed(step, step % 2 == 0)
+        assert ended(checked), f"step {step}: see above"
+        if not was_killed:
+            return kills
+        kills += 1
+        if check_end is not None:
+            # Start again, be killed while that is going on, and in the end be left alone.
+            kills += killed(step // 3 + 1, step % 2 == 1)
+            assert not killed(-1, False)
+            assert ended(checked), f"step {step}: see above"
+            assert ended(lambda root=root: check_end(root)), f"step {step}: see above"  # type: ignore[misc]
+        step += stride
+
+
+def run_program(name: str, *arguments: Any, seconds: float = 500) -> str:
+    """Run a module of ``tests.core`` as a program of its own, and return what it printed."""
+    command = [sys.executable, "-m", f"tests.core.{name}", *map(str, arguments)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    return run.stdout

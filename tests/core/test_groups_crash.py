@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.core.killing import run_program
 
 
-def kills(folder: Path, first: int, stride: int, program: str = "tests.core.groups_crash") -> int:
-    run = subprocess.run(
-        [sys.executable, "-m", program, str(folder), str(first), str(stride)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
-    return int(run.stdout)
-
-
-@pytest.mark.slow
-def test_a_kill_at_some_steps(tmp_path: Path) -> None:
-    assert kills(tmp_path, 2, 11) > 5
-
-
-@pytest.mark.long
-def test_a_kill_at_every_step(tmp_path: Path) -> None:
-    assert kills(tmp_path, 1, 1) > 60
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_kill_at_some_steps_of_who_writes_late_columns(tmp_path: Path) -> None:
-    assert kills(tmp_path, 3, 9, "tests.core.groups_late_crash") > 20
+@pytest.mark.parametrize(
+    ("first", "stride", "kills"),
+    [
+        pytest.param(3, 61, 6, marks=pytest.mark.slow, id="some steps"),
+        pytest.param(1, 7, 50, marks=pytest.mark.long, id="many steps"),
+    ],
+)
+def test_a_kill(tmp_path: Path, first: int, stride: int, kills: int) -> None:
+    assert int(run_program("groups_crash", tmp_path, first, stride)) >= kills

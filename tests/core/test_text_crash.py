@@ -8,19 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.killing import ROOT, run_program
 from tests.core.text_cases import examples, tokenizer_file
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.long
 def test_a_kill_at_some_steps(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.core.text_crash", str(tmp_path), "1", "5"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
-    assert int(run.stdout) > 4
+    assert int(run_program("text_crash", tmp_path, 1, 5)) > 4
 
 
 @pytest.mark.slow
