@@ -1,7 +1,6 @@
-"""Publishing stores as a dataset on the Hugging Face Hub: one schema, one commit, nothing half done."""
+"""Stores as datasets on the Hugging Face Hub: one schema and one commit for each push."""
 
 from mouse_core.hub._push import (
-    PushOptions,
     PushResult,
     push_named_stores_to_hub,
     push_stores_to_hub,
@@ -12,7 +11,6 @@ from mouse_core.hub._reading import NamedStores, from_hub
 
 __all__ = [
     "NamedStores",
-    "PushOptions",
     "PushResult",
     "from_hub",
     "push_named_stores_to_hub",

@@ -1,4 +1,4 @@
-"""The dataset card (README.md) of a pushed dataset: what its front matter says, and what it must say next."""
+"""The dataset card (README.md) of a dataset on the Hub: its front matter before and after a push."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from datasets import Features
 
 ALIGNMENT_KEY = "mouse_alignment"
-"""Where the alignment stands in the front matter of the card, where the rows say it."""
+"""The key of the alignment in the front matter of a card; it is missing if the rows state none."""
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _SHARD = re.compile(r"(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 CONFIG = "default"
-"""The configuration of a dataset whose rows stand directly under ``data/``."""
+"""The configuration whose rows lie directly under ``data/``."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A README taken apart: its front matter, and the text below it, which is never touched.
+    """A parsed README: its front matter, and the text below it, which never changes.
 
     Args:
         metadata: The front matter.
         body: The text.
-        newline: How its lines end.
-        config: The name of the configuration that is pushed; the others stay as they are.
+        newline: The end of its lines.
+        config: Name of the configuration that is pushed; others stay unchanged.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class SplitEntry:
 
 
 def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
-    """Take a README apart, to push a configuration.
+    """Parse a README, to push a configuration.
 
     Raises:
         ConfigError: The front matter is no YAML mapping, so it cannot be kept.
@@ -91,10 +91,10 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 
 
 def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
-    """The Parquet files that the push makes stale, except those that other configurations read.
+    """Return the Parquet files that a push makes stale, except files that other configurations read.
 
-    They are the files directly in the configuration's folder and those that it named until now; with
-    ``keep_other_splits`` only what belonged to the pushed splits.
+    They are the files directly in the configuration's folder, and the files that it names now; with
+    ``keep_other_splits`` only files of the pushed splits.
     """
     others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
     replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)
@@ -121,17 +121,17 @@ def config_folder(config: str) -> str:
 
 
 def split_pattern(split: str, config: str = CONFIG) -> str:
-    """The pattern by which ``datasets`` finds the shards of a split."""
+    """Return the pattern by which ``datasets`` finds the shards of a split."""
     return f"{config_folder(config)}/{split}-*.parquet"
 
 
 def kept_splits(
     card: Card, files: Iterable[str], *, pushed: Iterable[str], repo_id: str
 ) -> tuple[list[SplitEntry], Any]:
-    """The splits of the configuration that are not pushed now, and their ``datasets`` features.
+    """Return the splits of the configuration that are not pushed now, and their ``datasets`` features.
 
     Raises:
-        ConfigError: There are such splits, but the card does not say what is in them.
+        ConfigError: There are such splits, but the card does not describe them.
     """
     from datasets.info import DatasetInfosDict
 
@@ -183,7 +183,7 @@ def render_card(
     alignment: str,
     stated: bool,
 ) -> str:
-    """The README with front matter that describes the pushed dataset, and everything else as it was."""
+    """Return the README with front matter that describes the pushed dataset, and all other text unchanged."""
     import yaml
 
     metadata = dict(card.metadata)
@@ -233,13 +233,13 @@ def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any
 
 
 def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
-    """The configuration that is pushed as the card has it, or the others."""
+    """Return the configuration that is pushed as the card has it, or the other configurations."""
     configs = card.metadata.get("configs") or []
     return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
-    """The patterns a configuration reads, with the split they stand for where it says so."""
+    """Yield the patterns of a configuration, each with its split, or None if the card names no split."""
     folder = str(config.get("data_dir") or "").strip("/")
     prefix = f"{folder}/" if folder else ""
     data_files = config.get("data_files")

@@ -1,4 +1,4 @@
-"""The public functions of ``mouse_core.hub``."""
+"""Pushing stores to the Hugging Face Hub as a dataset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.about.dataset import About, joined, read_about, with_about
@@ -60,10 +60,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push, by split, and how; knows nothing of the network."""
+    """The rows to push by split, and the options of the push; it makes no request."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
-    rows: Mapping[str, int]
     alignment: str
     about: About
     options: ShardOptions
@@ -71,12 +70,17 @@ class Job:
     progress: bool
     config: str = CONFIG
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        return {split: sum(len(part.dataset) for part in found) for split, found in self.parts.items()}
+
     def plan(self, remote: Remote, repo_id: str) -> Plan:
-        """Work out the schema, what stays and what goes.
+        """Return the schema, the splits that stay, and the files that go.
 
         Raises:
-            SchemaError: Types or alignments do not go together.
-            ConfigError: The card cannot be extended, or does not say what the splits to keep hold.
+            SchemaError: Types or alignments differ.
+            ConfigError: The card cannot be extended, or does not describe the splits to keep.
         """
         card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
         check_extendable(card, repo_id=repo_id)
@@ -106,7 +110,7 @@ class Job:
         return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)
 
     def _check_others(self, card: Card, repo_id: str) -> None:
-        """Raise SchemaError where other configurations, for which the card speaks too, have another alignment."""
+        """Raise SchemaError if other configurations, which the card describes too, have another alignment."""
         said = card.metadata.get(ALIGNMENT_KEY, self.alignment)
         if self.config != CONFIG and card.has_others and said != self.alignment:
             raise SchemaError(
@@ -133,7 +137,7 @@ class Job:
             }
 
     def readme(self, plan: Plan, shards: Shards, repo_id: str) -> str:
-        """The card that describes the dataset as it will be."""
+        """Return the card of the dataset after the push."""
         pushed = [
             SplitEntry(
                 split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split, self.config),)
@@ -203,7 +207,7 @@ def _check_config(config: object) -> None:
 def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
 ) -> tuple[str, About, dict[str, list[SplitPiece]]]:
-    """The one alignment of all stores, what they say of themselves, and the rows that exist now by split."""
+    """Return the common alignment of all stores, their joined metadata, and their rows by split."""
     from mouse_core.store.views import Store
 
     parts: dict[str, list[SplitPiece]] = {}
@@ -238,9 +242,9 @@ def collect_parts(
 
 
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
-    """The store's rows as the datasets that they lie in, each as it is.
+    """Yield the datasets that a store's rows lie in, unchanged.
 
-    ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.
+    ``store.to_dataset()`` would convert them to one schema in memory; here that happens while they are written.
     """
     first_row = 0
     snapshot = store.snapshot()
@@ -296,35 +300,17 @@ class PushResult:
     readme: str = field(repr=False)
 
 
-class PushOptions(TypedDict, total=False):
-    """The keyword options of ``push_to_hub``, which says what they mean, but for ``config``."""
-
-    private: bool | None
-    token: str | bool | None
-    revision: str | None
-    commit_message: str | None
-    max_shard_size: int | str
-    max_rows_per_shard: int | None
-    compression: str
-    keep_other_splits: bool
-    temp_dir: str | os.PathLike[str] | None
-    endpoint: str | None
-    progress: bool
-    dry_run: bool
-
-
 def push_stores_to_hub(
     stores: Store | Sequence[Store],
     *,
     repo_id: str,
     split: str = "train",
     statistics: Statistics | None = None,
-    **options: Unpack[PushOptions],
+    **options: Any,
 ) -> PushResult:
     """Publish one or more stores as one split of a dataset; the options are those of ``push_to_hub``.
 
-    The dataset then consists of that split. To replace one split and keep the others, say
-    ``keep_other_splits=True``.
+    The dataset then consists of that split. With ``keep_other_splits=True`` its other splits stay.
     """
     return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
@@ -335,16 +321,16 @@ def push_named_stores_to_hub(
     repo_id: str,
     split: str = "train",
     statistics: Mapping[str, Statistics] | None = None,
-    **options: Unpack[PushOptions],
+    **options: Any,
 ) -> dict[str, PushResult]:
     """Publish stores under names, such as the members of a mixture: one configuration a name, in a commit of its own.
 
-    Configurations of other names stay as they are. What was pushed before an error stays, and makes no commit when the
-    call is made again. ``from_hub`` reads them; the options are those of ``push_to_hub``, but for ``config``, and
-    ``statistics`` are by name.
+    Configurations of other names stay unchanged. After an error, configurations that were pushed before it stay, and
+    the same call makes no commit for them. ``from_hub`` reads them. The options are those of ``push_to_hub``, except
+    ``config``; ``statistics`` are by name.
 
     Raises:
-        ConfigError: No stores, or a name that is none for a configuration; else see ``push_to_hub``.
+        ConfigError: There are no stores, or a name cannot be a configuration; else see ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
@@ -354,7 +340,8 @@ def push_named_stores_to_hub(
     for name, given in stores.items():  # all of them before the first is sent
         check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
         _, _, parts = collect_parts({split: given})
-        check_statistics(known.get(name), {split: given}, _rows(parts), where=f"statistics of {name!r}")
+        rows = {split: sum(len(part.dataset) for part in parts[split])}
+        check_statistics(known.get(name), {split: given}, rows, where=f"statistics of {name!r}")
     return {
         name: push_to_hub({split: given}, repo_id=repo_id, config=name, statistics=known.get(name), **options)
         for name, given in stores.items()
@@ -382,45 +369,41 @@ def push_to_hub(
 ) -> PushResult:
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
-    The stores of a split follow one another. A column that only some of them have is null in the others, so
-    that all splits have one schema; reading back a split in which a column is null throughout gives its field
-    as absent. All shards are first written to ``temp_dir``, streamed in bounded memory, and nothing is sent
-    before that has succeeded. One commit then adds the shards, the statistics and the card and removes what is stale of
-    the previous push. If somebody else commits in between, the repository is listed again and the commit made
-    anew, up to five times.
+    The stores of a split follow one another. A column that only some of them have is null in the others, so all splits
+    have one schema; a field is absent in a split where its column is null throughout. All shards are written to
+    ``temp_dir`` first, in bounded memory, and nothing is sent before all are complete. One commit then adds the shards,
+    the statistics and the card, and removes stale files of the previous push. If another commit comes in between, the
+    push lists the repository again and repeats its commit, up to five times.
 
     Args:
-        splits: Stores by split. Without ``keep_other_splits``, these are the splits of the dataset from now
-            on.
-        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if
-            missing.
-        statistics: Those of the split "train", or of all splits where there is none of that name; they stand beside
-            the rows as ``Statistics.save`` writes them, and ``from_hub`` finds them. None: those of the push before go
-            with the rows that they were of.
-        private: Whether a new repository is private; by default what the Hub does. For one that exists
-            already, a different visibility is an error.
-        token: An access token with the right to write; by default the one saved by ``hf auth login``.
+        splits: Stores by split. Without ``keep_other_splits``, the dataset has exactly these splits afterwards.
+        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if missing.
+        statistics: Statistics of the split "train", or of all splits if none has that name; they lie beside the rows as
+            ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of the rows that are replaced
+            are removed.
+        private: Whether a new repository is private; by default the Hub decides. For an existing repository, another
+            visibility is an error.
+        token: An access token with the right to write; by default the token saved by ``hf auth login``.
         revision: The branch, created from ``main`` if missing; by default ``main``.
-        commit_message: By default the splits and their numbers of steps.
-        max_shard_size: The size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A single row
-            that is larger gets a file of its own.
-        max_rows_per_shard: The number of rows of a Parquet file; by default any.
+        commit_message: The message; by default the splits and their numbers of steps.
+        max_shard_size: Largest size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A larger single row
+            gets a file of its own.
+        max_rows_per_shard: Largest number of rows of a Parquet file; by default any.
         compression: ``"zstd"`` or ``"snappy"``.
-        keep_other_splits: Keep the dataset's splits that ``splits`` does not name.
-        config: The configuration that these are the splits of; the dataset's others stay as they are. ``load_dataset``
-            takes its name.
+        keep_other_splits: Whether splits of the dataset that ``splits`` does not name stay.
+        config: The configuration of the splits, as ``load_dataset`` takes it; other configurations stay unchanged.
         temp_dir: An existing folder with room for all shards; by default the system's.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
-        progress: Whether bars show how far writing and uploading have come.
-        dry_run: Write and check everything, contact nobody, and return what would be pushed to an empty
+        progress: Whether to show progress bars for writing and uploading.
+        dry_run: Whether to write and check everything without any request, and return the result of a push to an empty
             repository.
 
     Raises:
-        ConfigError: An argument that cannot be used, a split without rows, statistics of other rows, no token, or a
-            card that cannot be extended.
-        SchemaError: Types or alignments that do not go together; names the column and the splits.
+        ConfigError: An invalid argument, a split without rows, statistics of other rows, no token, or a card that
+            cannot be extended.
+        SchemaError: Types or alignments differ; the message names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five conflicts.
+        huggingface_hub.errors.HfHubHTTPError: A wrong token, no right to write, or five conflicts.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
@@ -430,12 +413,11 @@ def push_to_hub(
             "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
             "convert --images png` has them in the rows"
         )
-    rows = _rows(parts)
-    check_statistics(statistics, splits, rows, where="statistics")
+    job = Job(parts, alignment, about, options, keep_other_splits, progress, config)
+    check_statistics(statistics, splits, job.rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
-    sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
+    sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
     message = commit_message or f"Push {named}{sizes}"
-    job = Job(parts, rows, alignment, about, options, keep_other_splits, progress, config)
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
         beside = write_statistics(statistics, config, folder)
         if dry_run:
@@ -450,7 +432,7 @@ def push_to_hub(
 def read_alignment(
     repo_id: str, *, revision: str | None = None, token: str | bool | None = None, endpoint: str | None = None
 ) -> str | None:
-    """The alignment that the card of a dataset on the Hub states, or None if it states none or is not there.
+    """Return the alignment that the card of a dataset on the Hub states; None without a statement or a card.
 
     Args:
         repo_id: The repository.
@@ -469,15 +451,10 @@ def read_alignment(
     return None if alignment is None else str(alignment)
 
 
-def _rows(parts: Mapping[str, Sequence[SplitPiece]]) -> dict[str, int]:
-    """Return the number of rows of each split."""
-    return {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
-
-
 def _send(
     job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
 ) -> PushResult:
-    """Upload and commit; ``beside`` are files that go with the shards, by their path in the repository."""
+    """Upload and commit; ``beside`` are the other files to upload, by their path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     features = None
@@ -490,7 +467,7 @@ def _send(
         if remote.oid is None:
             repository.check_token()
         if plan.features != features:
-            # The first time round, or the splits to keep have changed their types since.
+            # At the first attempt, or if the types of the splits to keep have changed since.
             features = plan.features
             shards = job.write(features, folder)
             repository.create(remote, private)
@@ -561,7 +538,7 @@ def _result(job: Job, repo_id: str, revision: str, shards: Shards, readme: str) 
         revision=revision,
         oid=None,
         commit_url=None,
-        splits=dict(job.rows),
+        splits=job.rows,
         shards=tuple(shard.path_in_repo for shard in written),
         deleted=(),
         num_bytes=sum(shard.file_bytes for shard in written),

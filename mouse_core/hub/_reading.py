@@ -1,4 +1,4 @@
-"""Reading named stores from the Hub: those of this package, and those of MOUSE."""
+"""Reading named stores from the Hub, written by this package or by MOUSE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mouse_core.hub._statistics import read_statistics
 from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
-# What columns are called in rows that nest their values as MOUSE's do, and what stores call them.
+# Columns of rows that nest their values as MOUSE does, and the names of these columns in stores.
 _NESTED = {
     "observation.continuous": "observation",
     "observation.discrete": "observation_discrete",
@@ -22,10 +22,10 @@ _NESTED = {
 
 
 class NamedStores(dict[str, DatasetStore]):
-    """Stores by name, as ``from_hub`` gives them.
+    """Stores by name, from ``from_hub``.
 
     Attributes:
-        statistics: What was pushed beside the rows, by name; those without any are not in it.
+        statistics: Statistics that were pushed beside the rows, by name; names without statistics are missing.
     """
 
     def __init__(self, stores: Mapping[str, DatasetStore], statistics: Mapping[str, Statistics]) -> None:
@@ -42,26 +42,26 @@ def from_hub(
     token: str | bool | None = None,
     **options: Any,
 ) -> NamedStores:
-    """The named stores of a dataset on the Hub, one for each of its configurations: members for a ``Mixture``.
+    """Return the named stores of a dataset on the Hub, one for each of its configurations: members for a ``Mixture``.
 
-    They are those that ``push_named_stores_to_hub`` wrote, or MOUSE, whose rows nest what they hold:
-    ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
-    ``episode_step``, and so on. No value is converted. Statistics that stand beside the rows are in ``statistics`` of
-    what comes back, by name: those of the split "train", whichever is read, as validation data are normalised by them.
+    ``push_named_stores_to_hub`` wrote them, or MOUSE, whose rows nest their values: ``observation.continuous`` is read
+    as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as ``episode_step``, and so on. No value is
+    converted. ``statistics`` of the result holds the statistics beside the rows, by name. They are of the split
+    "train", whichever split is read, as validation data are normalised by them.
 
     Args:
-        repo_id: ``"namespace/name"``, or whatever ``datasets.load_dataset`` takes, such as a folder.
-        names: Of the configurations, in this order; None: all there are.
-        split: Which split of each.
+        repo_id: ``"namespace/name"``, or anything that ``datasets.load_dataset`` takes, such as a folder.
+        names: Names of configurations, in this order; None: all.
+        split: The split of each configuration.
         revision: A branch, tag or commit.
         token: An access token, for private datasets.
-        **options: For ``DatasetStore``; without an ``alignment`` it is what the rows say.
+        **options: Options of ``DatasetStore``; by default the rows state the ``alignment``.
 
     Raises:
-        ConfigError: No such configuration.
-        DataError: Statistics that are damaged.
-        SchemaError: Rows that nest actions of several kinds, or in which a name stands twice.
-        MissingFieldError, SchemaError, DataError: Rows that a store does not take; see ``DatasetStore.from_dataset``.
+        ConfigError: A configuration is missing.
+        DataError: Statistics are damaged.
+        SchemaError: Rows nest actions of several kinds, or have a name twice.
+        MissingFieldError, SchemaError, DataError: A store cannot hold the rows; see ``DatasetStore.from_dataset``.
     """
     import datasets
 
@@ -82,7 +82,7 @@ def from_hub(
 
 
 def _unnested(rows: Any, name: str) -> Any:
-    """Rows with the columns that stores know, of whatever they nest; the same rows, of which none is copied."""
+    """Return rows whose nested values are columns with the names of stores; no row is copied."""
     nested = [column for column in ("observation", "action") if isinstance(rows.features.get(column), dict)]
     if not nested:
         return rows

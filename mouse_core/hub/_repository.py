@@ -1,4 +1,4 @@
-"""A dataset repository on the Hub: what it holds at one commit, and one commit that changes it."""
+"""A dataset repository on the Hub: its content at one commit, and one commit that changes it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _README = "README.md"
 
 @dataclass(frozen=True)
 class Remote:
-    """A repository as it stood at one commit.
+    """The content of a repository at one commit.
 
     Args:
         oid: The commit; None if the repository does not exist.
         private: Whether it is private; None if it does not exist.
-        has_branch: Whether the branch exists; if not, the rest describes ``main``, from which it will be
-            made.
-        files: Size and sha256, of small files git's name of their bytes, by path.
-        readme: The text of its card; None if it has none.
+        has_branch: Whether the branch exists; else the other attributes describe ``main``, where the new branch begins.
+        files: Size and sha256 (of small files git's hash) by path.
+        readme: The text of the card; None without a card.
     """
 
     oid: str | None = None
@@ -40,14 +39,14 @@ class Remote:
 
 @dataclass(frozen=True)
 class Repository:
-    """One branch of one dataset repository, as a client may read and change it."""
+    """One branch of one dataset repository, and a client that reads and changes it."""
 
     api: HfApi
     repo_id: str
     revision: str
 
     def read(self) -> Remote:
-        """Read the repository's present contents, all at one commit, so that they are consistent."""
+        """Return the present content of the repository, all at one commit."""
         from huggingface_hub import errors
         from huggingface_hub.hf_api import RepoFile
 
@@ -74,7 +73,7 @@ class Repository:
         return Remote(info.sha, info.private, has_branch, MappingProxyType(files), readme)
 
     def read_card(self) -> str | None:
-        """The text of the card alone; None if there is none."""
+        """Return the text of the card; None without a card."""
         from huggingface_hub.errors import EntryNotFoundError
 
         try:
@@ -83,7 +82,7 @@ class Repository:
             return None
 
     def _read_text(self, path: str, revision: str | None) -> str:
-        # Into a folder of its own: the user's cache is for what the user downloads.
+        # The user's cache is for files that the user downloads.
         with tempfile.TemporaryDirectory(prefix="mouse-card-") as folder:
             local = self.api.hf_hub_download(
                 self.repo_id, path, repo_type="dataset", revision=revision, local_dir=folder
@@ -92,7 +91,7 @@ class Repository:
                 return file.read()
 
     def check_visibility(self, remote: Remote, private: bool | None) -> None:
-        """Raise ConfigError if the repository exists and is not as private as was asked for."""
+        """Raise ConfigError if the repository exists with another visibility than ``private``."""
         if private is not None and remote.private not in (None, private):
             words = {True: "a private", False: "a public"}
             raise ConfigError(
@@ -100,7 +99,7 @@ class Repository:
             )
 
     def check_token(self) -> None:
-        """Raise ConfigError if there is no token at all, without which no repository can be made."""
+        """Raise ConfigError without a token, which creating a repository needs."""
         from huggingface_hub import get_token
 
         if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
@@ -110,17 +109,17 @@ class Repository:
             )
 
     def create(self, remote: Remote, private: bool | None) -> None:
-        """Make the repository and the branch where they are missing."""
+        """Create the repository and the branch if they are missing."""
         if remote.oid is None:
             self.api.create_repo(self.repo_id, repo_type="dataset", private=private, exist_ok=True)
         if not remote.has_branch and self.revision != "main" and not self.revision.startswith("refs/"):
             self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
 
     def upload(self, files: Mapping[str, str]) -> list[CommitOperationAdd]:
-        """Upload files to where nobody sees them yet, and return the operations that make them visible.
+        """Upload files, which stay invisible, and return the operations that make them visible.
 
         Args:
-            files: Where each is, by its path in the repository.
+            files: Local path of each file by its path in the repository.
 
         Raises:
             ConfigError: The repository's ``.gitignore`` excludes a file.
@@ -134,8 +133,8 @@ class Repository:
         for operation in operations:
             if operation._should_ignore:
                 raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
-            # A commit leaves out what the server said, at the time of upload, to have already. By the time of
-            # the commit that may be wrong, so every file is named in it.
+            # A commit leaves out files that the server had already at the time of upload. By the time of the commit
+            # these may be gone, so the commit names every file.
             operation._remote_oid = None
         return operations
 
@@ -148,10 +147,10 @@ class Repository:
         parent: str | None,
         message: str,
     ) -> CommitInfo:
-        """Add files and card and remove files in one commit, if the branch still stands at ``parent``.
+        """Add files and card and remove files in one commit, if ``parent`` is still the newest commit of the branch.
 
         Raises:
-            huggingface_hub.errors.HfHubHTTPError: With status 409 or 412 if it does not.
+            huggingface_hub.errors.HfHubHTTPError: Status 409 or 412: the branch has another newest commit.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -176,7 +175,7 @@ class Repository:
 def open_repository(
     repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None, own: bool = True
 ) -> Repository:
-    """A client for a repository; a name without namespace is, with ``own``, one of the token's owner."""
+    """Return a client of a repository; with ``own``, a name without namespace belongs to the token's owner."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=endpoint, token=token, library_name="mouse-data")
@@ -187,7 +186,7 @@ def open_repository(
 
 @contextmanager
 def upload_bars(enabled: bool) -> Iterator[None]:
-    """Let the client show its bars, or silence them for the time being."""
+    """Show the client's progress bars, or hide them meanwhile."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,

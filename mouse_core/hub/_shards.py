@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
-    """The columns of all parts under one type each, in the order in which they first appear.
+    """Return the columns of all parts with one type each, in the order in which they first appear.
 
-    Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested
-    lists, labels and integers, images and binary), the plainer way is taken; a column that is null throughout
-    one part takes its type from the others. Values are never converted.
+    Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested lists, labels
+    and integers, images and binary), the plainer type is taken; a column that is null throughout one part takes its
+    type from the others. Values are never converted.
 
     Args:
-        parts: Pairs of what the part is called in messages and its ``datasets`` features.
+        parts: For each part its name in messages and its ``datasets`` features.
 
     Raises:
         SchemaError: A column's value types differ; names the column, both parts and both types.
@@ -101,7 +101,7 @@ def _plain_feature(feature: Any) -> Any:
 def fit_table(
     table: pa.Table, features: Features, *, where: str, first_row: int, image_roots: Sequence[str] = ()
 ) -> pa.Table:
-    """The table with every column of the schema, in its type; a column that it lacks is null.
+    """Return the table with every column of ``features``, in its type; columns that the table lacks are null.
 
     Images that rows name by path are embedded if they lie in ``image_roots``.
     """
@@ -133,11 +133,10 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
 
 
 def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
-    """Files with their bytes inside, and of a path only the file's name.
+    """Return a ``{bytes, path}`` column with the bytes of all files, and file names instead of paths.
 
-    A path means nothing on another machine, and the folders above it are nobody's business. What a path leads
-    to is embedded only if it lies where images may, and decodes as one: data that somebody else wrote may name any
-    file of this machine.
+    A path means nothing on another machine. ``read`` admits only images in permitted folders: data that somebody else
+    wrote may name any file of this machine.
     """
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
     files = embed(files, read, where=where, first_row=first_row)
@@ -147,7 +146,7 @@ def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: 
     return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
 
 
-# A row group is what a reader must hold at least; below a few megabytes their overhead begins to show.
+# A reader holds at least one row group in memory; the overhead of row groups below a few megabytes is noticeable.
 _ROW_GROUP_BYTES = 32 * 2**20
 _FIRST_READ = 16
 _MOST_ROWS_READ = 2**13
@@ -155,13 +154,13 @@ _MOST_ROWS_READ = 2**13
 
 @dataclass(frozen=True)
 class SplitPiece:
-    """Rows on their way into a split.
+    """Rows of a store that belong to a split.
 
     Args:
-        where: What they are called in messages: the split and, of several, the store.
+        where: Name of the rows in messages: the split and, of several, the store.
         dataset: The rows.
-        first_row: Where they begin in their store.
-        image_roots: Folders in which images may lie that they name by path.
+        first_row: Number of the first row in its store.
+        image_roots: Folders in which images may lie that rows name by path.
     """
 
     where: str
@@ -181,7 +180,7 @@ class ShardOptions:
 
 @dataclass(frozen=True)
 class Shard:
-    """One Parquet file that was written, and where it will stand in the repository."""
+    """A Parquet file that was written, and its path in the repository."""
 
     path: str
     path_in_repo: str
@@ -190,25 +189,22 @@ class Shard:
     data_bytes: int
 
 
-# Rows, in blocks of a bounded size.
-
-
 def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Iterator[pa.Table]:
-    """The rows of all parts in order, as tables of the one schema of about ``target`` bytes each."""
+    """Yield the rows of all parts in order, as tables with ``features``, of about ``target`` bytes each."""
     pending: list[pa.Table] = []
     pending_bytes = 0
     for part in parts:
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            # A shuffled dataset gives one chunk a row, which makes everything after this slow.
+            # A shuffled dataset has one chunk a row, which is slow to process.
             table, first = rows[start : start + step], part.first_row + start
             check_rows(table, f"{part.where}, rows from {first} on", whole=False)
             table = table.combine_chunks()
             table = fit_table(table, features, where=part.where, first_row=first, image_roots=part.image_roots)
             per_row = bytes_a_row(table)
             start += table.num_rows
-            # Rows can be far larger than those before them: cut what was read to size before it is kept.
+            # Rows can be far larger than those before them, so the table is cut to size.
             size = max(1, target // per_row)
             for piece in (table.slice(first, size) for first in range(0, table.num_rows, size)):
                 pending.append(piece)
@@ -220,9 +216,6 @@ def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Ite
             step = min(room, 4 * step, _MOST_ROWS_READ)
     if pending:
         yield pa.concat_tables(pending)
-
-
-# Shards.
 
 
 def write_shards(
@@ -238,116 +231,88 @@ def write_shards(
 ) -> list[Shard]:
     """Write one split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
 
-    The files carry the ``datasets`` features and what the dataset says of itself in their schema metadata and a
-    checksum on every page. At most a row group (about 32 MiB, or an eighth of a shard) and what is read for it are in
-    memory.
+    The schema metadata of the files hold the ``datasets`` features and the metadata of the dataset; every page has a
+    checksum. At most a row group (about 32 MiB, or an eighth of a shard) and the rows read for it are in memory.
 
     Args:
         parts: The rows, in order.
         split: The split's name.
         features: The schema, from ``unify_features``.
-        about: What the dataset says of itself.
+        about: The metadata of the dataset.
         folder: An existing folder for the files.
-        options: How they are cut and encoded.
-        advance: Called with the number of rows each time some were written.
-        prefix: The folder in the repository that they are for.
+        options: Size limits and compression.
+        advance: Called with the number of rows of each block that was written.
+        prefix: The folder of the files in the repository.
 
     Raises:
         DataError: An image file that a row refers to cannot be read.
     """
     schema = with_about(features.arrow_schema, about)
-    target = max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))
-    with _ShardWriter(os.path.join(folder, split), schema, options) as writer:
-        for block in _blocks(parts, features, target):
-            writer.write(block.replace_schema_metadata(schema.metadata))
+
+    def blocks() -> Iterator[pa.Table]:
+        for block in _blocks(parts, features, max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))):
+            yield block.replace_schema_metadata(schema.metadata)
             advance(block.num_rows)
-    count = len(writer.finished)
-    names = [f"{prefix}/{split}-{index:05d}-of-{count:05d}.parquet" for index in range(count)]
+
+    written = _write_files(blocks(), os.path.join(folder, split), schema, options)
     return [
-        Shard(done.path, name, done.num_rows, os.path.getsize(done.path), done.data_bytes)
-        for done, name in zip(writer.finished, names, strict=True)
+        Shard(
+            str(path),
+            f"{prefix}/{split}-{index:05d}-of-{len(written):05d}.parquet",
+            rows,
+            path.stat().st_size,
+            data_bytes,
+        )
+        for index, (path, rows, data_bytes) in enumerate(written)
     ]
 
 
-@dataclass
-class _OpenShard:
-    path: str
-    sink: IO[bytes]
-    writer: pq.ParquetWriter
-    groups: int = 0
-    num_rows: int = 0
-    data_bytes: int = 0
+def _write_files(
+    blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, options: ShardOptions
+) -> list[tuple[Path, int, int]]:
+    """Write blocks to Parquet files, a row group each, and begin another file before a limit is exceeded.
+
+    Returns:
+        For each file its path, its number of rows, and the bytes of the rows in memory.
+    """
+    finished: list[tuple[Path, int, int]] = []
+    block = next(blocks, None)
+    while block is not None:
+        path = Path(f"{prefix}-{len(finished):05d}.parquet")
+        groups = rows = data_bytes = 0
+        with (
+            path.open("wb") as sink,
+            pq.ParquetWriter(
+                sink,
+                schema,
+                compression=options.compression,
+                write_page_checksum=True,
+                write_page_index=True,
+                # Pages end where the content says so. Storage that deduplicates then finds the pages of the last push
+                # again, and takes only new ones.
+                use_content_defined_chunking=True,
+            ) as writer,
+        ):
+            while block is not None:
+                room = block.num_rows if options.max_rows is None else options.max_rows - rows
+                # Encoded values are hardly ever larger than they were in memory.
+                size = sink.tell() + block.nbytes + _footer_bytes(schema, groups + 1)
+                if room <= 0 or (rows and size > options.max_bytes):
+                    break
+                piece, block = block.slice(0, room), block.slice(room)
+                writer.write_table(piece, row_group_size=piece.num_rows)
+                groups, rows, data_bytes = groups + 1, rows + piece.num_rows, data_bytes + piece.nbytes
+                block = block if block.num_rows else next(blocks, None)
+        add_parquet_checksum(path)
+        finished.append((path, rows, data_bytes))
+    return finished
 
 
 def _footer_bytes(schema: pa.Schema, groups: int) -> int:
-    """About what a Parquet file has beside its pages: the schema twice, and a note on every column chunk,
-    and the checksums.
-    """
+    """Return about how many bytes a Parquet file has beside its pages: the schema twice, and heads of chunks."""
     return 256 + 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
 
 
 def _leaves(kind: pa.DataType) -> int:
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields)) or 1
-
-
-@dataclass
-class _ShardWriter:
-    """Writes blocks into one file after the other; the next begins where a limit would be passed."""
-
-    prefix: str
-    schema: pa.Schema
-    options: ShardOptions
-    finished: list[_OpenShard] = field(default_factory=list)
-    current: _OpenShard | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._close()
-
-    def write(self, block: pa.Table) -> None:
-        while block.num_rows:
-            shard = self.current or self._open()
-            room = block.num_rows if self.options.max_rows is None else self.options.max_rows - shard.num_rows
-            # Encoded values are hardly ever larger than they were in memory, so the limit holds ahead of
-            # writing.
-            size = shard.sink.tell() + block.nbytes + _footer_bytes(self.schema, shard.groups + 1)
-            if room <= 0 or (shard.num_rows and size > self.options.max_bytes):
-                self._close()
-                continue
-            piece = block.slice(0, room)
-            shard.writer.write_table(piece, row_group_size=piece.num_rows)
-            shard.groups += 1
-            shard.num_rows += piece.num_rows
-            shard.data_bytes += piece.nbytes
-            block = block.slice(piece.num_rows)
-
-    def _open(self) -> _OpenShard:
-        path = f"{self.prefix}-{len(self.finished):05d}.parquet"
-        sink = open(path, "wb")  # noqa: SIM115 (closed by _close, which __exit__ calls)
-        try:
-            writer = pq.ParquetWriter(
-                sink,
-                self.schema,
-                compression=self.options.compression,
-                write_page_checksum=True,
-                write_page_index=True,
-                # Pages end where the content says so. Storage that deduplicates then finds the pages of the
-                # last push again, and takes only what is new.
-                use_content_defined_chunking=True,
-            )
-        except BaseException:
-            sink.close()
-            raise
-        self.current = _OpenShard(path, sink, writer)
-        return self.current
-
-    def _close(self) -> None:
-        shard, self.current = self.current, None
-        if shard is not None:
-            with shard.sink:
-                shard.writer.close()
-            add_parquet_checksum(Path(shard.path))
-            self.finished.append(shard)

@@ -1,4 +1,4 @@
-"""Statistics of a dataset on the Hub: the two files beside its rows, as ``Statistics.save`` writes them."""
+"""Statistics of a dataset on the Hub: the two files of ``Statistics.save``, beside the rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mouse_core.hub._card import CONFIG, config_folder
 from mouse_core.statistics import Statistics
 from mouse_core.store.views import Store
 
-# The split that statistics are of, where a dataset has it; else they are of all its splits.
+# Statistics are of this split, or of all splits of a dataset that lacks it.
 _OF = "train"
 _FILES = ("meta/stats.json", "meta/stats.npz")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:
-    """Return the paths of a configuration's statistics: LeRobot's for the default one, else beside its rows."""
+    """Return the paths of a configuration's statistics: those of LeRobot for the default one, else beside its rows."""
     folder = "" if config == CONFIG else f"{config_folder(config)}/"
     text, more = (folder + file for file in _FILES)
     return text, more
@@ -31,7 +31,7 @@ def check_statistics(
     *,
     where: str,
 ) -> None:
-    """Raise ConfigError for what are no statistics of the rows that are pushed: of "train", or of all splits."""
+    """Raise ConfigError unless the statistics are of the pushed rows: of "train", or of all splits."""
     if statistics is None:
         return
     if not isinstance(statistics, Statistics):
@@ -51,16 +51,16 @@ def _stores_of(given: Store | Sequence[Store]) -> Sequence[Store]:
 
 
 def stale_statistics(config: str, files: Collection[str], *, kept: Collection[str]) -> list[str]:
-    """The files of the push before, which no longer say what the rows are; none where the split stays they are of.
+    """Return the files with statistics of the previous push, which are stale unless the split that they are of stays.
 
-    What stands there without what ``Statistics.save`` puts beside it is LeRobot's, and is left alone.
+    A file without the second one of ``Statistics.save`` was written by LeRobot, and stays.
     """
     paths = statistics_paths(config)
     return [] if _OF in kept or not set(paths) <= set(files) else list(paths)
 
 
 def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
-    """Write the files into a new folder inside ``folder``; where they are, by their path in the repository."""
+    """Write the files into a new folder in ``folder``; return their local paths by path in the repository."""
     if statistics is None:
         return {}
     inside = tempfile.mkdtemp(dir=folder)
@@ -82,7 +82,7 @@ def read_statistics(
     if found[0] is None:
         return None
     with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
-        # In a cache they are links, and in two folders where somebody committed in between.
+        # In a cache they are links, and in two folders if a commit was made in between.
         (Path(inside) / "meta").mkdir()
         for file, downloaded in zip(_FILES, found, strict=True):
             if downloaded is not None:
@@ -99,7 +99,7 @@ def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool
         return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
     except LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
-            return None  # nobody can be asked, and what was loaded before had none
+            return None  # without a connection, and the dataset that was loaded before had none
         raise
     except EntryNotFoundError:
         return None
