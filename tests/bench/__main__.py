@@ -14,15 +14,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mouse_core.bench import machine
-from tests.bench.results import Results, Table
-from tests.bench.settings import Settings
+from tests.bench.results import Results, Settings, Table
 from tests.bench.show import console_or_none, page, picture, show_figures, show_table, show_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -33,11 +31,42 @@ PACKAGES = (
 ON_DEVICE = "on-device"
 
 
-class _Work:
-    """The modules of this package, each imported when it is needed."""
-
-    def __getattr__(self, name: str) -> Any:
-        return importlib.import_module(f"tests.bench.{name}")
+# What is measured, by name: a module of this package, its function, and the function's arguments after the settings.
+WORKS: dict[str, tuple[Any, ...]] = {
+    **{f"state-{size}-64": ("workloads", "state", size, 64) for size in (32, 256, 1024)},
+    "state-256-1": ("workloads", "state", 256, 1),
+    **{f"parts-{size}": ("workloads", "parts", size) for size in (32, 256)},
+    **{
+        f"{name}-{size}": (module, function, size)
+        for size in (32, 256)
+        for name, module, function in (("mixtures", "workloads", "mixtures"), ("around", "around", "table"))
+    },
+    **{f"ragged-{size}": ("around", "ragged", size) for size in (32, 256)},
+    "around-states-256": ("around", "table", 256, "-states"),
+    "views": ("workloads", "views"),
+    "discrete": ("workloads", "discrete"),
+    "wide": ("workloads", "wide"),
+    "images": ("workloads", "raw_images"),
+    "png-84x84": ("workloads", "png_images", 84, 84, False),
+    "png-210x160": ("workloads", "png_images", 210, 160, True),
+    "statistics": ("counting", "tables"),
+    "appends": ("appends", "while_sampling"),
+    "replay": ("replay", "tables"),
+    "on-device": ("on_device", "tables"),
+    "on-device-torch": ("on_device_torch", "tables"),
+    "maps": ("maps", "tables"),
+    "forest": ("forests", "tables"),
+    "rollouts": ("rollouts", "tables"),
+    "rollout-groups": ("rollout_groups", "tables"),
+    "texts": ("texts", "tables"),
+    "loaders": ("loaders", "overheads"),
+    "fresh": ("loaders", "in_fresh_processes"),
+    "append-rates": ("appends", "rates"),
+    "groups-memory": ("rollout_groups", "figures"),
+    "maps-memory": ("maps", "figures"),
+    "forest-memory": ("forests", "figures"),
+    "disk": ("appends", "on_disk"),
+}
 
 
 def main() -> None:
@@ -80,72 +109,35 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     """Measure all workloads, or those with `only` in their names."""
     import torch
 
-    console, work = console_or_none(), _Work()
+    console = console_or_none()
     torch.set_num_threads(1)
     results = Results(machine(), _versions(), {"quick": quick, "rounds": settings.rounds, "rows": settings.rows})
     if only.startswith(ON_DEVICE):
-        results.machine["JAX computes on"] = work.on_device.device_name()
-        results.machine["torch computes on"] = work.on_device_torch.device_name()
+        results.machine["JAX computes on"] = _module("on_device").device_name()
+        results.machine["torch computes on"] = _module("on_device_torch").device_name()
     show_text(console, " · ".join(f"{name}: {value}" for name, value in results.machine.items()))
     began = time.perf_counter()
-
-    def add(name: str, make: Callable[[], Table | list[Table]]) -> None:
+    for name, (module, function, *arguments) in WORKS.items():
         if only not in name:
-            return
-        made = make()
+            continue
+        made = getattr(_module(module), function)(settings, *arguments)
         gc.collect()  # the peers' copies of the data
-        for table in made if isinstance(made, list) else [made]:
-            results.tables.append(table)
-            show_table(console, table)
+        for found in made if isinstance(made, list) else [made]:
+            if isinstance(found, Table):
+                results.tables.append(found)
+                show_table(console, found)
+            else:
+                results.figures.append(found)
         show_text(console, f"  {time.perf_counter() - began:.0f} s")
-
-    for size in (32, 256, 1024):
-        add(f"state-{size}-64", lambda size=size: work.workloads.state(settings, size, 64))  # type: ignore[misc]
-    add("state-256-1", lambda: work.workloads.state(settings, 256, 1))
-    for size in (32, 256):
-        add(f"parts-{size}", lambda size=size: work.parts.table(settings, size))  # type: ignore[misc]
-    for size in (32, 256):
-        add(f"mixtures-{size}", lambda size=size: work.mixtures.table(settings, size))  # type: ignore[misc]
-        add(f"around-{size}", lambda size=size: work.around.table(settings, size))  # type: ignore[misc]
-    for size in (32, 256):
-        add(f"ragged-{size}", lambda size=size: work.ragged.table(settings, size))  # type: ignore[misc]
-    add("around-states-256", lambda: work.around.table(settings, 256, work.around.STATES))
-    add("views", lambda: work.workloads.views(settings))
-    add("discrete", lambda: work.workloads.discrete(settings))
-    add("wide", lambda: work.workloads.wide(settings))
-    add("images", lambda: work.workloads.raw_images(settings))
-    add("png-84x84", lambda: work.workloads.png_images(settings, 84, 84, colour=False))
-    add("png-210x160", lambda: work.workloads.png_images(settings, 210, 160, colour=True))
-    add("statistics", lambda: work.counting.tables(settings))
-    add("appends", lambda: work.appends.while_sampling(settings))
-    add("replay", lambda: work.replay.tables(settings))
-    add("on-device", lambda: work.on_device.tables(settings))
-    add("on-device-torch", lambda: work.on_device_torch.tables(settings))
-    add("maps", lambda: work.maps.tables(settings))
-    add("forest", lambda: work.forests.tables(settings))
-    add("rollouts", lambda: work.rollouts.tables(settings))
-    add("rollout-groups", lambda: work.rollout_groups.tables(settings))
-    add("texts", lambda: work.texts.tables(settings))
-    if only in "loaders":
-        tables, figures = work.loaders.overheads(settings)
-        results.figures += figures
-        add("loaders", lambda: tables)
-    if only in "fresh":
-        results.figures += work.loaders.in_fresh_processes(settings, 1_000 if quick else 10_000)
-    if only in "append-rates":
-        results.figures += work.appends.rates(settings)
-    if only in "groups-memory":
-        results.figures += work.rollout_groups.figures(settings)
-    if only in "maps-memory":
-        results.figures += work.maps.figures(settings)
-    if only in "forest-memory":
-        results.figures += work.forests.figures(settings)
-    if only in "disk":
-        results.figures += work.disk.figures(settings)
     results.machine["load average at the end"] = machine().get("load average", "")
     results.settings["seconds"] = round(time.perf_counter() - began)
     show_figures(console, results)
     return results
+
+
+def _module(name: str) -> Any:
+    """A module of this package, which is imported where it is needed."""
+    return importlib.import_module(f"tests.bench.{name}")
 
 
 def publish(results: Results, out: Path) -> None:

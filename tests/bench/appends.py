@@ -1,11 +1,18 @@
-"""Rows appended one by one and many at once, and batches drawn meanwhile."""
+"""Rows appended in memory and to a folder, and batches drawn meanwhile; a log flushed and recovered."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import shutil
+import statistics
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +21,21 @@ from mouse_core import BatchSource, DatasetStore
 from mouse_core.bench import Contender, interleave
 from mouse_core.collect import StoreClient, StoreServer
 from tests.bench import generate
-from tests.bench.results import Figure, Table, table_of
-from tests.bench.settings import Settings
-from tests.bench.workloads import dataset_folder
+from tests.bench.results import Figure, Settings, Table, compare, contenders
+from tests.bench.workloads import NARROW, dataset_folder, store_of
 
 _ROWS = 100_000
 _APPENDS_A_BATCH = 32
+_FLUSHED_ROWS = 1_000
+_LOG_BYTES = 100_000_000
 
 
-def rows_as_dicts(count: int) -> list[dict[str, Any]]:
+def _state_rows(count: int) -> list[dict[str, Any]]:
+    return _as_dicts(generate.rows_of(generate.STATE, np.arange(count)))
+
+
+def _as_dicts(columns: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows as an environment loop has them."""
-    columns = generate.rows_of(generate.STATE, np.arange(count))
     lists = {name: list(values) if values.ndim > 1 else values.tolist() for name, values in columns.items()}
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -36,7 +47,7 @@ def rates(settings: Settings) -> list[Figure]:
     long, by what ``malloc`` happens to have given back.
     """
     columns = generate.rows_of(generate.STATE, np.arange(_ROWS))
-    rows = rows_as_dicts(5_000)
+    rows = _state_rows(5_000)
     nbytes = sum(values.nbytes for values in columns.values())
     copies = {name: values.copy() for name, values in columns.items()}
 
@@ -63,16 +74,9 @@ def rates(settings: Settings) -> list[Figure]:
         for begin in range(0, _ROWS, 1_000):
             store.extend({name: values[begin : begin + 1_000] for name, values in columns.items()})
 
+    calls = {"append": append, "extend": extend, "copy": copy, "server": through_a_server, "thousands": in_thousands}
     one, many, plain, sent, here = interleave(
-        [
-            Contender("append", append),
-            Contender("extend", extend),
-            Contender("copy", copy),
-            Contender("server", through_a_server),
-            Contender("thousands", in_thousands),
-        ],
-        rounds=max(7, settings.rounds // 4),
-        budget_seconds=settings.budget,
+        contenders(calls), rounds=max(7, settings.rounds // 4), budget_seconds=settings.budget
     )
     share, of_extend = plain.ratio(many), here.ratio(sent)
     return [
@@ -90,60 +94,41 @@ def rates(settings: Settings) -> list[Figure]:
 
 def while_sampling(settings: Settings) -> list[Table]:
     """Batches drawn alone, between appends, and while a process or a thread appends without a pause."""
-    import datasets
-
-    folder = dataset_folder(generate.STATE, settings.rows, settings)
-    rows = rows_as_dicts(2_000)
+    folder, rows, title = dataset_folder(settings), _state_rows(2_000), "Batches B=32, S=64"
+    rounds = max(7, settings.rounds // 2)
 
     def store() -> DatasetStore:
-        made = DatasetStore().from_dataset(datasets.load_from_disk(str(folder)))
+        made = store_of(folder)
         made.extend(generate.rows_of(generate.STATE, np.arange(20_000)))
         return made
 
     def source(made: DatasetStore) -> BatchSource:
-        return BatchSource(made, 64, 32, dtypes={"obs_continuous": "float32"})
+        return BatchSource(made, 64, 32, dtypes=NARROW)
 
     between = {every: _Between(store(), source, rows, every) for every in (0, 1_000, _APPENDS_A_BATCH)}
-    alternating = interleave(
-        [
-            Contender("sampling alone", source(store()).__getitem__, "floor", multiple=128),
-            Contender(f"{_APPENDS_A_BATCH} appends alone", _Appends(store(), rows), multiple=128),
-            *(
-                Contender(f"between {_APPENDS_A_BATCH} appends, {_fresh(every)}", call, "ours", multiple=128)
-                for every, call in between.items()
-            ),
-        ],
-        rounds=max(7, settings.rounds // 2),
-        budget_seconds=settings.budget,
-    )
-    with _process() as process, _thread(store(), rows) as thread:
-        beside = interleave(
-            [
-                Contender("sampling alone", source(store()).__getitem__, "floor", wall=True, multiple=128),
-                Contender("while a process appends", source(store()).__getitem__, "ours", True, 0, 128, *process),
-                Contender("while a thread appends", source(store()).__getitem__, "ours", True, 0, 128, *thread),
-            ],
-            rounds=max(7, settings.rounds // 2),
-            budget_seconds=settings.budget,
-        )
-    title = "Batches B=32, S=64"
-    return [
-        table_of(
-            "appends",
-            f"{title}, and rows appended by the same thread",
-            alternating,
-            notes=[f"A batch after {_APPENDS_A_BATCH} appended rows of six columns; times include the appending."],
-        ),
-        table_of(
-            "appends-beside",
-            f"{title}, while others append",
-            beside,
-            notes=[
-                "By the wall clock, with an appender that never pauses.",
-                "A thread of the same interpreter holds its lock, so sampling has to wait for it.",
-            ],
+    alternating = [
+        Contender("sampling alone", source(store()).__getitem__, "floor", multiple=128),
+        Contender(f"{_APPENDS_A_BATCH} appends alone", _Appends(store(), rows), multiple=128),
+        *(
+            Contender(f"between {_APPENDS_A_BATCH} appends, {_fresh(every)}", call, "ours", multiple=128)
+            for every, call in between.items()
         ),
     ]
+    notes = [f"A batch after {_APPENDS_A_BATCH} appended rows of six columns; times include the appending."]
+    name = f"{title}, and rows appended by the same thread"
+    first = compare(settings, "appends", name, alternating, rounds=rounds, notes=notes)
+    with _process() as process, _thread(store(), rows) as thread:
+        beside = [
+            Contender("sampling alone", source(store()).__getitem__, "floor", wall=True, multiple=128),
+            Contender("while a process appends", source(store()).__getitem__, "ours", True, 0, 128, *process),
+            Contender("while a thread appends", source(store()).__getitem__, "ours", True, 0, 128, *thread),
+        ]
+        notes = [
+            "By the wall clock, with an appender that never pauses.",
+            "A thread of the same interpreter holds its lock, so sampling has to wait for it.",
+        ]
+        name = f"{title}, while others append"
+        return [first, compare(settings, "appends-beside", name, beside, rounds=rounds, notes=notes)]
 
 
 def _fresh(every: int) -> str:
@@ -225,7 +210,7 @@ def _process() -> Iterator[_Hooks]:
 
 
 def _append_for_ever(go: Any, ready: Any) -> None:
-    rows = rows_as_dicts(2_000)
+    rows = _state_rows(2_000)
     appends = _Appends(DatasetStore(), rows)
     ready.set()
     while True:
@@ -233,3 +218,112 @@ def _append_for_ever(go: Any, ready: Any) -> None:
         if len(appends.store) > 1_000_000:
             appends = _Appends(DatasetStore(), rows)
         appends(0)
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def _columns(count: int) -> dict[str, Any]:
+    """Rows of five fields, 44 bytes each."""
+    number = np.arange(count)
+    return {
+        "observation": np.stack([number, number / 2, -number], 1).astype(np.float32),
+        "action": number % 5,
+        "reward": number / 4,
+        "done": number % 2,
+        "episode_step": number,
+    }
+
+
+def on_disk(settings: Settings) -> list[Figure]:
+    """What writing to a folder costs, each beside what it cannot do without."""
+    folder = Path(tempfile.mkdtemp(prefix="disk-", dir=settings.folder))
+    try:
+        return [*_appends(folder, settings), _flushes(folder, settings), _recovery(folder, settings)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _appends(folder: Path, settings: Settings) -> list[Figure]:
+    """Rows appended one by one."""
+    rows, memory = _as_dicts(_columns(4_000)), DatasetStore()
+
+    def append(to: DatasetStore, _: int) -> None:
+        for row in rows:
+            to.append(row)
+
+    with DatasetStore.open(folder / "append", "a", sync="none") as store:
+        calls = {"in memory": partial(append, memory), "on disk": partial(append, store)}
+        one, other = interleave(contenders(calls), rounds=max(9, settings.rounds // 2), budget_seconds=settings.budget)
+    share = one.ratio(other)
+    return [
+        Figure("disk-append", "append to a folder, rows a second", len(rows) / other.median, "rows/s"),
+        Figure(
+            "disk-append-share", "append to a folder, share of the rate in memory", share[1], "", (share[0], share[2])
+        ),
+    ]
+
+
+def _flushes(folder: Path, settings: Settings) -> Figure:
+    """1,000 rows that are waited for, and as many bytes written and waited for, in turns."""
+    columns = _columns(_FLUSHED_ROWS)
+    content = bytes(sum(values.nbytes for values in columns.values()))
+    file = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT)
+    shares = []
+    with DatasetStore.open(folder / "flush", "a", sync="flush") as store:
+        for _ in range(8 * settings.rounds):
+            began = time.perf_counter()
+            os.write(file, content)
+            os.fsync(file)
+            between = time.perf_counter()
+            store.extend(columns)
+            store.flush()
+            shares.append((between - began) / (time.perf_counter() - between))
+    os.close(file)
+    return _figure("disk-flush-share", "1,000 rows extended and flushed, rate beside a bare write and fsync", shares)
+
+
+def _recovery(folder: Path, settings: Settings) -> Figure:
+    """A log of 100 MB that was left by a process that ended at once, opened to be written, and read once."""
+    columns = _columns(_LOG_BYTES // 44)
+
+    def left() -> float:
+        DatasetStore.open(folder / "left", "a", sync="none").extend(columns)
+        return 0.0
+
+    def opened() -> float:
+        began = time.perf_counter()
+        DatasetStore.open(folder / "left", "a", sync="none")
+        return time.perf_counter() - began
+
+    def read() -> float:
+        log, memory = max((folder / "left").glob("*.rows")), bytearray(_LOG_BYTES + (8 << 20))
+        began = time.perf_counter()
+        with log.open("rb", buffering=0) as file:
+            file.readinto(memory)
+        return time.perf_counter() - began
+
+    _ended(left)
+    times = [_ended(opened) / _ended(read) for _ in range(max(5, settings.rounds // 4))]
+    return _figure("disk-recover", "a log of 100 MB recovered, beside reading it once", times, " times")
+
+
+def _ended(work: Callable[[], float]) -> float:
+    """What some work gives, in a process that ends at once, as if it were killed."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        try:
+            os.write(writing, repr(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(process, 0)
+    said = os.read(reading, 100)
+    os.close(reading)
+    return float(said)
+
+
+def _figure(key: str, name: str, values: Sequence[float], unit: str = "") -> Figure:
+    low, median, high = statistics.quantiles(values, n=4)
+    return Figure(key, name, median, unit, (low, high))

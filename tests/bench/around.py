@@ -1,4 +1,4 @@
-"""Fields at offsets around an anchor: the rows that a robot's policy trains on, and LeRobot's way to read them."""
+"""Windows by field, and windows of drawn lengths, of rows that a robot's policy trains on."""
 
 from __future__ import annotations
 
@@ -12,74 +12,85 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench import ColumnAddresses, Contender, Pieces, interleave
+from mouse_core.bench import ColumnAddresses, Contender, Pieces
 from tests.bench.floor import check_floor, floor, floor_name
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare, contenders
 
 JOINTS = 14
 EPISODE = 400
 POLICY: Mapping[str, Sequence[int]] = {"obs_continuous": range(-1, 1), "action": range(50)}
 STATES: Mapping[str, Sequence[int]] = {"obs_continuous": range(-1, 1)}
 COLUMNS = {"obs_continuous": "observation", "action": "action"}
+_LENGTH = 64
 _MULTIPLE = 16
 # Bytes that the floor goes through, again and again: more than caches hold, as ours reads other rows every time.
 _FLOOR_BYTES = 1 << 28
+_FLOOR_BATCHES = 32
 
 
-def table(settings: Settings, batch_size: int, windows: Mapping[str, Sequence[int]] = POLICY) -> Table:
-    """Two states, and chunks of fifty actions, of 14 joints each, from episodes of 400 rows."""
-    task = Robot(settings, batch_size, windows)
-    whole = task.source(pad=False)
-    pieces = [task.pieces(whole, 0)]
-    pieces += [task.pieces(whole, index) for index in range(1, max(64, min(512, _FLOOR_BYTES // pieces[0].nbytes)))]
-    check_floor(_Fields(whole, windows), pieces[1], 1)  # type: ignore[arg-type]
+def table(settings: Settings, batch_size: int, what: str = "") -> Table:
+    """Two states, and chunks of fifty actions (or "-states" alone), of 14 joints each, from episodes of 400 rows."""
+    windows = STATES if what else POLICY
+    task = Robot(settings)
+    options: dict[str, Any] = {"batch_size": batch_size, "fields": list(windows), "windows": windows}
+    whole = task.source(**options, pad=False)
+    pieces = [task.pieces(whole, 0, windows)]
+    count = max(64, min(512, _FLOOR_BYTES // pieces[0].nbytes))
+    pieces += [task.pieces(whole, index, windows) for index in range(1, count)]
+    check_floor(whole, pieces[1], 1, windows)
     # What a plain window of the longest of these costs, which needs no other copying.
     longest = max(windows, key=lambda name: len(windows[name]))
-    plain = BatchSource(
-        task.store,
-        len(windows[longest]),
-        batch_size,
-        fields=[longest],
-        dtypes={longest: "float32"},
-        boundary="episode",
-        pad=False,
-    )
-    contenders = [
-        Contender(floor_name(), floor(pieces), kind="floor", multiple=_MULTIPLE),
-        Contender("mouse source[i]", task.source().__getitem__, kind="ours", multiple=_MULTIPLE),
-        Contender("mouse source[i], pad=False", whole.__getitem__, kind="ours", multiple=_MULTIPLE),
-        Contender(
-            f"mouse windows of {len(windows[longest])} steps, {longest} alone",
-            plain.__getitem__,
-            kind="ours",
-            multiple=_MULTIPLE,
-        ),
-        Contender("LeRobot-style delta queries over datasets", _Deltas(task)),
-    ]
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    what = " and ".join(f"{len(offsets)} of {name}" for name, offsets in windows.items())
-    name = "around-states" if windows is STATES else "around"
-    title = f"Windows by field, B={batch_size}: {what}, 14 joints"
-    return table_of(f"{name}-{batch_size}", title, timings, nbytes=pieces[0].nbytes)
+    steps = len(windows[longest])
+    narrow: dict[str, Any] = {"fields": [longest], "dtypes": {longest: "float32"}, "boundary": "episode", "pad": False}
+    plain = task.source(sequence_length=steps, batch_size=batch_size, **narrow)
+    calls = {
+        floor_name(): floor(pieces),
+        "mouse source[i]": task.source(**options).__getitem__,
+        "mouse source[i], pad=False": whole.__getitem__,
+        f"mouse windows of {steps} steps, {longest} alone": plain.__getitem__,
+    }
+    of = contenders(calls, first="floor", multiple=_MULTIPLE)
+    of.append(Contender("LeRobot-style delta queries over datasets", _Deltas(task, batch_size, windows)))
+    said = " and ".join(f"{len(offsets)} of {name}" for name, offsets in windows.items())
+    title = f"Windows by field, B={batch_size}: {said}, 14 joints"
+    return compare(settings, f"around{what}-{batch_size}", title, of, nbytes=pieces[0].nbytes)
 
 
-class _Fields:
-    """The fields of a source without their masks, which the floor does not copy."""
+def ragged(settings: Settings, batch_size: int) -> Table:
+    """States and actions of 14 joints each, in windows of 1 to 64 steps within episodes of 400 rows."""
+    task, lengths, capacity = Robot(settings), range(1, _LENGTH + 1), batch_size * _LENGTH * 3 // 4
 
-    def __init__(self, source: BatchSource, names: Mapping[str, Any]) -> None:
-        self._source, self._names = source, names
+    def source(**options: Any) -> BatchSource:
+        fields = list(COLUMNS)
+        return task.source(sequence_length=_LENGTH, batch_size=batch_size, fields=fields, boundary="episode", **options)
 
-    def __getitem__(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        batch = self._source[index]
-        return {name: values for name, values in batch.items() if name in self._names}
+    packed, padded = source(lengths=lengths, packed=True), source(lengths=lengths)
+    pieces = [task.pieces(packed, index) for index in range(_FLOOR_BATCHES)]
+    check_floor(packed, pieces[1], 1, COLUMNS)
+
+    def repack(index: int) -> dict[str, npt.NDArray[Any]]:
+        """Pack by the mask, as the user of a padded batch does by hand."""
+        batch = padded[index]
+        mask = batch["mask"]
+        return {name: batch[name][mask] for name in COLUMNS} | {"cu_seqlens": np.cumsum(mask.sum(axis=1))}
+
+    calls = {
+        floor_name(): floor(pieces),
+        "mouse source[i], packed=True": packed.__getitem__,
+        f"mouse source[i], packed={capacity}": source(lengths=lengths, packed=capacity).__getitem__,
+        "mouse source[i], padded with a mask": padded.__getitem__,
+        "padded with a mask, then packed by it": repack,
+        f"mouse windows of {_LENGTH} steps": source(pad=False).__getitem__,
+    }
+    of = contenders(calls, first="floor", kind="ours", multiple=_MULTIPLE)
+    title = f"Windows of 1 to {_LENGTH} steps, B={batch_size}: states and actions of 14 joints"
+    return compare(settings, f"ragged-{batch_size}", title, of, nbytes=pieces[0].nbytes)
 
 
 class Robot:
     """The rows, and sources over them."""
 
-    def __init__(self, settings: Settings, batch_size: int, windows: Mapping[str, Sequence[int]]) -> None:
-        self.batch_size, self.windows = batch_size, windows
+    def __init__(self, settings: Settings) -> None:
         self.folder = settings.folder / f"robot-{settings.rows}"
         if not (self.folder / "state.json").exists():
             _write(self.folder, settings.rows)
@@ -92,32 +103,32 @@ class Robot:
         return datasets.load_from_disk(str(self.folder))
 
     @cached_property
-    def store(self) -> DatasetStore:
-        """Ours."""
-        return DatasetStore().from_dataset(self.dataset)
-
-    @cached_property
     def columns(self) -> dict[str, ColumnAddresses]:
         """Where the columns lie."""
         return {name: ColumnAddresses(self.dataset.data.table.column(name).chunks) for name in COLUMNS.values()}
 
     def source(self, **options: Any) -> BatchSource:
         """Ours, in the stored dtypes."""
-        dtypes = {"obs_continuous": "float32"}
-        fields = list(self.windows)
         return BatchSource(
-            self.store, batch_size=self.batch_size, fields=fields, dtypes=dtypes, windows=self.windows, **options
+            DatasetStore().from_dataset(self.dataset), **{"dtypes": {"obs_continuous": "float32"}, **options}
         )
 
-    def pieces(self, source: BatchSource, index: int) -> Pieces:
-        """What a batch consists of whose rows are all there."""
-        starts, parts = source.plan(index).starts, []
+    def pieces(self, source: BatchSource, index: int, windows: Mapping[str, Sequence[int]] | None = None) -> Pieces:
+        """What a batch consists of: its rows, which are all there, or of each window the steps that are there."""
+        plan, parts = source.plan(index), []
         for name in source.spec:
-            if name in self.windows:
-                offsets = self.windows[name]
-                found = self.columns[COLUMNS[name]].pieces(starts + offsets[0] + (name == "action"), len(offsets))
-                assert found is not None, f"{name} has no fixed width"
-                parts.append(found)
+            if name not in (windows or COLUMNS):
+                continue
+            column = self.columns[COLUMNS[name]]
+            if windows is not None:
+                first, length = windows[name][0] + (name == "action"), len(windows[name])
+                found = column.pieces(plan.starts + first, length)
+            else:
+                assert plan.lengths is not None
+                each = zip(plan.starts, plan.lengths.tolist(), strict=True)
+                found = [piece for start, length in each for piece in column.pieces(np.array([start]), length) or ()]
+            assert found is not None, f"{name} has no fixed width"
+            parts.append(found)
         return Pieces.of_columns(parts)
 
 
@@ -144,8 +155,8 @@ class _Deltas:
     As LeRobot's reader did it when this was written, of items that a DataLoader asks for one by one.
     """
 
-    def __init__(self, task: Robot) -> None:
-        self._task = task
+    def __init__(self, task: Robot, batch_size: int, windows: Mapping[str, Sequence[int]]) -> None:
+        self._rows, self._batch_size, self._windows = len(task.dataset), batch_size, windows
         whole = self._whole = task.dataset.with_format("torch")
         self._views = {name: whole.select_columns([column]) for name, column in COLUMNS.items()}
 
@@ -153,11 +164,11 @@ class _Deltas:
         import torch
 
         items = []
-        rows = np.random.default_rng(number).integers(0, len(self._task.dataset), self._task.batch_size)
+        rows = np.random.default_rng(number).integers(0, self._rows, self._batch_size)
         for row in rows.tolist():
             first = row - row % EPISODE
             item: dict[str, Any] = dict(self._whole[row])
-            for name, offsets in self._task.windows.items():
+            for name, offsets in self._windows.items():
                 asked = [row + offset + (name == "action") for offset in offsets]
                 held = [max(first, min(first + EPISODE - 1, one)) for one in asked]
                 item[name] = torch.stack(list(self._views[name][held][COLUMNS[name]]))

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore, Map
-from mouse_core.bench import Contender, interleave
 from mouse_core.statistics import statistics
 from mouse_core.store.derived import DerivedStore, NStepReturn, Return
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare, contenders
+from tests.bench.workloads import NARROW
 
 _WIDTH, _PIECE = 17, 1 << 18
 # Batches that are planned and copied together.
@@ -46,23 +45,14 @@ def _passes(settings: Settings, store: DatasetStore, observation: Any) -> Table:
         "mouse statistics, no quantiles": lambda _: statistics(snapshot, "obs_continuous", quantiles=()),
         "mouse statistics, five quantiles": lambda _: statistics(snapshot, "obs_continuous"),
     }
-    timings = interleave(
-        [Contender(name, call, "ours" if "mouse" in name else "peer") for name, call in passes.items()],
-        rounds=max(5, settings.rounds // 4),
-        budget_seconds=3 * settings.budget,
-    )
-    return table_of(
-        "statistics",
-        f"One pass over {len(observation):,} rows of {_WIDTH} float32",
-        timings,
-        nbytes=observation.nbytes,
-        notes=["Ours has count, mean, deviation, lowest and highest; processor time, of all threads."],
-    )
+    title = f"One pass over {len(observation):,} rows of {_WIDTH} float32"
+    notes = ["Ours has count, mean, deviation, lowest and highest; processor time, of all threads."]
+    options: dict[str, Any] = {"rounds": max(5, settings.rounds // 4), "budget": 3, "nbytes": observation.nbytes}
+    return compare(settings, "statistics", title, contenders(passes), **options, notes=notes)
 
 
 def _batches(settings: Settings, store: DatasetStore) -> Table:
-    options: dict[str, Any] = {"dtypes": {"obs_continuous": "float32"}}
-    plain, normalized = BatchSource(store, 64, 32, **options), BatchSource(store, 64, 32, normalize=_KINDS)
+    plain, normalized = BatchSource(store, 64, 32, dtypes=NARROW), BatchSource(store, 64, 32, normalize=_KINDS)
     scalings = normalized.normalizer
     numbers = {name: (one.centre.astype("f4"), one.spread.astype("f4")) for name, one in scalings.items()}
 
@@ -71,16 +61,13 @@ def _batches(settings: Settings, store: DatasetStore) -> Table:
         for name, (centre, spread) in numbers.items():
             batch[name] = (batch[name] - centre) / spread
 
-    timings = interleave(
-        [
-            Contender("mouse source[i]", plain.__getitem__, "ours", multiple=_TOGETHER),
-            Contender("mouse source[i], normalised by hand", by_hand, "peer", multiple=_TOGETHER),
-            Contender("mouse source[i], normalize=", normalized.__getitem__, "ours", multiple=_TOGETHER),
-        ],
-        rounds=settings.rounds,
-        budget_seconds=settings.budget,
-    )
-    return table_of("normalize", f"Normalised batches, B=32, S=64, {_WIDTH} and 6 numbers a step", timings)
+    calls = {
+        "mouse source[i]": plain.__getitem__,
+        "mouse source[i], normalised by hand": by_hand,
+        "mouse source[i], normalize=": normalized.__getitem__,
+    }
+    title = f"Normalised batches, B=32, S=64, {_WIDTH} and 6 numbers a step"
+    return compare(settings, "normalize", title, contenders(calls, multiple=_TOGETHER))
 
 
 def identity(fields: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
@@ -90,16 +77,13 @@ def identity(fields: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
 
 def _maps(settings: Settings, store: DatasetStore) -> Table:
     """A function that does nothing, called for every batch."""
-    options: dict[str, Any] = {"dtypes": {"obs_continuous": "float32"}}
     mapped = Map(identity, "identity/1", {"reward": ("float32", ())})
-    sources = {"mouse source[i]": BatchSource(store, 64, 32, **options)}
-    sources["mouse source[i], map="] = BatchSource(store, 64, 32, map=mapped, **options)
-    timings = interleave(
-        [Contender(name, source.__getitem__, "ours", multiple=_TOGETHER) for name, source in sources.items()],
-        rounds=settings.rounds,
-        budget_seconds=settings.budget,
-    )
-    return table_of("map", "Batches through a function that does nothing, B=32, S=64", timings)
+    calls = {
+        "mouse source[i]": BatchSource(store, 64, 32, dtypes=NARROW).__getitem__,
+        "mouse source[i], map=": BatchSource(store, 64, 32, map=mapped, dtypes=NARROW).__getitem__,
+    }
+    title = "Batches through a function that does nothing, B=32, S=64"
+    return compare(settings, "map", title, contenders(calls, multiple=_TOGETHER))
 
 
 def _derived(settings: Settings, rewards: Any) -> Table:
@@ -119,10 +103,6 @@ def _derived(settings: Settings, rewards: Any) -> Table:
         "mouse NStepReturn(3, 0.99)": read(NStepReturn(3, 0.99)),
         "mouse NStepReturn(500, 0.99)": read(NStepReturn(500, 0.99)),
     }
-    timings = interleave(
-        [Contender(name, call, "ours" if "mouse" in name else "peer") for name, call in passes.items()],
-        rounds=max(5, settings.rounds // 4),
-        budget_seconds=settings.budget,
-    )
     notes = ["Ours reads rewards and ends of episodes first, and has the values in float32."]
-    return table_of("derived", f"Fields derived of {len(rewards):,} rows", timings, notes=notes)
+    title, rounds = f"Fields derived of {len(rewards):,} rows", max(5, settings.rounds // 4)
+    return compare(settings, "derived", title, contenders(passes), rounds=rounds, notes=notes)

@@ -18,31 +18,34 @@ the same one under different names.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
+import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.about import About
 from mouse_core.files.checksum import page_checksums
 from mouse_core.prefetch.report import counters_of
+from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.segments import write_segment
 from mouse_core.store.remote.objects import name_of_sums, sums_as_bytes
-from tests.bench import streams
-from tests.bench.client import alone, ranges_asked
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -55,8 +58,14 @@ _BEFORE = 128
 _LENGTH, _WINDOWS = 64, 32
 # What part of the data caches have room for, in percent; and bytes of a page.
 _KEPT, _PAGE = (10, 25, 50, 75), 4096
+# Those that stream, which read all there is in turn and shuffle what they hold: windows in a buffer from which they are
+# drawn, and seconds for which a stream is read.
+_STREAMS = {"datasets": "datasets, streaming", "mosaic": "MosaicML's streaming"}
+_SHUFFLED, _SECONDS = 256, 10.0
 # Objects of the largest store, and rows of each: some 256 MB.
 _OBJECTS, _ROWS = 4000, 1_500_000
+
+_Wanted = tuple[str, int, int]
 
 
 def make(folder: Path, layout: str, rows: int) -> None:
@@ -172,7 +181,7 @@ def measure(served: Storage, folder: Path, cache: Path, batches: int, **how: Any
     for index in range(1, first):
         _ = source[index]
     before = before if whole else served.sent()  # of all that an epoch reads, its beginning too
-    with ranges_asked() as calls:
+    with _ranges_asked() as calls:
         times = [(0, time.perf_counter(), time.process_time())]
         for index in range(first, behind):
             _ = source[index]
@@ -182,7 +191,7 @@ def measure(served: Storage, folder: Path, cache: Path, batches: int, **how: Any
     batches = next(number for number, one in enumerate(times) if one[0] == len(calls)) if whole else behind - first
     seconds, busy = (times[batches][one] - times[0][one] for one in (1, 2))
     shutil.rmtree(cache, ignore_errors=True)
-    alone_seconds, alone_busy = alone(url, served.options, cache, calls)
+    alone_seconds, alone_busy = _alone(url, served.options, cache, calls)
     asked = sum(end - begin for call in calls for _, begin, end in call)
     delivered = _ROW_BYTES * _LENGTH * _WINDOWS * (behind if whole else batches)
     return {
@@ -198,6 +207,55 @@ def measure(served: Storage, folder: Path, cache: Path, batches: int, **how: Any
         "local-busy": local * 1e3,
         "times-client": (busy / batches - local) / (alone_busy / batches),
     }
+
+
+@contextmanager
+def _ranges_asked() -> Iterator[list[list[_Wanted]]]:
+    """The calls of clients meanwhile: of each the path, first byte and end of its ranges."""
+    calls: list[list[_Wanted]] = []
+    get_all = FolderClient.get_all
+
+    def noted(self: FolderClient, wanted: Sequence[_Wanted], versions: dict[str, str]) -> list[Any]:
+        calls.append(list(wanted))
+        return get_all(self, wanted, versions)
+
+    FolderClient.get_all = noted  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        FolderClient.get_all = get_all  # type: ignore[method-assign]
+
+
+def _alone(url: str, options: dict[str, str], cache: Path, calls: Sequence[Sequence[_Wanted]]) -> tuple[float, float]:
+    """Seconds, and seconds of the processor, that obstore takes for the ranges of some calls, in groups as ours are."""
+    import obstore
+
+    opened = DatasetStore.open(url, storage_options=options, cache=cache)
+    # The client that ours has, so that nothing but what we do beside it differs; no part of the interface gives it.
+    store = opened._rows._client._store  # type: ignore[attr-defined]
+    groups: list[tuple[str, list[_Wanted]]] = []
+    for wanted in calls:
+        by_path: dict[str, list[_Wanted]] = {}
+        for one in wanted:
+            by_path.setdefault(one[0], []).append(one)
+        groups += [(path, some[at : at + GROUP]) for path, some in by_path.items() for at in range(0, len(some), GROUP)]
+
+    async def ask() -> None:
+        turns = asyncio.Semaphore(2 * AT_ONCE // GROUP)
+
+        async def group(path: str, some: list[_Wanted]) -> None:
+            async with turns:
+                begins, ends = [one[1] for one in some], [one[2] for one in some]
+                if len(some) == 1:
+                    await obstore.get_range_async(store, path, start=begins[0], end=ends[0])
+                else:
+                    await obstore.get_ranges_async(store, path, starts=begins, ends=ends, coalesce=0)
+
+        await asyncio.gather(*(group(*one) for one in groups))
+
+    began, busy = time.perf_counter(), time.process_time()
+    asyncio.run(ask())
+    return time.perf_counter() - began, time.process_time() - busy
 
 
 def _local(folder: Path, batches: int, **how: Any) -> float:
@@ -296,6 +354,61 @@ def make_lance(target: Path, rows: int) -> None:
         lance.write_dataset(as_table(columns(draw, begin, _PART)), str(target), mode="append" if begin else "create")
 
 
+def _make_streams(stores: Path, tables: Iterable[pa.Table], rows: int, mosaic: str | None) -> None:
+    """Write steps as others have them, if they are not there."""
+    if not (stores / "parquet").exists():
+        (stores / "parquet").mkdir()
+        for number, table in enumerate(tables):
+            pq.write_table(table, stores / "parquet" / f"{number:04d}.parquet")
+    if mosaic is not None:
+        subprocess.run([mosaic, "-m", "tests.bench.mosaic", "write", str(stores / "mds"), str(rows)], check=True)
+
+
+def _streams(served: Storage, stores: Path, cache: Path, mosaic: str | None) -> Iterator[tuple[str, dict[str, float]]]:
+    """Batches of 32 windows of 64 steps, from nothing on.
+
+    Args:
+        served: Serves ``stores``.
+        stores: Where `make` wrote.
+        cache: A folder for what came, where one is wanted.
+        mosaic: A Python that has MosaicML's streaming; None: it is left out.
+    """
+    if find_spec("aiohttp") is None:
+        print(f"{_STREAMS['datasets']}: left out, as aiohttp, by which it reads, is not installed", file=sys.stderr)
+    else:
+        before = served.sent()[1]
+        found, delivered, seconds = _datasets(served.endpoint, stores / "parquet")
+        yield "datasets", found | _sent(served.sent()[1] - before, delivered, seconds)
+    if mosaic is not None:
+        before = served.sent()[1]
+        command = [mosaic, "-m", "tests.bench.mosaic", "read", str(cache), served.endpoint]
+        said = json.loads(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+        )
+        delivered, seconds = said.pop("delivered"), said.pop("seconds")
+        yield "mosaic", said | _sent(served.sent()[1] - before, delivered, seconds)
+
+
+def _sent(nbytes: int, delivered: float, seconds: float) -> dict[str, float]:
+    return {"sent": nbytes / delivered, "link": nbytes / seconds / _LINKS[""]}
+
+
+def _datasets(endpoint: str, folder: Path) -> tuple[dict[str, float], int, float]:
+    """What is found, bytes delivered, and seconds."""
+    from datasets import load_dataset
+
+    urls = [f"{endpoint}/data/parquet/{file.name}" for file in sorted(folder.iterdir())]
+    began, number, delivered, first = time.perf_counter(), 0, 0, 0.0
+    rows = load_dataset("parquet", data_files=urls, split="train", streaming=True).with_format("numpy")
+    for batch in rows.batch(_LENGTH).shuffle(seed=1, buffer_size=_SHUFFLED).batch(_WINDOWS):
+        number, delivered = number + 1, delivered + sum(values.nbytes for values in batch.values())
+        seconds = time.perf_counter() - began
+        first = first or seconds
+        if seconds > first + _SECONDS:
+            break
+    return {"first": first, "batches": (number - 1) / (seconds - first)}, delivered, seconds
+
+
 _UNITS = {
     "first": ("to the first batch", "s"),
     "batches": ("batches a second", "batches/s"),
@@ -339,7 +452,7 @@ def figures(
         make_large(folder, layout, objects)
     make_lance(stores / "lance", rows)
     draw = np.random.default_rng(0)
-    streams.make(stores, (as_table(columns(draw, at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
+    _make_streams(stores, (as_table(columns(draw, at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
     for link, bandwidth in reversed(_LINKS.items()):
         with storage(stores, bandwidth) as served:
             for layout in ("columns", "windows"):
@@ -355,9 +468,9 @@ def figures(
             yield Figure(
                 f"elsewhere-{layout}-{name}-over-lance", f"20 ms away, {layout}, {name}: over Lance", times, "times"
             )
-        for peer, found in streams.measure(served, stores, cache, mosaic):
-            yield from _named(peer, f"{streams.NAMES[peer]}, windows that do not overlap", found)
-            times, said = ours["windows", "blocks"]["batches"] / found["batches"], f"over {streams.NAMES[peer]}"
+        for peer, found in _streams(served, stores, cache, mosaic):
+            yield from _named(peer, f"{_STREAMS[peer]}, windows that do not overlap", found)
+            times, said = ours["windows", "blocks"]["batches"] / found["batches"], f"over {_STREAMS[peer]}"
             yield Figure(
                 f"elsewhere-windows-blocks-over-{peer}", f"20 ms away, windows, blocks: {said}", times, "times"
             )

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -102,11 +102,12 @@ def floor(batches: Sequence[Pieces]) -> Callable[[int], None]:
     return copy
 
 
-def check_floor(source: BatchSource, pieces: Pieces, index: int) -> None:
-    """See that the pieces are the batch: otherwise the comparison would be with other work."""
+def check_floor(source: BatchSource, pieces: Pieces, index: int, fields: Container[str] | None = None) -> None:
+    """See that the pieces are the batch, or these fields of it: otherwise the comparison would be with other work."""
     copied = b"".join(
         ctypes.string_at(address, size)
         for address, size in zip(pieces.source.tolist(), pieces.size.tolist(), strict=True)
     )
-    batch = b"".join(values.tobytes() for values in source[index].values())
+    taken = (values for name, values in source[index].items() if fields is None or name in fields)
+    batch = b"".join(values.tobytes() for values in taken)
     assert copied == batch, "the floor copies other bytes than the batch consists of"

@@ -1,19 +1,15 @@
-"""Forests of rollouts beside TorchRL's: `python -m tests.bench.forests 100000` builds each once."""
+"""Forests of rollouts beside TorchRL's."""
 
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender, interleave
 from mouse_core.trees import Forest
-from tests.bench.results import Figure, Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Figure, Settings, Table, compare, contenders
 
 WIDTH, LENGTH, STARTS = 17, 100, 10
 
@@ -25,27 +21,28 @@ def tables(settings: Settings) -> list[Table]:
     transitions = min(settings.rows, 10_000)  # of which TorchRL takes 5 s
     rollouts = recorded(transitions // LENGTH)
     together = _joined(rollouts)
-    building = [
-        Contender("NumPy copying observations twice", lambda _: _copies(together), "floor"),
-        Contender("mouse Forest, an episode at a time", lambda _: _ours(rollouts), "ours"),
-        Contender("mouse Forest, all at once", lambda _: _ours([together]), "ours"),
-    ]
-    forest = _ours(rollouts)
-    root = {"observation": rollouts[0]["observation"][0]}
-    looking = [Contender("mouse Forest", lambda _: forest.get_tree(root), "ours")]
+    forest, root = _ours(rollouts), {"observation": rollouts[0]["observation"][0]}
+    building: dict[str, Callable[[int], Any]] = {
+        "NumPy copying observations twice": lambda _: _copies(together),
+        "mouse Forest, an episode at a time": lambda _: _ours(rollouts),
+        "mouse Forest, all at once": lambda _: _ours([together]),
+    }
+    looking: dict[str, Callable[[int], Any]] = {"mouse Forest": lambda _: forest.get_tree(root)}
     theirs = _torchrl(rollouts)
     if theirs is not None:
         build, look = theirs
-        building.append(Contender("TorchRL MCTSForest, an episode at a time", lambda _: build(), "peer"))
-        theirs_filled = build()
-        looking.append(Contender("TorchRL MCTSForest", lambda _: look(theirs_filled), "peer"))
+        filled = build()
+        building["TorchRL MCTSForest, an episode at a time"] = lambda _: build()
+        looking["TorchRL MCTSForest"] = lambda _: look(filled)
     what = f"{transitions:,} transitions, observations of {WIDTH} float32"
     return [
-        table_of(key, title, interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget))
-        for key, title, contenders in (
-            ("forest-build", f"Forests: {what}", building),
-            ("forest-tree", f"Forests: the compact tree of {transitions // STARTS:,} transitions", looking),
-        )
+        compare(settings, "forest-build", f"Forests: {what}", contenders(building, first="floor")),
+        compare(
+            settings,
+            "forest-tree",
+            f"Forests: the compact tree of {transitions // STARTS:,} transitions",
+            contenders(looking),
+        ),
     ]
 
 
@@ -125,22 +122,3 @@ def _torchrl(rollouts: Rollouts) -> tuple[Callable[[], Any], Callable[[Any], Any
         return forest
 
     return build, lambda forest: forest.get_tree(given[0][0])
-
-
-def main() -> None:
-    """Build forests of so many transitions, one after the other, and say how long each took."""
-    rollouts = recorded(int(sys.argv[1]) // LENGTH)
-    together, theirs = _joined(rollouts), _torchrl(rollouts)
-    for name, build in (
-        ("mouse, an episode at a time", lambda: _ours(rollouts)),
-        ("mouse, all at once", lambda: _ours([together])),
-        ("TorchRL", theirs and theirs[0]),
-    ):
-        if build is not None:
-            began = time.perf_counter()
-            build()
-            print(f"{name}: {time.perf_counter() - began:.2f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,8 +24,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.bench import generate
-from tests.bench.pages import drop
-from tests.bench.reads import long_reads, random_reads
+from tests.bench.pages import drop, long_reads, random_reads, read_whole
 from tests.bench.results import Figure
 from tests.limited import can_limit, run_limited
 
@@ -187,7 +186,6 @@ def _cached(data: Path) -> dict[str, float]:
     """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
     from mouse_core import BatchSource, formats
     from mouse_core.bench import Contender, interleave
-    from tests.bench.pages import read_whole
 
     def batches(source: BatchSource) -> Callable[[int], None]:
         begun = iter(range(0, 1 << 30, _COUNTED))

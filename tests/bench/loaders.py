@@ -14,10 +14,8 @@ from typing import Any
 
 from mouse_core import DatasetStore
 from mouse_core.bench import Contender, Timing, interleave, private_memory, steady
-from tests.bench import generate
-from tests.bench.results import Figure, Table, table_of
-from tests.bench.settings import Settings
-from tests.bench.workloads import dataset_folder
+from tests.bench.results import Figure, Settings, Table, table_of
+from tests.bench.workloads import NARROW, dataset_folder, store_of
 
 PACKAGES = {"NumPy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "torch"), "JAX": ("mouse_jax", "jax")}
 
@@ -35,26 +33,17 @@ def ready(batch: Any) -> Any:
     return batch
 
 
-def overheads(settings: Settings) -> tuple[list[Table], list[Figure]]:
+def overheads(settings: Settings) -> list[Table | Figure]:
     """Microseconds a batch that each loader adds, with no worker and with one."""
-    tables, figures = [], []
-    for framework in frameworks():
-        table, found = _overhead(settings, framework)
-        tables.append(table)
-        figures += found
-    return tables, figures
+    return [found for framework in frameworks() for found in _overhead(settings, framework)]
 
 
-def _overhead(settings: Settings, framework: str) -> tuple[Table, list[Figure]]:
-    import datasets
-
-    folder = dataset_folder(generate.STATE, settings.rows, settings)
-    store = DatasetStore().from_dataset(datasets.load_from_disk(str(folder)))
+def _overhead(settings: Settings, framework: str) -> list[Table | Figure]:
+    store = store_of(dataset_folder(settings))
     package = importlib.import_module(PACKAGES[framework][0])
 
     def make(workers: int, digest: bool = False) -> Any:
-        dtypes = {"obs_continuous": "float32"}
-        return package.PrefetchBatchifier(store, num_workers=workers, dtypes=dtypes, digest=digest)
+        return package.PrefetchBatchifier(store, num_workers=workers, dtypes=NARROW, digest=digest)
 
     loaders = {(workers, digest): make(workers, digest) for digest in (False, True) for workers in (0, 1)}
     source = make(0).source
@@ -66,19 +55,16 @@ def _overhead(settings: Settings, framework: str) -> tuple[Table, list[Figure]]:
     timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
     for loader in loaders.values():
         loader.close()
-    key = framework.lower()
-    of = dict(zip(loaders, timings[1:], strict=True))
-    figures = [
-        _added(
-            f"{key}-loader-{workers}",
-            f"{framework} loader, num_workers={workers}, adds",
-            of[workers, False],
-            timings[0],
-        )
-        for workers in (0, 1)
+    key, of = framework.lower(), dict(zip(loaders, timings[1:], strict=True))
+    name = f"{framework} loader"
+    return [
+        table_of(f"loader-{key}", f"The {name} beside source[i], B=32, S=64", timings),
+        *(
+            _added(f"{key}-loader-{workers}", f"{name}, num_workers={workers}, adds", of[workers, False], timings[0])
+            for workers in (0, 1)
+        ),
+        _added(f"{key}-digest", f"{name}, digest=True adds", of[0, True], of[0, False]),
     ]
-    figures.append(_added(f"{key}-digest", f"{framework} loader, digest=True adds", of[0, True], of[0, False]))
-    return table_of(f"loader-{key}", f"The {framework} loader beside source[i], B=32, S=64", timings), figures
 
 
 def _added(key: str, name: str, loader: Timing, source: Timing) -> Figure:
@@ -90,18 +76,20 @@ def _added(key: str, name: str, loader: Timing, source: Timing) -> Figure:
 # ---------------------------------------------------------------------- in a fresh process
 
 
-def in_fresh_processes(settings: Settings, batches: int) -> list[Figure]:
+def in_fresh_processes(settings: Settings) -> list[Figure]:
     """The first batch, and private memory over many, for each framework in a process of its own."""
-    folder = dataset_folder(generate.STATE, settings.rows, settings)
-    figures: list[Figure] = []
+    folder, batches = dataset_folder(settings), 1_000 if settings.quick else 10_000
+    figures = []
     for framework in frameworks():
         found = fresh_report(folder, framework, batches)
-        key = framework.lower()
         figures += [
-            Figure(f"first-{key}", f"{framework}: from_dataset to the first batch", found["first"], "s"),
-            Figure(f"memory-{key}", f"{framework}: private memory added by the loader", found["added"], "MB"),
-            Figure(f"growth-{key}", f"{framework}: growth over {batches:,} batches after that", found["growth"], "MB"),
-            Figure(f"allowed-{key}", f"{framework}: allowed, prefetch x batch x 1.5 + 50 MB", found["allowed"], "MB"),
+            Figure(f"{name}-{framework.lower()}", f"{framework}: {said}", found[name], unit)
+            for name, said, unit in (
+                ("first", "from_dataset to the first batch", "s"),
+                ("memory", "private memory added by the loader", "MB"),
+                ("growth", f"growth over {batches:,} batches after that", "MB"),
+                ("allowed", "allowed, prefetch x batch x 1.5 + 50 MB", "MB"),
+            )
         ]
     return figures
 
@@ -140,7 +128,7 @@ def report(folder: Path, framework: str, batches: int) -> dict[str, float]:
     return {
         "open": opened - began,
         "first": first - opened,
-        "added": (settled - before) / 1e6,
+        "memory": (settled - before) / 1e6,
         "growth": (highest - settled) / 1e6,
         "allowed": (4 * nbytes * 1.5 + 50e6) / 1e6,
     }

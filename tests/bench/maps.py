@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender, interleave
 from mouse_core.maps import RowMap
-from tests.bench.results import Figure, Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Figure, Settings, Table, compare, contenders
 
 WIDTH = 17
 
+Calls = dict[str, Callable[..., Any]]
 Fill = Callable[[], Any]
 Look = Callable[[Any], Any]
 
@@ -30,27 +29,24 @@ def tables(settings: Settings) -> list[Table]:
         "Python's dict of bytes": _dict(observations, values),
     }
     order = np.random.default_rng(1).permutation(rows)
-    inserting = [Contender("NumPy copying rows and values", lambda _: (observations.copy(), values.copy()), "floor")]
-    looking = [Contender("NumPy comparing rows, and taking values", _taking(observations, values), "floor")]
-    looking_shuffled = [
-        Contender("NumPy taking rows and values", lambda _: (observations[order], values[order]), "floor")
-    ]
+    inserting: Calls = {"NumPy copying rows and values": lambda _: (observations.copy(), values.copy())}
+    looking: Calls = {"NumPy comparing rows, and taking values": _taking(observations, values)}
+    shuffled: Calls = {"NumPy taking rows and values": lambda _: (observations[order], values[order])}
     for name, kind in kinds.items():
         if kind is None:
             continue
-        fill, look, shuffled = kind(order)
-        ours = "ours" if name.startswith("mouse") else "peer"
+        fill, look, look_shuffled = kind(order)
         filled = fill()
-        inserting.append(Contender(name, lambda _, fill=fill: fill(), ours))  # type: ignore[misc]
-        looking.append(Contender(name, lambda _, look=look, filled=filled: look(filled), ours))  # type: ignore[misc]
-        looking_shuffled.append(Contender(name, lambda _, look=shuffled, filled=filled: look(filled), ours))  # type: ignore[misc]
-    what = f"{rows:,} observations of {WIDTH} float32"
+        inserting[name] = lambda _, fill=fill: fill()
+        looking[name] = lambda _, look=look, filled=filled: look(filled)
+        shuffled[name] = lambda _, look=look_shuffled, filled=filled: look(filled)
+    what = f"Maps: {rows:,} observations of {WIDTH} float32"
     return [
-        table_of(key, title, interleave(contenders, rounds=settings.rounds, budget_seconds=3 * settings.budget))
-        for key, title, contenders in (
-            ("maps-insert", f"Maps: {what} inserted", inserting),
-            ("maps-lookup", f"Maps: {what} looked up", looking),
-            ("maps-shuffled", f"Maps: {what} looked up in another order", looking_shuffled),
+        compare(settings, f"maps-{key}", f"{what} {title}", contenders(calls, first="floor"), budget=3)
+        for key, title, calls in (
+            ("insert", "inserted", inserting),
+            ("lookup", "looked up", looking),
+            ("shuffled", "looked up in another order", shuffled),
         )
     ]
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.bench import Contender
-from tests.bench.on_devices import peer, table_on
-from tests.bench.results import Table
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare_on, peer
 
 OURS = "mouse_jax.device"
 _BATCH, _SLICES, _LENGTH, _EPISODE, _SCANNED, _TURNS = 256, 32, 64, 200, 100, 300
@@ -44,7 +42,7 @@ def tables(settings: Settings) -> list[Table]:
 
 
 def _table(settings: Settings, key: str, what: str, contenders: Any) -> list[Table]:
-    return table_on(settings, key, f"Replay on the device: {what}", contenders, device=device_name())
+    return compare_on(device_name(), settings, key, f"Replay on the device: {what}", contenders)
 
 
 def device_name() -> str:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.bench import Contender
-from tests.bench.on_devices import peer, table_on
-from tests.bench.results import Table
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare_on, peer
 
 OURS = "mouse_torch.device"
 _BATCH, _SLICES, _LENGTH, _EPISODE = 256, 32, 64, 200
@@ -41,7 +39,7 @@ def tables(settings: Settings) -> list[Table]:
 
 def _table(settings: Settings, key: str, what: str, contenders: Any) -> list[Table]:
     title = f"Replay on the device in torch: {what}"
-    return table_on(settings, f"torch-{key}", title, contenders, device=device_name())
+    return compare_on(device_name(), settings, f"torch-{key}", title, contenders)
 
 
 def device_name() -> str:

@@ -5,18 +5,15 @@ A row is a transition: observation and next observation of 17 numbers, an action
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.bench import Contender, interleave
+from mouse_core.bench import Contender
 from mouse_core.replay import ArrayStorage, PrioritizedReplayBuffer, ReplayBuffer, SliceSampler
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare, contenders, peers
 
 Rows = dict[str, npt.NDArray[np.float32]]
 
@@ -46,86 +43,23 @@ def chunks(count: int) -> Iterator[Rows]:
         yield make_rows(min(_CHUNK, count - first), first=first)
 
 
-class Peer(Protocol):
-    """What a module of ``tests.bench.peers`` gives; each may lack some."""
-
-    def prioritized(self, rows: int) -> Contender:
-        """Draw 256 rows by priority."""
-        ...
-
-    def updates(self, rows: int) -> Contender:
-        """Set 256 priorities."""
-        ...
-
-    def uniform(self, rows: int) -> Contender:
-        """Draw 256 rows."""
-        ...
-
-    def slices(self, rows: int) -> Contender | list[Contender]:
-        """Draw 32 slices of 64 steps within episodes."""
-        ...
-
-    def add(self, rows: int) -> Contender:
-        """Write one row."""
-        ...
-
-    def extend(self, rows: int) -> Contender:
-        """Write 256 rows at once."""
-        ...
-
-
 def tables(settings: Settings) -> list[Table]:
-    """All of it."""
-    titles = {
-        "prioritized": f"Replay: {BATCH} of {settings.rows:,} rows by priority",
-        "updates": f"Replay: {BATCH} priorities set, of {settings.rows:,} rows",
-        "uniform": f"Replay: {BATCH} of {settings.rows:,} rows",
-        "slices": f"Replay: {SLICES} slices of {LENGTH} steps within episodes, {settings.rows:,} rows",
-        "add": "Replay: one row added",
-        "extend": f"Replay: {BATCH} rows added at once",
-    }
-    found = [_table(settings, work, title) for work, title in titles.items()]
-    return [*found, _large(settings)]
-
-
-def _table(settings: Settings, work: str, title: str) -> Table:
-    notes: list[str] = []
+    """All of it; what each of them does is a function here and in the modules of peers, which may lack some."""
+    many, episodes = f"{settings.rows:,} rows", "steps within episodes"
     # Rings that are soon full: memory that was never written to costs page faults, and that is all one would measure.
-    rows = 100_000 if work in ("add", "extend") else settings.rows
-    contenders = [_ours()[work](rows), *_peers(work, rows, notes)]
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    return table_of(f"replay-{work}", title, timings, notes=notes)
-
-
-def _peers(work: str, rows: int, notes: list[str]) -> Iterator[Contender]:
-    for name in _PEERS:
-        shown = name.removeprefix("replay_of_")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                make = getattr(importlib.import_module(f"tests.bench.peers.{name}"), work, None)
-                if make is not None:
-                    made = make(rows)
-                    yield from made if isinstance(made, list) else [made]
-        except ImportError as error:
-            notes.append(f"{shown} did not take part: {error}")
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            notes.append(f"{shown} could not do it: {reason}")
-
-
-# ---------------------------------------------------------------------- ours
-
-
-def _ours() -> dict[str, Callable[[int], Contender]]:
-    return {
-        "prioritized": _prioritized,
-        "updates": _updates,
-        "uniform": _uniform,
-        "slices": _slices,
-        "add": _add,
-        "extend": _extend,
+    works: dict[str, tuple[str, Callable[[int], Contender], int]] = {
+        "prioritized": (f"{BATCH} of {many} by priority", _prioritized, settings.rows),
+        "updates": (f"{BATCH} priorities set, of {many}", _updates, settings.rows),
+        "uniform": (f"{BATCH} of {many}", _uniform, settings.rows),
+        "slices": (f"{SLICES} slices of {LENGTH} {episodes}, {many}", _slices, settings.rows),
+        "add": ("one row added", _add, 100_000),
+        "extend": (f"{BATCH} rows added at once", _extend, 100_000),
     }
+    found = [
+        compare(settings, f"replay-{work}", f"Replay: {title}", [ours(rows), *peers(_PEERS, work, rows)])
+        for work, (title, ours, rows) in works.items()
+    ]
+    return [*found, _large(settings)]
 
 
 def _filled(buffer: Any, rows: int) -> Any:
@@ -173,9 +107,13 @@ def _uniform(rows: int) -> Contender:
 
 
 def _slices(rows: int) -> Contender:
-    sampler = SliceSampler(sequence_length=LENGTH, end_key="done", pad=False)
-    buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES), rows)
+    buffer = _filled(_of_slices(rows), rows)
     return Contender(f"{OURS} SliceSampler", lambda number: buffer.sample(), "ours")
+
+
+def _of_slices(rows: int) -> ReplayBuffer:
+    sampler = SliceSampler(sequence_length=LENGTH, end_key="done", pad=False)
+    return ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES)
 
 
 def _add(rows: int) -> Contender:
@@ -199,12 +137,11 @@ def _extend(rows: int) -> Contender:
 def _large(settings: Settings) -> Table:
     """Slices at the usual size and at 50 times as many rows, whose observations are stored once (100 bytes each)."""
     chunk = make_rows(_CHUNK, widths={name: width for name, width in _WIDTHS.items() if name != "next_obs"})
-    contenders = []
+    calls = {}
     for rows in (settings.rows, settings.rows * (5 if settings.quick else 50)):
-        sampler = SliceSampler(sequence_length=LENGTH, end_key="done", pad=False)
-        buffer = ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES)
+        buffer = _of_slices(rows)
         for _ in range(rows // _CHUNK):
             buffer.extend(chunk)
-        contenders.append(Contender(f"{rows:,} rows", lambda number, buffer=buffer: buffer.sample(), "ours"))
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    return table_of("replay-large", f"Replay: {SLICES} slices of {LENGTH} steps of few and of many rows", timings)
+        calls[f"{rows:,} rows"] = lambda number, buffer=buffer: buffer.sample()
+    title = f"Replay: {SLICES} slices of {LENGTH} steps of few and of many rows"
+    return compare(settings, "replay-large", title, contenders(calls, kind="ours"))

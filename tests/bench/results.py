@@ -1,17 +1,43 @@
-"""What a run found: tables of contenders and single figures, as plain values that JSON holds."""
+"""How thorough a run is, contenders measured in turns, and tables and figures as plain values that JSON holds."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mouse_core.bench import Timing
+from mouse_core.bench import Contender, Timing, interleave
 
 Quartiles = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How thorough a run is.
+
+    Args:
+        folder: For datasets and the peers' copies of them.
+        rounds: Turns of a fast contender.
+        budget: Seconds that a contender may take in a table, about.
+        rows: Steps of the datasets of numbers.
+        images: Steps of the datasets of images.
+        cores: Cores this process may use.
+        quick: Whether to leave out what takes long.
+    """
+
+    folder: Path
+    rounds: int
+    budget: float
+    rows: int
+    images: int
+    cores: int
+    quick: bool
 
 
 @dataclass(frozen=True)
@@ -57,11 +83,6 @@ class Table:
     def row(self, start: str) -> Row | None:
         """The first row whose name begins so."""
         return next((row for row in self.rows if row.name.startswith(start)), None)
-
-    def times(self, slower: str, faster: str) -> float | None:
-        """How many times as long the median of one takes as that of another; None where one did not take part."""
-        above, below = self.row(slower), self.row(faster)
-        return None if above is None or below is None else above.ratio[1] / below.ratio[1]
 
 
 @dataclass(frozen=True)
@@ -117,6 +138,75 @@ class Results:
         return cls(found["machine"], found["versions"], found["settings"], tables, figures)
 
 
+def contenders(
+    calls: Mapping[str, Callable[[int], Any]], *, first: str = "", kind: str = "", **options: Any
+) -> list[Contender]:
+    """Contenders by their names.
+
+    Args:
+        calls: What each does for a batch.
+        first: The kind of the first, where it is another than that of the rest.
+        kind: Their kind; by default "ours" of those whose name begins with "mouse", else "peer".
+        **options: Of all contenders.
+    """
+    kinds = [kind or ("ours" if name.startswith("mouse") else "peer") for name in calls]
+    kinds[:1] = [first or kinds[0]]
+    return [Contender(name, call, of, **options) for (name, call), of in zip(calls.items(), kinds, strict=True)]
+
+
+def peers(modules: Sequence[str], work: str, *arguments: Any) -> Iterator[Contender | str]:
+    """Contenders that the function ``work`` of modules of ``tests.bench.peers`` makes, or notes why they lack."""
+    for module in modules:
+        name = module.removeprefix("replay_").removeprefix("of_")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                make = getattr(importlib.import_module(f"tests.bench.peers.{module}"), work, None)
+                made = () if make is None else make(*arguments)
+                yield from [made] if isinstance(made, Contender) else made
+        except ImportError as error:
+            yield f"{name} did not take part: {error}"
+        except RuntimeError as error:
+            yield f"{name} could not do it: {str(error).partition(chr(10))[0]}"
+
+
+def compare(
+    settings: Settings,
+    key: str,
+    title: str,
+    given: Iterable[Contender | str],
+    *,
+    rounds: int | None = None,
+    budget: float = 1.0,
+    slice_seconds: float = 0.008,
+    notes: Sequence[str] = (),
+    **options: Any,
+) -> Table:
+    """The table of contenders measured in turns, the first of which is the reference.
+
+    Args:
+        settings: How thorough it is.
+        key: For goals to refer to.
+        title: What is measured.
+        given: Contenders, and notes about those that do not take part.
+        rounds: Turns of a fast contender, if others than the settings'.
+        budget: How many times the settings' seconds a contender may take.
+        slice_seconds: How long a turn lasts, about.
+        notes: What a reader should know.
+        **options: As ``Table`` takes them.
+    """
+    every = list(given)
+    taking_part = [one for one in every if isinstance(one, Contender)]
+    timings = interleave(
+        taking_part,
+        rounds=rounds or settings.rounds,
+        slice_seconds=slice_seconds,
+        budget_seconds=budget * settings.budget,
+    )
+    notes = [*notes, *(one for one in every if isinstance(one, str))]
+    return table_of(key, title, timings, notes=notes, **options)
+
+
 def table_of(key: str, title: str, timings: Sequence[Timing], **options: Any) -> Table:
     """The table of some timings, the first of which is the reference."""
     rows = [
@@ -130,6 +220,42 @@ def table_of(key: str, title: str, timings: Sequence[Timing], **options: Any) ->
         for timing in timings
     ]
     return Table(key, title, rows, **options)
+
+
+def compare_on(device: str, settings: Settings, key: str, title: str, given: Iterable[Contender | str]) -> list[Table]:
+    """The table of contenders on a device, with the wall clock where it is no CPU: waiting takes no processor time.
+
+    Args:
+        device: "cpu", or what else it runs on.
+        settings: How thorough it is.
+        key: Of the table, after ``on-device-``.
+        title: What is measured.
+        given: Contenders, and notes about those that do not take part; without contenders there is no table.
+    """
+    every = [one if isinstance(one, str) else replace(one, wall=device != "cpu") for one in given]
+    if all(isinstance(one, str) for one in every):
+        print(*every, sep="\n")
+        return []
+    for one in every:
+        # A first call that compiles for more than a second would have turns of one call each, which finds caches cold.
+        if isinstance(one, Contender):
+            one.call(0)
+    place = "" if device == "cpu" else "gpu-"
+    return [compare(settings, f"on-device-{place}{key}", f"{title} ({device})", every, budget=2)]
+
+
+def peer(package: str, name: str, make: Callable[[], Callable[[int], Any]]) -> Iterator[Contender | str]:
+    """Somebody else's, or a note that says why it is not there."""
+    if find_spec(package) is None:
+        yield f"{name}: not measured, as {package} is not installed here"
+        return
+    try:
+        call = make()
+        call(0)
+    except Exception as error:
+        yield f"{name}: not measured: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
+        return
+    yield Contender(name, call)
 
 
 def _rounded(value: Any) -> Any:

@@ -6,16 +6,16 @@ import itertools
 import os
 import shutil
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mouse_core.bench import Contender, interleave
 from mouse_core.files.writing import sync_files
 from mouse_core.groups import (
     GrpoBatchMaker,
@@ -29,8 +29,7 @@ from mouse_core.groups import (
     pad,
 )
 from mouse_core.groups.files import encode_part
-from tests.bench.results import Figure, Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Figure, Settings, Table, compare, contenders
 
 TOKENS = 512
 GROUP = 8
@@ -126,32 +125,28 @@ def _writing(settings: Settings) -> Table:
         root.mkdir(parents=True)
         _plain_files(root, contents)
 
-    timings = interleave(
-        [
-            Contender(
-                "the same bytes in a file a group, synced and renamed", partial(files, a_group), "floor", wall=True
-            ),
-            Contender(
-                f"the same bytes in {len(contents)} files, as mouse writes them", partial(files, contents), wall=True
-            ),
-            Contender(f"pyarrow encoding the same files, {settings.cores} threads", encode, wall=True),
-            Contender("mouse add_rollouts", buffer(sync=True), "ours", wall=True),
-            Contender("mouse add_rollouts, sync=False", buffer(sync=False), "ours", wall=True),
-        ],
-        rounds=max(5, settings.rounds // 5),
-        budget_seconds=3 * settings.budget,
-    )
-    # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
-    # takes several times as long as making it.
-    shutil.rmtree(folder, ignore_errors=True)
-    return table_of(
+    calls: dict[str, Callable[[int], None]] = {
+        "the same bytes in a file a group, synced and renamed": partial(files, a_group),
+        f"the same bytes in {len(contents)} files, as mouse writes them": partial(files, contents),
+        f"pyarrow encoding the same files, {settings.cores} threads": encode,
+        "mouse add_rollouts": buffer(sync=True),
+        "mouse add_rollouts, sync=False": buffer(sync=False),
+    }
+    table = compare(
+        settings,
         "groups-write",
         f"Rollout groups: {_AT_ONCE:,} rollouts of {TOKENS} tokens added, sealed and written, {GROUP} a group",
-        timings,
+        contenders(calls, first="floor", wall=True),
+        rounds=max(5, settings.rounds // 5),
+        budget=3,
         units=_AT_ONCE,
         unit="rollouts",
         notes=["By the wall clock. Encoding is of the tables as they lie in memory, and nothing is written."],
     )
+    # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
+    # takes several times as long as making it.
+    shutil.rmtree(folder, ignore_errors=True)
+    return table
 
 
 def _late(settings: Settings) -> Table:
@@ -175,19 +170,19 @@ def _late(settings: Settings) -> Table:
             pq.write_table(pa.table({"uid": list(values), "judge": np.array(list(values.values()), np.float32)}), path)
             sync_files([path])
 
-        timings = interleave(
-            [
-                Contender("pyarrow writing the column as one file, synced", write, "floor", wall=True),
-                Contender("mouse add_column", add, "ours", wall=True),
-            ],
+        calls = {"pyarrow writing the column as one file, synced": write, "mouse add_column": add}
+        table = compare(
+            settings,
+            "groups-late",
+            f"Rollout groups: a late column for {count:,} rollouts",
+            contenders(calls, first="floor", wall=True),
             rounds=rounds,
             slice_seconds=1e-6,  # one call, as a column is written once
-            budget_seconds=settings.budget,
+            units=count,
+            unit="values",
         )
     shutil.rmtree(folder)
-    return table_of(
-        "groups-late", f"Rollout groups: a late column for {count:,} rollouts", timings, units=count, unit="values"
-    )
+    return table
 
 
 def _opening(settings: Settings) -> Table:
@@ -203,26 +198,24 @@ def _opening(settings: Settings) -> Table:
     def opened(maker: GrpoBatchMaker | None) -> None:
         RolloutBuffer(folder, GROUP, batch_maker=maker).close()
 
-    timings = interleave(
-        [
-            Contender("pyarrow reading the files one after the other", files, "floor", wall=True),
-            Contender(
-                "mouse RolloutBuffer, all may be drawn", lambda number: opened(GrpoBatchMaker()), "ours", wall=True
-            ),
-            Contender("mouse RolloutBuffer, without batches", lambda number: opened(None), "ours", wall=True),
-        ],
-        rounds=max(5, settings.rounds // 5),
-        budget_seconds=2 * settings.budget,
-    )
-    shutil.rmtree(folder)
-    return table_of(
+    calls: dict[str, Callable[[int], None]] = {
+        "pyarrow reading the files one after the other": files,
+        "mouse RolloutBuffer, all may be drawn": lambda number: opened(GrpoBatchMaker()),
+        "mouse RolloutBuffer, without batches": lambda number: opened(None),
+    }
+    table = compare(
+        settings,
         "groups-open",
         f"Rollout groups: a folder of {_AT_ONCE:,} rollouts of {TOKENS} tokens, {GROUP} a group, opened again",
-        timings,
+        contenders(calls, first="floor", wall=True),
+        rounds=max(5, settings.rounds // 5),
+        budget=2,
         units=_AT_ONCE,
         unit="rollouts",
         notes=["By the wall clock. Digests and pages' checksums are verified, which the first does not do."],
     )
+    shutil.rmtree(folder)
+    return table
 
 
 def _plain_files(root: Path, contents: list[bytes]) -> None:
@@ -243,19 +236,17 @@ def _drawing(settings: Settings) -> Table:
         maker.add_rollout(rollout)
     batch = maker.create_batch(size) or []
 
-    def copy(number: int) -> None:
-        for name in ("tokens", "loss_mask", "advantage", "generator_log_probs"):
-            np.concatenate([getattr(example, name) for example in batch])
+    calls: dict[str, Callable[[int], Any]] = {
+        "NumPy copying the same examples": lambda number: _copied(batch),
+        "mouse create_batch": lambda number: maker.create_batch(size),
+    }
+    title = f"Rollout groups: a batch of {size:,} of {count:,} rollouts"
+    return compare(settings, "groups-draw", title, contenders(calls, first="floor"))
 
-    timings = interleave(
-        [
-            Contender("NumPy copying the same examples", copy, "floor"),
-            Contender("mouse create_batch", lambda number: maker.create_batch(size), "ours"),
-        ],
-        rounds=settings.rounds,
-        budget_seconds=settings.budget,
-    )
-    return table_of("groups-draw", f"Rollout groups: a batch of {size:,} of {count:,} rollouts", timings)
+
+def _copied(examples: Sequence[Any]) -> list[Any]:
+    names = ("tokens", "loss_mask", "advantage", "generator_log_probs")
+    return [np.concatenate([getattr(example, name) for example in examples]) for name in names]
 
 
 def _packing(settings: Settings) -> Table:
@@ -265,18 +256,11 @@ def _packing(settings: Settings) -> Table:
     rollouts = [RolloutRecord("math", "0", "1", f"{number}", [turn], 1.0) for number, turn in enumerate(turns)]
     examples = make_examples(rollouts, np.ones(len(rollouts)))
 
-    def copy(number: int) -> list[np.ndarray]:
-        names = ("tokens", "loss_mask", "advantage", "generator_log_probs")
-        return [np.concatenate([getattr(example, name) for example in examples]) for name in names]
-
-    timings = interleave(
-        [
-            Contender("np.concatenate of the same four fields", copy, "floor"),
-            Contender("mouse pack, rows of 2,048", lambda number: pack(examples, 2048), "ours"),
-            Contender("mouse pad, rows of the longest", lambda number: pad(examples), "ours"),
-            Contender("mouse concatenate", lambda number: concatenate(examples), "ours"),
-        ],
-        rounds=settings.rounds,
-        budget_seconds=settings.budget,
-    )
-    return table_of("groups-pack", f"Rollout groups: 512 examples of 100 to 900 tokens, {sum(sizes):,} in all", timings)
+    calls: dict[str, Callable[[int], Any]] = {
+        "np.concatenate of the same four fields": lambda number: _copied(examples),
+        "mouse pack, rows of 2,048": lambda number: pack(examples, 2048),
+        "mouse pad, rows of the longest": lambda number: pad(examples),
+        "mouse concatenate": lambda number: concatenate(examples),
+    }
+    title = f"Rollout groups: 512 examples of 100 to 900 tokens, {sum(sizes):,} in all"
+    return compare(settings, "groups-pack", title, contenders(calls, first="floor"))

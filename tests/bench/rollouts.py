@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender, interleave
+from mouse_core.bench import Contender
 from mouse_core.rollouts import RolloutStorage, Transition
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare, contenders
 
 STEPS, ENVS = 24, 4096
 _OBSERVATION, _ACTION = 48, 12
@@ -29,20 +28,15 @@ def _returns(settings: Settings) -> Table:
     last = random.normal(size=(ENVS, 1)).astype(np.float32)
     storage = _filled(RolloutStorage, np.asarray)
     time_outs, finals = storage.dones != 0, storage.values + 1.0
-    contenders = [
-        Contender("NumPy copying rewards, values and dones", _copying(storage), "floor"),
-        Contender("mouse, NumPy", lambda number: storage.compute_returns(last, _GAMMA, _LAM), "ours"),
-        Contender(
-            "mouse, NumPy, with truncation",
-            lambda number: storage.compute_returns(last, _GAMMA, _LAM, time_outs=time_outs, final_values=finals),
-            "ours",
+    calls: dict[str, Callable[[int], Any]] = {
+        "NumPy copying rewards, values and dones": _copying(storage),
+        "mouse, NumPy": lambda number: storage.compute_returns(last, _GAMMA, _LAM),
+        "mouse, NumPy, with truncation": lambda number: storage.compute_returns(
+            last, _GAMMA, _LAM, time_outs=time_outs, final_values=finals
         ),
-        *_in_torch(last),
-        *_in_jax(last),
-    ]
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    title = f"Returns of a rollout, T={STEPS}, N={ENVS:,}"
-    return table_of("rollout-returns", title, timings)
+    }
+    of = [*contenders(calls, first="floor"), *_in_torch(last), *_in_jax(last)]
+    return compare(settings, "rollout-returns", f"Returns of a rollout, T={STEPS}, N={ENVS:,}", of)
 
 
 def _mini_batches(settings: Settings) -> Table:
@@ -62,16 +56,10 @@ def _mini_batches(settings: Settings) -> Table:
         for _ in storage.mini_batch_generator(_PARTS, 1):
             pass
 
-    timings = interleave(
-        [
-            Contender("NumPy: a permutation, and the same rows taken", gather, "floor"),
-            Contender("mouse mini_batch_generator", epoch, "ours"),
-        ],
-        rounds=settings.rounds,
-        budget_seconds=settings.budget,
-    )
+    calls = {"NumPy: a permutation, and the same rows taken": gather, "mouse mini_batch_generator": epoch}
     title = f"Rollout, T={STEPS}, N={ENVS:,}: an epoch of {_PARTS} mini-batches"
-    return table_of("rollout-batches", title, timings, units=STEPS * ENVS, unit="rows")
+    of = contenders(calls, first="floor")
+    return compare(settings, "rollout-batches", title, of, units=STEPS * ENVS, unit="rows")
 
 
 def _filled(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Any:

@@ -20,17 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench import Contender, interleave, machine, progress_bar
+from mouse_core.bench import interleave, machine, progress_bar
 from tests.bench import elsewhere, generate, larger
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.loaders import fresh_report
 from tests.bench.pages import drop, read_whole
-from tests.bench.results import Figure, Results, Table, table_of
-from tests.bench.show import page, picture, show_figures, show_table
+from tests.bench.results import Figure, Results, Table, contenders, table_of
+from tests.bench.show import console_or_none, page, picture, show_figures, show_table, show_text
+from tests.bench.workloads import NARROW
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ASSETS = ROOT / "docs" / "assets"
-_NARROW = {"obs_continuous": "float32"}
 _ROUNDS = 40
 _COLD_BATCHES = 320
 _TOGETHER = 32
@@ -82,11 +82,7 @@ def main() -> None:
 
 def run(folder: Path, rows: int) -> Results:
     """Write what is not there yet, and measure it."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 140
+    console = console_or_none()
     results = Results(machine(), {}, {"rows": rows})
     for size in sizes(rows):
         data = folder / f"{size.key}-{size.rows}"
@@ -97,7 +93,7 @@ def run(folder: Path, rows: int) -> Results:
                 f"writing {data.name}", total=size.rows, unit="steps", enabled=sys.stderr.isatty()
             ) as bar:
                 generate.write(generate.STATE, data, size.rows, files=size.files, advance=bar)
-        console.print(f"{data.name}: written in {time.perf_counter() - began:.0f} s", style="dim")
+        show_text(console, f"{data.name}: written in {time.perf_counter() - began:.0f} s")
         results.figures += _cold(data, size)
         results.figures += _first(data, size)
         results.tables += [_warm(data, size, batch_size) for batch_size in (32, 256)]
@@ -128,23 +124,20 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
 
     read_whole(data)
     dataset = datasets.load_from_disk(str(data))
-    source = BatchSource(DatasetStore().from_dataset(dataset), 64, batch_size, dtypes=_NARROW)
+    source = BatchSource(DatasetStore().from_dataset(dataset), 64, batch_size, dtypes=NARROW)
     addresses = Addresses(dataset)
     # More than ours plans together and keeps, so that it has to plan them again and again.
     count = 131_072 // batch_size
     pieces = [addresses.pieces(source, index) for index in range(count)]
     check_floor(source, pieces[1], 1)
-    repeated = max(1, 32_768 // batch_size)
-    timings = interleave(
-        [
-            Contender(floor_name(), floor(pieces), "floor", multiple=repeated),
-            # The same batches again and again, as the floor has them: other windows would be in other states of cache.
-            Contender("mouse source[i]", lambda number: source[number % count], "ours", multiple=repeated),
-            Contender("mouse source[i], new windows all the time", source.__getitem__, "ours", multiple=repeated),
-        ],
-        rounds=_ROUNDS,
-        budget_seconds=4.0,
-    )
+    calls = {
+        floor_name(): floor(pieces),
+        # The same batches again and again, as the floor has them: other windows would be in other states of cache.
+        "mouse source[i]": lambda number: source[number % count],
+        "mouse source[i], new windows all the time": source.__getitem__,
+    }
+    of = contenders(calls, first="floor", multiple=max(1, 32_768 // batch_size))
+    timings = interleave(of, rounds=_ROUNDS, budget_seconds=4.0)
     key = size.key if batch_size == 32 else f"{size.key}-{batch_size}"
     notes = ["Pages cached. New windows also meet record batches that were never touched, whose places are looked up."]
     return table_of(key, f"{size.title}, B={batch_size}, S=64", timings, nbytes=pieces[0].nbytes, notes=notes)
@@ -157,7 +150,7 @@ def _cold(data: Path, size: Size) -> list[Figure]:
     dataset = datasets.load_from_disk(str(data))
     drop(data)  # after opening, which looks at the head of every record batch
     began = time.perf_counter()
-    source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32, dtypes=_NARROW, seed=9)
+    source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32, dtypes=NARROW, seed=9)
     source[0]
     first = time.perf_counter() - began
     seconds = []
@@ -178,13 +171,15 @@ def _first(data: Path, size: Size) -> list[Figure]:
     """The first batch in a fresh process, with pages cached, and its private memory."""
     read_whole(data)
     found = fresh_report(data, "NumPy", 1_000)
-    key = "scale" if size.files > 1 else size.key
-    name = f"{size.rows:,} steps"
+    key, name = "scale" if size.files > 1 else size.key, f"{size.rows:,} steps"
     return [
-        Figure(f"{key}-open", f"{name}: datasets.load_from_disk", found["open"], "s"),
-        Figure(f"{key}-first", f"{name}: from_dataset to the first batch", found["first"], "s"),
-        Figure(f"{key}-memory", f"{name}: private memory added by the loader", found["added"], "MB"),
-        Figure(f"{key}-growth", f"{name}: growth over 1,000 batches after that", found["growth"], "MB"),
+        Figure(f"{key}-{what}", f"{name}: {said}", found[what], unit)
+        for what, said, unit in (
+            ("open", "datasets.load_from_disk", "s"),
+            ("first", "from_dataset to the first batch", "s"),
+            ("memory", "private memory added by the loader", "MB"),
+            ("growth", "growth over 1,000 batches after that", "MB"),
+        )
     ]
 
 

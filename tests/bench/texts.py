@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import text
-from mouse_core.bench import Contender, interleave
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
+from tests.bench.results import Settings, Table, compare, contenders
 from tests.core.text_cases import sentence, tokenizer, tokenizer_file
 
 _WORDS, _LENGTH = 100, 128
@@ -52,18 +50,15 @@ def tables(settings: Settings) -> list[Table]:
         text.tokenize(source, made, folder / "kept", recipe)
         return lambda _: text.tokenize(source, made, folder / "kept", recipe).to_store()
 
-    making = [Contender("the tokenizer alone, of texts in memory", alone, "floor")]
-    making += [Contender(f"mouse tokenize, {name}", once(recipe), "ours") for name, recipe in recipes.items()]
-    opening = [Contender("reading the file", lambda _: file.read_bytes(), "floor")]
-    opening += [
-        Contender("mouse tokenize again, a file", again(file, recipes["Tokens()"]), "ours"),
-        Contender("mouse tokenize again, a list", again(texts, recipes["Tokens()"]), "ours"),
-    ]
-    what = f"{number:,} texts of {_WORDS} words"
+    making = {"the tokenizer alone, of texts in memory": alone}
+    making |= {f"mouse tokenize, {name}": once(recipe) for name, recipe in recipes.items()}
+    opening = {
+        "reading the file": lambda _: file.read_bytes(),
+        "mouse tokenize again, a file": again(file, recipes["Tokens()"]),
+        "mouse tokenize again, a list": again(texts, recipes["Tokens()"]),
+    }
+    what, turns = f"Texts: {number:,} texts of {_WORDS} words", {"rounds": min(settings.rounds, 5), "budget": 8}
     return [
-        table_of(key, title, interleave(contenders, rounds=min(settings.rounds, 5), budget_seconds=8 * settings.budget))
-        for key, title, contenders in (
-            ("texts-making", f"Texts: {what} tokenised", making),
-            ("texts-opening", f"Texts: {what} opened again", opening),
-        )
+        compare(settings, "texts-making", f"{what} tokenised", contenders(making, first="floor"), **turns),
+        compare(settings, "texts-opening", f"{what} opened again", contenders(opening, first="floor"), **turns),
     ]

@@ -3,36 +3,135 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from mouse_core import BatchSource, PrefetchBatchifier
-from mouse_core.bench import Contender, interleave, steady
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+from mouse_core.bench import Contender, steady
+from mouse_core.mixtures import Mixture
 from tests.bench import generate
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
-from tests.bench.peers import PEERS, peers
-from tests.bench.results import Table, table_of
-from tests.bench.settings import Settings
-from tests.bench.task import Task
+from tests.bench.results import Settings, Table, compare, contenders, peers
 
+PEERS = ("of_datasets", "of_torch", "of_flashbax", "of_cpprb", "of_grain")
+NARROW = {"obs_continuous": "float32"}
 # Windows whose places are worked out for the floor, which goes through them again and again.
 _FLOOR_WINDOWS = 20_480
-
-
 # Ours plans so many windows together, or fewer.
 _PLANNED = 32_768
 # Peers that a quick run leaves out, by how their names begin; it has them all in the first table.
 _SLOW = ("torch DataLoader", "LeRobot", "grain", "datasets, numpy", "TorchRL SliceSampler, LazyTensor")
+_MEMBERS = 8
 
 
-def dataset_folder(kind: generate.Kind, rows: int, settings: Settings, name: str = "") -> Path:
-    """A generated dataset, written on first use."""
+@dataclass(frozen=True)
+class Task:
+    """Batches of `batch_size` random windows of `sequence_length` steps over one dataset.
+
+    Args:
+        folder: The dataset's, as `datasets.load_from_disk` reads it.
+        scratch: For the copies that peers need.
+        sequence_length: S.
+        batch_size: B.
+        columns: The columns to deliver; by default all.
+        dtypes: Delivered dtypes that are the stored ones, where ours would be wider.
+        multiple: Batches that ours may plan together, and which are therefore measured together.
+    """
+
+    folder: Path
+    scratch: Path
+    sequence_length: int
+    batch_size: int
+    columns: Sequence[str] | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    multiple: int = 1
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The dataset, of the chosen columns."""
+        import datasets
+
+        dataset = datasets.load_from_disk(str(self.folder))
+        return dataset if self.columns is None else dataset.select_columns(list(self.columns))
+
+    @cached_property
+    def store(self) -> DatasetStore:
+        """Ours, over the whole dataset."""
+        return store_of(self.folder)
+
+    def source(self, *, stored_dtypes: bool = True) -> BatchSource:
+        """Ours, delivering the stored dtypes or the documented ones."""
+        names = None
+        if self.columns is not None:
+            every = self.store.snapshot().spec.values()
+            names = [spec.name for spec in every if spec.column in self.columns]
+        dtypes = self.dtypes if stored_dtypes else None
+        return BatchSource(self.store, self.sequence_length, self.batch_size, fields=names, dtypes=dtypes)
+
+    @property
+    def rows(self) -> int:
+        """Steps in the dataset."""
+        return len(self.dataset)
+
+    @cached_property
+    def array_files(self) -> dict[str, Path]:
+        """The columns as .npy files `[rows, ...]`, for peers that read arrays."""
+        folder = self.scratch / f"arrays-{self.folder.name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for name in self.dataset.column_names:
+            files[name] = folder / f"{name}.npy"
+            if not files[name].exists():
+                np.save(files[name], _column_array(self.dataset, name))
+        return files
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The same, mapped."""
+        return {name: np.load(path, mmap_mode="r") for name, path in self.array_files.items()}
+
+    def starts(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+        """`count` random windows, for peers that do not draw them themselves."""
+        return np.random.default_rng(seed).integers(0, self.rows - self.sequence_length + 1, count)
+
+
+def _column_array(dataset: Any, name: str) -> npt.NDArray[Any]:
+    """A column of equally long rows as one array `[rows, ...]`."""
+    array = dataset.data.table.column(name).combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    shape: list[int] = [len(array)]
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    while pa.types.is_list(array.type):
+        shape.append(len(array.values) // len(array))
+        array = array.flatten()
+    return np.asarray(array).reshape(shape)
+
+
+def store_of(folder: Path) -> DatasetStore:
+    """Ours over a dataset that lies in a folder."""
+    import datasets
+
+    return DatasetStore().from_dataset(datasets.load_from_disk(str(folder)))
+
+
+def dataset_folder(settings: Settings, kind: generate.Kind = generate.STATE, rows: int = 0, name: str = "") -> Path:
+    """A generated dataset, written on first use; by default of all the steps of the datasets of numbers."""
+    rows = rows or settings.rows
     folder = settings.folder / f"{name or kind.name}-{rows}"
     if not (folder / "state.json").exists():
         generate.write(kind, folder, rows)
     return folder
+
+
+def _state(settings: Settings, batch_size: int, length: int = 64) -> Task:
+    together = _PLANNED // batch_size
+    return Task(dataset_folder(settings), settings.folder, length, batch_size, dtypes=NARROW, multiple=together)
 
 
 # ---------------------------------------------------------------------- numbers
@@ -40,135 +139,109 @@ def dataset_folder(kind: generate.Kind, rows: int, settings: Settings, name: str
 
 def state(settings: Settings, batch_size: int, length: int) -> Table:
     """Windows of six columns: four numbers, a vector of 17 and one of 18."""
-    folder = dataset_folder(generate.STATE, settings.rows, settings)
-    dtypes = {"obs_continuous": "float32"}
-    task = Task(folder, settings.folder, length, batch_size, dtypes=dtypes, multiple=_PLANNED // batch_size)
-    more = [_ours(task, "mouse source[i], documented dtypes (float64 observations)", stored_dtypes=False)]
-    shape = f"B={batch_size}, S={length}"
-    return _windows(settings, task, f"state-{batch_size}-{length}", f"State, {shape}, six columns", more)
+    title = f"State, B={batch_size}, S={length}, six columns"
+    wide = "documented dtypes (float64 observations)"
+    return _windows(settings, _state(settings, batch_size, length), f"state-{batch_size}-{length}", title, wide)
 
 
 def views(settings: Settings) -> Table:
     """Windows of a tenth of the episodes beside those of all of them."""
-    folder = dataset_folder(generate.STATE, settings.rows, settings)
-    task = Task(folder, settings.folder, 64, 256, dtypes={"obs_continuous": "float32"}, multiple=_PLANNED // 256)
+    task = _state(settings, 256)
     stores = {
         "all episodes": task.store,
         "the best tenth": task.store.best(0.1),
         "a tenth by split": task.store.split(tenth=0.1)["tenth"],
     }
-    contenders = [
-        Contender(
-            f"mouse source[i], {name}",
-            BatchSource(store, 64, 256, dtypes=task.dtypes).__getitem__,
-            kind="ours",
-            multiple=task.multiple,
-        )
+    calls = {
+        f"mouse source[i], {name}": BatchSource(store, 64, 256, dtypes=NARROW).__getitem__
         for name, store in stores.items()
-    ]
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    return table_of("views", "Views of a store, B=256, S=64, six columns", timings)
+    }
+    of = contenders(calls, multiple=task.multiple)
+    return compare(settings, "views", "Views of a store, B=256, S=64, six columns", of)
 
 
 def discrete(settings: Settings) -> Table:
     """Windows of five numbers."""
-    folder = dataset_folder(generate.DISCRETE, settings.rows, settings)
-    task = Task(folder, settings.folder, 64, 32, multiple=_PLANNED // 32)
+    task = Task(dataset_folder(settings, generate.DISCRETE), settings.folder, 64, 32, multiple=_PLANNED // 32)
     return _windows(settings, task, "discrete", "Discrete, B=32, S=64, five columns of integers")
 
 
 def wide(settings: Settings) -> Table:
     """Two columns out of 66."""
-    kind = generate.wide(60)
-    folder = dataset_folder(kind, max(50_000, settings.rows // 5), settings)
+    folder = dataset_folder(settings, generate.wide(60), max(50_000, settings.rows // 5))
     columns = ["observation", "action"]
-    dtypes = {"obs_continuous": "float32"}
-    task = Task(folder, settings.folder, 64, 32, columns=columns, dtypes=dtypes, multiple=_PLANNED // 32)
+    task = Task(folder, settings.folder, 64, 32, columns, NARROW, _PLANNED // 32)
     return _windows(settings, task, "wide", "Wide table, B=32, S=64, two columns of 66 are read")
 
 
 def raw_images(settings: Settings) -> Table:
     """Grey frames of 84 by 84 bytes as they are."""
-    folder = dataset_folder(generate.raw_images(84, 84), settings.images, settings)
+    folder = dataset_folder(settings, generate.raw_images(84, 84), settings.images)
     task = Task(folder, settings.folder, 64, 32, dtypes={"obs_image": "uint8"}, multiple=4)
-    more = [_ours(task, "mouse source[i], documented dtypes (int64 pixels)", stored_dtypes=False)]
-    return _windows(settings, task, "images", "Raw images 84x84, B=32, S=64", more)
+    title = "Raw images 84x84, B=32, S=64"
+    return _windows(settings, task, "images", title, "documented dtypes (int64 pixels)")
 
 
-def _windows(settings: Settings, task: Task, key: str, title: str, more: Sequence[Contender] = ()) -> Table:
+def _windows(settings: Settings, task: Task, key: str, title: str, documented: str = "") -> Table:
+    """Ours, in the stored dtypes and perhaps in the documented ones, beside the floor and the peers."""
+    source, pieces = _floor_of(task)
+    calls: dict[str, Callable[[int], Any]] = {floor_name(): floor(pieces), "mouse source[i]": source.__getitem__}
+    if documented:
+        calls[f"mouse source[i], {documented}"] = task.source(stored_dtypes=False).__getitem__
+    loader = PrefetchBatchifier(
+        task.store, task.sequence_length, task.batch_size, dtypes=task.dtypes, fields=list(source.spec)
+    )
+    calls["mouse PrefetchBatchifier, 2 workers"] = lambda number: loader.next_batch()
+    *ours, last = contenders(calls, first="floor", multiple=task.multiple)
+    found = [one for one in peers(PEERS, "contenders", task) if isinstance(one, str) or _takes_part(one, key, settings)]
+    return compare(settings, key, title, [*ours, steady(last, 4), *found], nbytes=pieces[0].nbytes)
+
+
+def _floor_of(task: Task) -> tuple[BatchSource, list[Any]]:
+    """Ours, and the pieces of memory that its batches consist of."""
     source, addresses = task.source(), Addresses(task.dataset)
     pieces = [addresses.pieces(source, index) for index in range(max(8, _FLOOR_WINDOWS // task.batch_size))]
     check_floor(source, pieces[1], 1)
-    notes: list[str] = []
-    contenders = [
-        Contender(floor_name(), floor(pieces), kind="floor", multiple=task.multiple),
-        _ours(task, "mouse source[i]"),
-        *more,
-        _loader(task),
-        *(peer for peer in peers(task, PEERS, notes) if not _left_out(peer.name, key, settings)),
-    ]
-    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
-    return table_of(key, title, timings, nbytes=pieces[0].nbytes, notes=notes)
+    return source, pieces
 
 
-def _left_out(name: str, key: str, settings: Settings) -> bool:
-    if key == "state-32-64":
-        return settings.quick and name.startswith("torch DataLoader, 2")
-    return settings.quick and name.startswith(_SLOW)
-
-
-def _ours(task: Task, name: str, *, stored_dtypes: bool = True) -> Contender:
-    source = task.source(stored_dtypes=stored_dtypes)
-    return Contender(name, source.__getitem__, kind="ours", multiple=task.multiple)
-
-
-def _loader(task: Task) -> Contender:
-    loader = PrefetchBatchifier(
-        task.store, task.sequence_length, task.batch_size, dtypes=task.dtypes, fields=list(task.source().spec)
-    )
-    name = "mouse PrefetchBatchifier, 2 workers"
-    return steady(Contender(name, lambda number: loader.next_batch(), "ours", multiple=task.multiple), 4)
+def _takes_part(peer: Contender, key: str, settings: Settings) -> bool:
+    slow: str | tuple[str, ...] = "torch DataLoader, 2" if key == "state-32-64" else _SLOW
+    return not (settings.quick and peer.name.startswith(slow))
 
 
 # ---------------------------------------------------------------------- encoded images
 
 
-def png_images(settings: Settings, height: int, width: int, *, colour: bool) -> Table:
+def png_images(settings: Settings, height: int, width: int, colour: bool) -> Table:
     """PNG, decoded by the batch; everything by the wall clock, for decoding is spread over cores."""
     kind = generate.png_images(height, width, colour=colour)
-    folder = dataset_folder(kind, max(400, settings.images // 20), settings, f"png-{height}x{width}")
+    folder = dataset_folder(settings, kind, max(400, settings.images // 20), f"png-{height}x{width}")
     length, batch_size = 16, (4 if colour else 16) // (2 if settings.quick else 1)
     task = Task(folder, settings.folder, length, batch_size, dtypes={"obs_image": "uint8"})
-    images = length * batch_size
-    source = task.source()
-    contenders = [
-        Contender("Pillow alone, one core", _pillow(task), kind="floor", wall=True),
-        Contender("mouse source[i]", source.__getitem__, kind="ours", wall=True),
-    ]
+    calls = {"Pillow alone, one core": _pillow(task), "mouse source[i]": task.source().__getitem__}
+    of = contenders(calls, first="floor", wall=True)
     for workers in sorted({1, 2, settings.cores}):
         loader = PrefetchBatchifier(
             task.store, length, batch_size, num_workers=workers, prefetch=workers + 1, dtypes=task.dtypes
         )
         name = f"mouse PrefetchBatchifier, {workers} worker{'s' * (workers > 1)}"
         contender = Contender(name, lambda number, it=loader: it.next_batch(), "ours", wall=True, multiple=8)
-        contenders.append(steady(contender, workers + 1))
-    contenders.append(Contender("datasets, python rows of PIL images", _python_images(task), wall=True))
-    timings = interleave(
-        contenders, rounds=max(5, settings.rounds // 3), slice_seconds=0.15, budget_seconds=2 * settings.budget
-    )
+        of.append(steady(contender, workers + 1))
+    of.append(Contender("datasets, python rows of PIL images", _python_images(task), wall=True))
     title = f"PNG images {height}x{width} {'RGB' if colour else 'grey'}, B={batch_size}, S={length}"
-    return table_of(f"png-{height}x{width}", title, timings, units=images, unit="images")
+    turns: dict[str, Any] = {"rounds": max(5, settings.rounds // 3), "slice_seconds": 0.15, "budget": 2}
+    return compare(settings, f"png-{height}x{width}", title, of, **turns, units=length * batch_size, unit="images")
 
 
 def _pillow(task: Task) -> Callable[[int], None]:
     from PIL import Image
 
     column = task.dataset.data.table.column("observation_image")
-    count = task.batch_size * task.sequence_length
 
     def decode(number: int) -> None:
         for start in task.starts(task.batch_size, number).tolist():
-            for value in column.slice(start, count // task.batch_size).to_pylist():
+            for value in column.slice(start, task.sequence_length).to_pylist():
                 np.asarray(Image.open(io.BytesIO(value["bytes"])))
 
     return decode
@@ -182,3 +255,71 @@ def _python_images(task: Task) -> Callable[[int], object]:
         ]
 
     return batch
+
+
+# ---------------------------------------------------------------------- parts of a batch, several stores
+
+
+def parts(settings: Settings, batch_size: int) -> Table:
+    """A batch's floor, Arrow's copy of windows whose places are known, finding these places, and all of it."""
+    task = _state(settings, batch_size)
+    source, pieces = _floor_of(task)
+    calls = {
+        floor_name(): floor(pieces),
+        "Arrow's cast of views that are there": _casting(task.source()),
+        "planning: draws, places and views": _planning(task.source()),
+        "mouse source[i]": source.__getitem__,
+    }
+    notes = [
+        "The cast goes through one block of windows again and again, as many batches at a time as source[i] does.",
+        "What source[i] takes beyond both is Python: arrays and dicts, six of the former a batch.",
+    ]
+    title = f"Where the time of a batch goes, B={batch_size}, S=64, six columns"
+    of = contenders(calls, first="floor", kind="ours", multiple=task.multiple)
+    return compare(settings, f"parts-{batch_size}", title, of, notes=notes, nbytes=pieces[0].nbytes)
+
+
+def _casting(source: BatchSource) -> Callable[[int], None]:
+    for index in range(2 * _PLANNED // source.batch_size):  # blocks grow to their full size
+        source[index]
+    block: Any = source.plan(index).block
+    views, together = source._pipeline._byte_views(block), block.together
+    assert views is not None
+    batches = len(views.sizes) // together * together
+    held: list[Any] = []
+
+    def cast(number: int) -> None:
+        first = number % batches
+        if first % together == 0:
+            held.clear()
+            held.append(views.copy(first, together))
+
+    return cast
+
+
+def _planning(source: BatchSource) -> Callable[[int], None]:
+    def plan(number: int) -> None:
+        block: Any = source.plan(number).block
+        source._pipeline._byte_views(block)
+
+    return plan
+
+
+def mixtures(settings: Settings, batch_size: int) -> Table:
+    """A batch of a mixture of stores, each an eighth of a dataset's rows, and one of a store of all of them."""
+    dataset = _state(settings, batch_size).dataset
+    rows = len(dataset) // _MEMBERS
+    eighths = [dataset.select(range(number * rows, (number + 1) * rows)) for number in range(_MEMBERS)]
+    members, whole = [DatasetStore().from_dataset(one) for one in eighths], DatasetStore()
+    for one in eighths:
+        whole.from_dataset(one)
+    stores: Iterable[tuple[str, Any]] = (
+        ("one store", whole),
+        ("a mixture of 8", Mixture(members, field=None)),
+        ("a mixture of 8, and which", Mixture(members)),
+    )
+    calls = {name: BatchSource(store, 64, batch_size, dtypes=NARROW).__getitem__ for name, store in stores}
+    of = contenders(calls, first="floor", kind="ours", multiple=max(1, _PLANNED // batch_size))
+    title = f"A mixture of {_MEMBERS} stores, B={batch_size}, S=64"
+    notes = ["`and which`: with the field that says which member a window is of."]
+    return compare(settings, f"mixtures-{batch_size}", title, of, notes=notes)

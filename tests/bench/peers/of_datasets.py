@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.bench import Contender
-from tests.bench.task import Task
-
-PACKAGE = "datasets"
+from tests.bench.workloads import Task
 
 
 def contenders(task: Task) -> Iterator[Contender]:

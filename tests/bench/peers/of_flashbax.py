@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mouse_core.bench import Contender
-from tests.bench.task import Task
-
-PACKAGE = "flashbax"
+from tests.bench.workloads import Task
 
 
 def contenders(task: Task) -> Iterator[Contender]:

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 
 from mouse_core.bench import Contender, steady
-from tests.bench.task import Task
-
-PACKAGE = "torchrl"
+from tests.bench.workloads import Task
 
 
 def contenders(task: Task) -> Iterator[Contender]:
