@@ -7,12 +7,9 @@ measures them in turns with ``interleave``; ``plain_copies`` is the lower bound 
 from mouse_core._base.progress import progress_bar
 from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
-from mouse_core.bench.frameworks import PACKAGES
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened, mixed, open_data
-from mouse_core.bench.own import bench_own
-from mouse_core.bench.replaying import bench_replay
-from mouse_core.bench.running import FLOOR, SOURCE, BenchReport, FirstBatches, bench
+from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, bench, bench_own, bench_replay
 
 __all__ = [
     "FLOOR",

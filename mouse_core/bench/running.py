@@ -1,35 +1,44 @@
-"""Benchmark of a dataset's batches in every installed framework, with recommendations."""
+"""Benchmarks of batches of a dataset in every installed framework, of a replay buffer, and of a user's own loader."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
+import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.bench.advice import Line, advise
+from mouse_core.bench.advice import Line, advise, drawing, workers_for_each
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
-from mouse_core.bench.frameworks import class_of, frameworks_of
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened
+from mouse_core.errors import ConfigError
+from mouse_core.replay import ArrayStorage, ReplayBuffer, SliceSampler
 from mouse_core.sampling.windows import Boundary
+from mouse_core.spec import check_count, check_list
 from mouse_core.store.views import Store
 
 FLOOR = "plain copy of the same bytes"
 SOURCE = "source[i], no loader"
+# Framework, the package that has its loader, and the module without which that package cannot be imported. The core
+# imports none of them.
+PACKAGES = {"numpy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "tensordict"), "jax": ("mouse_jax", "grain")}
 _PREFETCH = 4
 # From here on a batch counts as slow, and fewer ways to load it are tried.
 _SLOW_SECONDS = 0.03
 _PLANNED_WINDOWS = 32_768
 _FLOOR_WINDOWS = 8192
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -56,9 +65,9 @@ class BenchReport:
         batch: Sequence length, batch size, megabytes delivered and stored, and dtypes by field.
         lines: One line for each way to get batches.
         first: The cost of the first batches, by framework.
+        advice: Recommendations, one sentence each.
         decoding_share: The share of time spent decoding images; None without encoded images.
         from_disk: Pages read from disk during the measurement.
-        advice: Recommendations, one sentence each.
         machine: A description of the machine.
         reports: Each loader's report of its waiting times, in one line, by name.
     """
@@ -67,9 +76,9 @@ class BenchReport:
     batch: Mapping[str, Any]
     lines: Sequence[Line]
     first: Mapping[str, FirstBatches]
-    decoding_share: float | None
-    from_disk: int
     advice: Sequence[str]
+    decoding_share: float | None = None
+    from_disk: int = 0
     machine: Mapping[str, str] = field(default_factory=machine)
     reports: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,7 +87,35 @@ class BenchReport:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-# ---------------------------------------------------------------------- measuring
+def _frameworks_of(frameworks: Sequence[str] | None) -> list[str]:
+    """The frameworks that are asked for, or all that are installed.
+
+    Raises:
+        ConfigError: One that is not known.
+    """
+    if frameworks is None:
+        return [name for name, (_, needs) in PACKAGES.items() if importlib.util.find_spec(needs) is not None]
+    frameworks = check_list("frameworks", frameworks)
+    for name in frameworks:
+        if name not in PACKAGES:
+            raise ConfigError(f"frameworks: expected some of {list(PACKAGES)}, found {name!r}")
+    return list(frameworks)
+
+
+def _class_of(framework: str, name: str) -> Callable[..., Any]:
+    """The framework's loader or buffer; named, not imported, for the core knows no framework.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        made: Callable[..., Any] = getattr(importlib.import_module(PACKAGES[framework][0]), name)
+    except ImportError as error:
+        raise ConfigError(f"frameworks: expected {framework} to be installed: {error}") from error
+    return made
+
+
+# ---------------------------------------------------------------------- batches of a dataset
 
 
 def bench(
@@ -105,34 +142,27 @@ def bench(
     Raises:
         ConfigError: An unknown framework or one that is not installed; else see ``BatchSource``.
     """
-    loaders = {name: class_of(name, "PrefetchBatchifier") for name in frameworks_of(frameworks)}
-    options: dict[str, Any] = {
-        "sequence_length": sequence_length,
-        "batch_size": batch_size,
-        "fields": fields,
-        "dtypes": dtypes,
-    }
-    options |= {"sampling": sampling, "boundary": boundary, "windows": windows}
+    loaders = {name: _class_of(name, "PrefetchBatchifier") for name in _frameworks_of(frameworks)}
+    options: dict[str, Any] = {"sequence_length": sequence_length, "batch_size": batch_size, "fields": fields}
+    options |= {"dtypes": dtypes, "sampling": sampling, "boundary": boundary, "windows": windows}
     store = opened.to_store()
     source = BatchSource(store, **options)
     first = {name: _first_batches(opened, make, options, seconds / 20) for name, make in loaders.items()}
     batch = source[0]
-    seconds_each = min(_seconds(source, index) for index in (1, 2))
-    contenders, kinds, open_loaders = _contenders(opened, store, source, loaders, options, seconds_each)
+    contenders, kinds, open_loaders = _contenders(opened, store, source, loaders, options)
     faults = _disk_reads()
     before = {name: loader.report() for name, loader in zip(kinds, open_loaders, strict=True)}
-    rounds = max(5, int(seconds / 0.008 / len(contenders)))
-    timings = interleave(contenders, rounds=min(rounds, 60), budget_seconds=seconds / len(contenders))
+    timings = _in_turns(contenders, seconds)
     faults = _disk_reads() - faults
     reports = {name: (loader.report() - before[name]).line() for name, loader in zip(kinds, open_loaders, strict=True)}
     for loader in open_loaders:
         loader.close()
     delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
-    lines = [line_of(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
+    lines = [_line_of(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
     decoding = _decoding_share(store, source, options)
     indexed = any(part._indices is not None for part in opened.parts.values())
     return BenchReport(
-        {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
+        _said_of(opened),
         {
             "sequence_length": None if windows is not None and sequence_length is None else source.sequence_length,
             "batch_size": batch_size,
@@ -145,17 +175,30 @@ def bench(
         },
         lines,
         first,
+        advise(lines, source, decoding=decoding, faults=faults, indexed=indexed, layout=opened.costs),
         decoding,
         faults,
-        advise(lines, source, decoding=decoding, faults=faults, indexed=indexed, layout=opened.costs),
         reports=reports,
     )
 
 
-def _seconds(source: BatchSource, index: int) -> float:
-    began = time.perf_counter()
-    source[index]
-    return time.perf_counter() - began
+def _said_of(opened: Opened) -> dict[str, Any]:
+    return {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds}
+
+
+def _in_turns(contenders: Sequence[Contender], seconds: float) -> list[Timing]:
+    rounds = max(5, min(60, int(seconds / 0.008 / len(contenders))))
+    return interleave(contenders, rounds=rounds, budget_seconds=seconds / len(contenders))
+
+
+def _seconds(take: Callable[[int], Any]) -> float:
+    """Seconds of the faster of two batches."""
+    found = []
+    for number in (1, 2):
+        began = time.perf_counter()
+        take(number)
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 def _first_batches(
@@ -195,9 +238,9 @@ def _contenders(
     source: BatchSource,
     loaders: Mapping[str, Callable[..., Any]],
     options: Mapping[str, Any],
-    seconds: float,
 ) -> tuple[list[Contender], dict[str, tuple[str, int]], list[Any]]:
     """Return the contenders, the framework and number of workers of each, and the loaders to close."""
+    seconds = _seconds(source.__getitem__)
     slow = seconds > _SLOW_SECONDS
     # Batches are planned many at a time; where that counts, they are measured together.
     planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
@@ -263,7 +306,7 @@ def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | Non
     return [ColumnAddresses([chunk for table in tables for chunk in table.column(name).chunks]) for name in names]
 
 
-def line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
+def _line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
     """Return the report line of one way to get batches.
 
     Args:
@@ -320,3 +363,225 @@ def _disk_reads() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+# ---------------------------------------------------------------------- whatever gives batches
+
+
+def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: float = 10.0) -> BenchReport:
+    """Measure what a function of one's own makes of a dataset: any loader, buffer or iterable, with any options.
+
+    Args:
+        opened: The dataset.
+        make: Called with its store; gives something with ``next_batch()`` or ``sample()``, or to iterate over. Where
+            it has a parameter ``num_workers``, it is tried with 0, 1 and 2.
+        name: What to call it.
+        seconds: How long to measure, about.
+
+    Returns:
+        The report; without a floor, as nothing is known of how batches are made.
+
+    Raises:
+        ConfigError: It gives something else.
+    """
+    tried: list[int | None] = [0, 1, 2] if "num_workers" in inspect.signature(make).parameters else [None]
+
+    def way(workers: int | None) -> _Way:
+        options = {} if workers is None else {"num_workers": workers}
+        label = name if workers is None else f"{name}, num_workers={workers}"
+        return _Way(label, lambda: make(opened.to_store(), **options), workers)
+
+    ways = [way(workers) for workers in tried]
+    batch, lines, first, drawn = _measured(ways, seconds)
+    advice = [drawing(line) for line in lines if line.name in drawn]
+    advice += workers_for_each([line for line in lines if line.name not in drawn])
+    return BenchReport(_said_of(opened), {"run": name, **batch}, lines, first, [*advice, *opened.costs])
+
+
+class _Way(NamedTuple):
+    """Something that gives batches: its name, how it is made, its threads, and its framework where that is known."""
+
+    name: str
+    make: Callable[[], Any]
+    workers: int | None = None
+    framework: str | None = None
+
+
+def _measured(
+    ways: Sequence[_Way], seconds: float
+) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches], set[str]]:
+    """Make some things that give batches, and measure them in turns.
+
+    Args:
+        ways: What to measure; what has ``close()`` is closed.
+        seconds: How long, about.
+
+    Returns:
+        Megabytes and fields of a batch, what was measured, what the first batches cost, by name, and the names of what
+        is no loader but a buffer that is drawn from.
+
+    Raises:
+        ConfigError: One gives no batches.
+    """
+    contenders, kinds, made, first = [], {}, [], {}
+    drawn = set()
+    batch: Any = None
+    try:
+        for way in ways:
+            gc.collect()
+            before, began = private_memory(), time.perf_counter()
+            loader = way.make()
+            made.append(loader)
+            take = _taker(loader, way.name)
+            if not hasattr(loader, "next_batch") and hasattr(loader, "sample"):
+                drawn.add(way.name)
+            batch = take(0)
+            taken = time.perf_counter() - began
+            each = _seconds(take)
+            after = private_memory()
+            grown = None if before is None or after is None else (after - before) / 1e6
+            first[way.name] = FirstBatches(taken, grown, 0.0 if grown is not None else None)
+            kinds[way.name] = way.framework or _framework_of(loader), way.workers or 0
+            together = max(1, min(256, int(_SLOW_SECONDS / max(each, 1e-6))))
+            contender = Contender(way.name, partial(_wait, take), "ours", wall=each > _SLOW_SECONDS, multiple=together)
+            contenders.append(steady(contender, _PREFETCH) if way.workers else contender)
+        timings = _in_turns(contenders, seconds)
+    finally:
+        for loader in made:
+            close = getattr(loader, "close", None)
+            if close is not None:
+                close()
+    fields = dict(_leaves(batch))
+    nbytes = sum(int(one.nbytes) for one in fields.values())
+    lines = [_line_of(one, timings, kinds, nbytes) for one in timings]
+    batch_of = {"megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}
+    return batch_of, lines, first, drawn
+
+
+def _taker(loader: Any, name: str) -> Callable[[int], Any]:
+    """Return a function that takes the loader's next batch."""
+    for method in ("next_batch", "sample"):
+        found = getattr(loader, method, None)
+        if callable(found):
+            return lambda number: found()
+    if isinstance(loader, Iterable):
+        batches = _endless(loader, name)
+        return lambda number: next(batches)
+    raise ConfigError(f"{name}: expected something with next_batch or sample, or to iterate over, found {loader!r:.80}")
+
+
+def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield the batches of a thing to iterate over, again and again."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ConfigError(f"{name}: expected batches, found none")
+
+
+def _wait(take: Callable[[int], Any], number: int = 0) -> None:
+    """Take a batch, and wait until arrays that are still being made are there."""
+    for _, values in _leaves(take(number)):
+        if hasattr(values, "block_until_ready"):
+            values.block_until_ready()
+
+
+def _leaves(batch: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of a batch, by name; those within others with a dot between the names."""
+    if isinstance(batch, tuple | list):
+        batch = {str(place): one for place, one in enumerate(batch)}
+    if isinstance(batch, Mapping) or (hasattr(batch, "items") and hasattr(batch, "keys")):  # a TensorDict, say
+        for name, one in batch.items():
+            yield from _leaves(one, f"{prefix}{name}.")
+    elif hasattr(batch, "nbytes") and hasattr(batch, "shape"):
+        yield prefix.rstrip(".") or "batch", batch
+
+
+def _described(array: Any) -> str:
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+
+
+def _framework_of(loader: Any) -> str:
+    """The framework whose package a loader is of."""
+    package = type(loader).__module__.split(".")[0]
+    return next((name for name, (one, _) in PACKAGES.items() if one == package), "numpy")
+
+
+# ---------------------------------------------------------------------- replay buffers
+
+
+def bench_replay(
+    opened: Opened,
+    *,
+    capacity: int,
+    batch_size: int = 32,
+    sequence_length: int | None = None,
+    fields: Sequence[str] | None = None,
+    frameworks: Sequence[str] | None = None,
+    seconds: float = 10.0,
+) -> BenchReport:
+    """Measure draws from a replay buffer in memory that a dataset's rows are written to.
+
+    Args:
+        opened: The dataset.
+        capacity: How many rows the buffer holds; as many of the first are written, or all.
+        batch_size: Rows in a batch, or slices.
+        sequence_length: Steps of slices within episodes; None: single rows.
+        fields: Only these; by default all.
+        frameworks: Of "numpy", "torch" and "jax"; by default those that are installed.
+        seconds: How long to measure, about.
+
+    Returns:
+        The report; without a floor. What is drawn ahead is of rows as they were some batches before.
+
+    Raises:
+        ConfigError: Fields that are not there, a number out of range, or a framework that is not installed.
+    """
+    chosen = _frameworks_of(frameworks)
+    storage, rate = _filled(opened, check_count("capacity", capacity), fields)
+
+    def ways(framework: str) -> tuple[_Way, _Way]:
+        kind = ReplayBuffer if framework == "numpy" else _class_of(framework, "ReplayBuffer")
+        sampler = None if sequence_length is None else SliceSampler(sequence_length=sequence_length)
+        ahead = _class_of(framework, "PrefetchBatchifier")
+
+        def make() -> Any:
+            return kind(storage, sampler, batch_size=batch_size)
+
+        return (
+            _Way(f"{framework} replay, sample()", make, 0, framework),
+            _Way(
+                f"{framework} replay, drawn ahead",
+                lambda: ahead(make(), prefetch=_PREFETCH, num_workers=1),
+                1,
+                framework,
+            ),
+        )
+
+    every = [way for framework in chosen for way in ways(framework)]
+    batch, lines, first, _ = _measured(every, seconds)
+    slices = "" if sequence_length is None else f" slices of {sequence_length} steps"
+    run = f"a replay buffer of {len(storage):,} rows, B={batch_size}{slices}"
+    advice = [*map(drawing, lines[::2], lines[1::2]), *opened.costs]
+    return BenchReport(_said_of(opened), {"run": run, "rows written a second": rate, **batch}, lines, first, advice)
+
+
+def _filled(opened: Opened, capacity: int, fields: Sequence[str] | None) -> tuple[ArrayStorage, float]:
+    """A storage with the first rows, and how many were written a second."""
+    rows = ReplayBuffer(opened.to_store(), batch_size=1).storage
+    count = min(capacity, len(rows))
+    storage = ArrayStorage(capacity, alignment=rows.alignment)
+    buffer, seconds = ReplayBuffer(storage, batch_size=1), 0.0
+    for first in range(0, count, _ROWS_AT_ONCE):
+        part = rows.get(np.arange(first, min(first + _ROWS_AT_ONCE, count)))
+        if fields is not None:
+            unknown = [name for name in fields if name not in part]
+            if unknown:
+                raise ConfigError(f"fields: expected some of {sorted(part)}, found {unknown[0]!r}")
+            part = {name: part[name] for name in fields}
+        began = time.perf_counter()
+        buffer.extend(part)
+        seconds += time.perf_counter() - began
+    return storage, count / max(seconds, 1e-9)

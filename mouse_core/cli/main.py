@@ -14,15 +14,251 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from datetime import datetime
 from inspect import getdoc
+from pathlib import Path
 from typing import Any
 
 from mouse_core.cli import _data as data
-from mouse_core.cli._data import add_source, how_to_read, wants_bar
+from mouse_core.cli._data import (
+    add_alignment,
+    add_shard_size,
+    add_source,
+    how_to_read,
+    open_source,
+    positive,
+    wants_bar,
+)
 from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view, run_inspect, run_stats, run_view
-from mouse_core.cli._recording import declare_record, run_record
-from mouse_core.cli._uploading import declare_push, declare_upload, run_push, run_upload
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
+
+_AUTORESET = {"next-step": "NextStep", "same-step": "SameStep", "disabled": "Disabled"}
+
+
+def declare_record(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse record``."""
+    parser.add_argument("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a store, made if it is not there")
+    many = parser.add_mutually_exclusive_group(required=True)
+    many.add_argument("--episodes", metavar="N", type=data.positive, help="how many to add")
+    many.add_argument(
+        "--until", metavar="N", type=data.positive, help="add as many as are missing to N, with the seeds that follow"
+    )
+    parser.add_argument(
+        "--policy", metavar="MODULE:NAME", help="a function from an observation to an action; without, random actions"
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, help="episode i is reset with N + i; of a vector, environment i's first one"
+    )
+    parser.add_argument("--vector", metavar="N", type=data.positive, help="so many environments side by side")
+    parser.add_argument(
+        "--autoreset", choices=tuple(_AUTORESET), help="when those of a vector begin another episode (next-step)"
+    )
+    parser.add_argument(
+        "--vectorization", choices=("sync", "async"), help="async: each of a vector in a process of its own (sync)"
+    )
+    parser.add_argument(
+        "--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="what to keep of infos, with or without a dtype"
+    )
+    parser.add_argument("--images", choices=("raw", "png"), default="raw", help="how pictures are stored (raw)")
+    parser.add_argument(
+        "--on-interrupted",
+        choices=("mark", "cut"),
+        default="mark",
+        help="an episode that is broken off: mark its last row as truncated, or leave it out (mark)",
+    )
+    parser.add_argument("--alignment", choices=("arrived", "outgoing"), help="how rows of a new folder stand (arrived)")
+    parser.add_argument(
+        "--sync", choices=("none", "flush", "append"), default="flush", help="what the folder waits for (flush)"
+    )
+
+
+def run_record(chosen: argparse.Namespace) -> int:
+    """Record episodes of an environment into the folder of a store, behind those that are there.
+
+    examples:
+      mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
+      mouse record CartPole-v1 runs/cartpole --until 1000 --seed 0             the same again goes on where it was
+      mouse record CartPole-v1 runs/upright --episodes 20 --policy mine:upright    upright(observation) of mine.py
+      mouse record LunarLander-v3 runs/lander --episodes 500 --vector 8 --vectorization async
+      mouse record FrozenLake-v1 runs/lake --episodes 100 --infos prob=float64
+
+    A policy of a vector is given the observations of all of its environments, and returns all of their actions.
+
+    status: 0 done, 2 an environment, a policy or a folder that cannot be used, 130 interrupted: what was recorded stays
+    """
+    from mouse_core.record.playing import made, record
+    from mouse_core.store.dataset_store import DatasetStore
+
+    if chosen.vector is None and (chosen.autoreset or chosen.vectorization):
+        raise ConfigError("--autoreset and --vectorization: expected --vector N with them, found none")
+    data.find_modules_here()  # environments and policies of this folder
+    policy = None if chosen.policy is None else data.function_of(chosen.policy, "policy")
+    vector = {"vectorization_mode": chosen.vectorization or "sync", "autoreset": _AUTORESET.get(chosen.autoreset or "")}
+    options: dict[str, Any] = {} if chosen.alignment is None else {"alignment": chosen.alignment}
+    env = made(chosen.environment, **({} if chosen.vector is None else {"num_envs": chosen.vector, **vector}))
+    try:
+        with DatasetStore.open(chosen.folder, "a", sync=chosen.sync, **options) as store:
+            rows, there = len(store), store.episodes.num_rows if len(store) else 0
+            record(
+                env,
+                policy,
+                episodes=chosen.episodes,
+                until=chosen.until,
+                store=store,
+                seed=chosen.seed,
+                infos=chosen.infos,
+                images=chosen.images,
+                on_interrupted=chosen.on_interrupted,
+                name=chosen.policy,
+                progress=data.wants_bar(),
+            )
+            now = store.episodes.num_rows
+            added = f"{now - there:,} episodes, {len(store) - rows:,} rows added" if now > there else "nothing added"
+            print(f"{chosen.folder}: {added}; {now:,} episodes, {len(store):,} rows")  # noqa: T201
+    finally:
+        env.close()
+    return 0
+
+
+def _infos(text: str) -> dict[str, str | None]:
+    """Names of infos with commas between them, for argparse; "prob=float64" says the dtype, too."""
+    found = [name.partition("=") for name in data.names(text)]
+    return {name: dtype or None for name, _, dtype in found}
+
+
+# ---------------------------------------------------------------------- mouse push
+
+
+def declare_push(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse push``."""
+    add_source(parser)
+    add_alignment(parser)
+    parser.add_argument("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
+    parser.add_argument("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
+    parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
+    add_shard_size(parser)
+    parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
+    text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
+    parser.add_argument("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
+    parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
+
+
+def run_push(chosen: argparse.Namespace) -> int:
+    """Publish recorded data of any format on the Hugging Face Hub.
+
+    examples:
+      mouse push recordings your-org/your-dataset
+      mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
+      mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
+      mouse push recordings your-org/your-dataset --statistics      with those of "train", or the only split
+
+    status: 0 pushed, 2 data that cannot be used, or the Hub refused
+    """
+    import tempfile
+
+    from mouse_core.bench.opening import refusals_as_errors
+    from mouse_core.hub import push_to_hub
+
+    with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
+        stores = _stores(chosen, folder)
+        pushed = refusals_as_errors(
+            push_to_hub,
+            stores,
+            statistics=None if chosen.statistics is None else _statistics(chosen.statistics, stores),
+            repo_id=chosen.repo_id,
+            private=chosen.private,
+            revision=chosen.revision,
+            commit_message=chosen.commit_message,
+            max_shard_size=chosen.max_shard_size or "500MB",
+            keep_other_splits=chosen.keep_other_splits,
+            progress=wants_bar(),
+            dry_run=chosen.dry_run,
+        )
+    rows = ", ".join(f"{name}: {count:,} rows" for name, count in pushed.splits.items())
+    did = "would push" if chosen.dry_run else "pushed"
+    print(f"{did} {pushed.repo_id} at {pushed.revision}: {rows}; {len(pushed.shards)} files")  # noqa: T201
+    if pushed.commit_url:
+        print(pushed.commit_url)  # noqa: T201
+    return 0
+
+
+def _statistics(folder: str, stores: dict[str, Any]) -> Any:
+    """Load the statistics to push from a folder; for "", compute them over the split "train" or the only split."""
+    from mouse_core.statistics import Statistics, statistics
+
+    if folder:
+        return Statistics.load(folder)
+    if len(stores) > 1 and "train" not in stores:
+        raise ConfigError(f"--statistics: expected one split, or 'train' among {list(stores)}; give a folder")
+    return statistics(stores["train" if "train" in stores else next(iter(stores))], progress=wants_bar())
+
+
+def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """The source's splits as stores; what is not a dataset on disk is converted to one first."""
+    from mouse_core import formats
+    from mouse_core.errors import AlignmentWarning
+    from mouse_core.formats.converting import convert
+
+    stream = open_source(chosen)
+    splits: Sequence[str] = list(stream.metadata.get("splits", ())) if stream.format in ("datasets", "parquet") else ()
+    if chosen.split:
+        splits = [name for name in splits if name in chosen.split]
+    parts = {}
+    if len(splits) > 1:
+        options = {"format": chosen.format, "alignment": chosen.alignment, "image_roots": chosen.image_root}
+        parts = {name: formats.open(chosen.source, splits=[name], **options) for name in splits}
+    else:
+        parts = {chosen.as_split or (splits[0] if splits else "train"): stream}
+    stores = {}
+    for name, part in parts.items():
+        target = Path(folder) / name
+        convert(part, target, progress=wants_bar())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AlignmentWarning)  # convert has said it
+            stores[name] = formats.open(target).to_store()
+    return stores
+
+
+# ---------------------------------------------------------------------- mouse upload
+
+
+def declare_upload(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse upload``."""
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
+    parser.add_argument("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
+    parser.add_argument("--follow", action="store_true", help="go on, and send what is sealed later, until interrupted")
+    parser.add_argument(
+        "--every", type=positive, default=30, metavar="SECONDS", help="with --follow: between two looks (30)"
+    )
+
+
+def run_upload(chosen: argparse.Namespace) -> int:
+    """Send a store's folder to object storage, where DatasetStore.open reads it by its address.
+
+    examples:
+      mouse upload runs/collect s3://bucket/runs/collect
+      mouse upload runs/collect gs://bucket/collect --follow        while the folder is written
+
+    Files that are there already are not sent again, and the manifest comes last: who reads meanwhile sees the store as
+    it was, or as it is then. Rows that are not sealed yet wait until they are, as they are when the store is closed.
+    Who asks is said by the environment or a profile, as for other programs that use the storage.
+
+    status: 0 sent, 2 a store that cannot be sent, or another one is there, 130 --follow was interrupted
+    """
+    from mouse_core.store.remote import Uploaded, follow, upload
+
+    def said(done: Uploaded) -> None:
+        files = "file" if done.files == 1 else "files"
+        line = f"{done.url}: {done.rows:,} rows; sent {done.files} {files}, {done.sent_bytes:,} bytes"
+        print(line + (f"; {done.waiting:,} rows are not sealed yet" if done.waiting else ""), flush=True)  # noqa: T201
+
+    if chosen.follow:
+        follow(chosen.folder, chosen.url, seconds=chosen.every, said=said)
+    else:
+        said(upload(chosen.folder, chosen.url, progress=wants_bar()))
+    return 0
 
 
 def declare_preprocess(parser: argparse.ArgumentParser) -> None:
@@ -446,9 +682,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
       mouse bench recordings --run my_run:loader            whatever a function of yours makes for your run
     """
     from mouse_core.bench.opening import mixed, open_data
-    from mouse_core.bench.own import bench_own
-    from mouse_core.bench.replaying import bench_replay
-    from mouse_core.bench.running import bench
+    from mouse_core.bench.running import bench, bench_own, bench_replay
     from mouse_core.bench.show import show
 
     _check_bench(chosen)
