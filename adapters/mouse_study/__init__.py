@@ -11,7 +11,7 @@ if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matpl
 from mouse_study._page.page import page
 from mouse_study._running.folder import collect
 from mouse_study.comparing import Evidence, Pair, pairs, same_data, verdict
-from mouse_study.results import FILE, SCHEMA, Results, Run, read, table_of
+from mouse_study.results import FILE, SCHEMA, Results, Run, read
 from mouse_study.study import Study, load_study
 from mouse_study.training import Context, Training
 
@@ -31,6 +31,5 @@ __all__ = [
     "pairs",
     "read",
     "same_data",
-    "table_of",
     "verdict",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
-from mouse_study._files import replacing
+from mouse_core.files.writing import replacing, storing
 
 FILE = "results.parquet"
 """What the file is called in a study's folder."""
@@ -159,7 +159,7 @@ class Results:
         }
         order = [(column, "ascending") for column in ("run", "step", "name")]
         table = self.table.sort_by(order).replace_schema_metadata({_KEY: json.dumps(said)})
-        with replacing(path) as partial:
+        with storing(f"file {os.fspath(path)}"), replacing(path) as partial:
             pq.write_table(table, partial, compression="zstd")
 
 
@@ -231,25 +231,3 @@ def _run(said: Mapping[str, Any]) -> Run:
 
 def _words(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name} ({one.type})" for one in schema)
-
-
-def table_of(rows: Sequence[tuple[Run, int, str, float]]) -> pa.Table:
-    """A table of single values, for results that are made by hand.
-
-    Args:
-        rows: Of each value: the run, the step, the name and the value.
-
-    Returns:
-        A table with the columns of ``SCHEMA``, sorted.
-    """
-    columns = {
-        "run": [run.run for run, _, _, _ in rows],
-        "variant": [run.variant for run, _, _, _ in rows],
-        "framework": [run.framework for run, _, _, _ in rows],
-        "seed": [run.seed for run, _, _, _ in rows],
-        "step": [step for _, step, _, _ in rows],
-        "name": [name for _, _, name, _ in rows],
-        "value": [value for _, _, _, value in rows],
-    }
-    order = [(column, "ascending") for column in ("run", "step", "name")]
-    return pa.table(columns, SCHEMA).sort_by(order)

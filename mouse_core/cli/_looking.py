@@ -65,7 +65,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     from mouse_core.inspect import inspect, show
 
     if chosen.html:
-        from mouse_core.view.stored.page import check_plotly
+        from mouse_core.view.stored import check_plotly
 
         check_plotly()  # before all rows are read
     if chosen.format is None and _show_topics(chosen.source):

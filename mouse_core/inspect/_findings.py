@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.formats.columns.named import MISSING
-from mouse_core.inspect._checks.finding import Finding, counted, error, listed, note, plural, warning
-from mouse_core.inspect._checks.places import Places
+from mouse_core.inspect._checks.finding import Finding, Places, counted, error, listed, note, plural, warning
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
 

@@ -17,7 +17,7 @@ from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.transitions import step_numbers
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, mixed, read_values
-from mouse_core.inspect._checks.places import Places
+from mouse_core.inspect._checks.finding import Places
 from mouse_core.inspect._checks.watching import Watch, missing_rows
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport
 from mouse_core.statistics.counting import Moments

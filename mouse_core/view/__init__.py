@@ -1,7 +1,7 @@
 """Seeing recorded data in a browser: every episode, step by step, and the windows that batches are made of."""
 
 from mouse_core.view._rerun import to_rerun
-from mouse_core.view.stored.page import to_html
+from mouse_core.view.stored import to_html
 from mouse_core.view.viewer import Viewer, view
 
 __all__ = ["Viewer", "to_html", "to_rerun", "view"]

@@ -15,12 +15,12 @@ from mouse_core.errors import ChangedError, ConfigError
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.view._inspecting import told
+from mouse_core.view.columns import described, read_numbers
+from mouse_core.view.counting import Query, shortest
 from mouse_core.view.opening import Shown
-from mouse_core.view.rows.columns import described, read_numbers
-from mouse_core.view.rows.counting import Query, shortest
-from mouse_core.view.rows.pictures import picture, png
-from mouse_core.view.rows.pictures import shown as shown_value
-from mouse_core.view.rows.thinning import thinned
+from mouse_core.view.pictures import picture, png
+from mouse_core.view.pictures import shown as shown_value
+from mouse_core.view.thinning import thinned
 
 _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096

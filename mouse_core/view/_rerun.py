@@ -13,9 +13,9 @@ import numpy as np
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
+from mouse_core.view.columns import described, read_numbers
 from mouse_core.view.opening import shown_of
-from mouse_core.view.rows.columns import described, read_numbers
-from mouse_core.view.rows.pictures import picture
+from mouse_core.view.pictures import picture
 
 # Rows that are handed over together, of numbers and of pictures.
 _ROWS, _PICTURES = 1 << 14, 64

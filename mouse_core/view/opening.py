@@ -25,7 +25,7 @@ from mouse_core.store.disk.manifest import looks_like_store
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 from mouse_core.view._inspecting import Inspection
-from mouse_core.view.rows.counting import EpisodeList
+from mouse_core.view.counting import EpisodeList
 
 
 @contextmanager

@@ -2,36 +2,98 @@
 
 from __future__ import annotations
 
+import hmac
 import html
+import json
+import secrets
+import socket
+import sys
+import threading
 from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from mouse_core.batches.source import BatchSource
+from mouse_core.collect.server import IdleConnections
+from mouse_core.errors import ChangedError, MouseError
 from mouse_core.store.views import Store
 from mouse_core.view._answers import Answers
-from mouse_core.view._server import Server
 from mouse_core.view.opening import Shown, shown_of
+
+_PAGE = Path(__file__).with_name("page")
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_MODULES = ("view", "pane", "list", "charts", "episode", "batches", "findings", "tools", "stored")
+# All files that there are. Nothing else is looked for on the disk.
+_FILES = {f"{name}.js": (_PAGE / f"{name}.js", _SCRIPT) for name in _MODULES}
+_FILES["view.css"] = (_PAGE / "view.css", _STYLE)
+_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>mouse view</title><link rel="icon" href="data:,"><link rel="stylesheet" href="view.css">
+<script src="plotly.min.js" defer></script><script type="module" src="view.js"></script></head>
+<body><noscript>This page is made of scripts.</noscript></body></html>
+"""
+# Scripts come from here alone, and none stands in the page. Plotly sets styles of its elements.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    # Pages of this machine, as a notebook is, may show it in a frame.
+    "frame-ancestors http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+)
+
+
+_MOST_IDLE = 64
+
+
+def plotly_script() -> Path:
+    """The script of Plotly, in its package.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    spec = find_spec("plotly")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    script = folder / "package_data" / "plotly.min.js" if folder is not None else None
+    if script is None or not script.is_file():
+        raise ImportError("the page needs Plotly, which draws its plots: pip install 'mouse-data[view]'")
+    return script
 
 
 class Viewer:
     """A page that shows stores, until it is closed; ``view`` makes one.
 
-    In a notebook it is shown in the cell's output.
+    In a notebook it is shown in the cell's output. It is served over HTTP on the loopback interface, from threads of
+    its own. Its address has a token that nobody can guess; requests without the token, or with another name in
+    ``Host``, are told nothing.
 
     Args:
-        server: What answers the page.
+        shown: What it shows.
+        port: The port; 0: any that is free.
         height: How high a notebook shows it, in pixels.
+
+    Raises:
+        ImportError: Plotly is not installed.
+        OSError: The port is taken.
     """
 
-    def __init__(self, server: Server, height: int = 800) -> None:
-        self._server = server
-        self._height = height
+    def __init__(self, shown: Sequence[Shown], *, port: int = 0, height: int = 800) -> None:
+        self._answers, self._height = Answers(shown), height
+        token = secrets.token_urlsafe(18)
+        files = {**_FILES, "plotly.min.js": (plotly_script(), _SCRIPT)}
+        handler = type("Handler", (_Handler,), {"answers": self._answers, "token": token, "files": files})
+        self._server = _Listener(("127.0.0.1", port), handler)
+        self._url = f"http://127.0.0.1:{self._server.server_port}/{token}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="mouse-view")
+        self._thread.start()
 
     @property
     def url(self) -> str:
         """The page's address, with a token that nobody can guess. Who has it can read what is shown."""
-        return self._server.url
+        return self._url
 
     def wait(self) -> None:
         """Wait until the viewer is closed, or the user interrupts it from the keyboard.
@@ -39,11 +101,15 @@ class Viewer:
         Raises:
             KeyboardInterrupt: It was interrupted.
         """
-        self._server.wait()
+        self._thread.join()
 
     def close(self) -> None:
         """Stop showing."""
-        self._server.close()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+        self._answers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +124,117 @@ class Viewer:
         """Return the HTML that a notebook shows."""
         style = f"width:100%;height:{self._height}px;border:0"
         return f'<iframe src="{html.escape(self.url)}" style="{style}" title="mouse view"></iframe>'
+
+
+class _Listener(ThreadingHTTPServer):
+    """Accepts connections, and keeps some of those that ask for nothing."""
+
+    daemon_threads = True
+    request_queue_size = socket.SOMAXCONN
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.idle = IdleConnections(_MOST_IDLE)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread."""
+        self.idle.add(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless the other side went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close it."""
+        self.idle.remove(request)
+        super().shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: _Listener
+
+    answers: Answers
+    token: str
+    files: dict[str, tuple[Path, str]]
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "mouse", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        """Answer."""
+        if not self.server.idle.remove(self.connection):
+            self.close_connection = True
+            return
+        try:
+            self._do_get()
+        finally:
+            self.server.idle.add(self.connection)
+
+    def _do_get(self) -> None:
+        port = self.server.server_port
+        if self.headers.get("Host", "") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            self._say(HTTPStatus.FORBIDDEN, "expected this machine's address as Host, found another")
+            return
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self._say(HTTPStatus.BAD_REQUEST, "expected a path, found what is none")
+            return
+        _, token, *rest = [*asked.path.split("/"), ""]
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            self._say(HTTPStatus.FORBIDDEN, "expected the token of this viewer in the address, found none or another")
+            return
+        name = "/".join(rest).removesuffix("/") if rest else ""
+        try:
+            self._answer(name, dict(parse_qsl(asked.query)))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page went on to something else
+        except ChangedError as error:
+            self._say(HTTPStatus.CONFLICT, str(error))
+        except (MouseError, ImportError, OSError) as error:
+            self._say(HTTPStatus.BAD_REQUEST, str(error))
+
+    def _answer(self, name: str, asked: dict[str, str]) -> None:
+        if not name:
+            self._send(HTTPStatus.OK, _HTML.encode(), "text/html; charset=utf-8")
+        elif name in self.files:
+            path, kind = self.files[name]
+            self._send(HTTPStatus.OK, path.read_bytes(), kind)
+        elif name in self.answers.known:
+            found = json.dumps(self.answers.known[name](asked), allow_nan=False)
+            self._send(HTTPStatus.OK, found.encode(), "application/json")
+        elif name in self.answers.pictures:
+            self._send(HTTPStatus.OK, *self.answers.pictures[name](asked), kept=True)
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "expected the name of something to show, found another")
+
+    def _say(self, status: HTTPStatus, message: str) -> None:
+        body = json.dumps({"error": " ".join(message.split())}).encode()
+        self._send(status, body, "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str, *, kept: bool = False) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            # Addresses of pictures name the rows as they are; all else may change.
+            "Cache-Control": "private, max-age=600" if kept else "no-store",
+            "Content-Security-Policy": _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: the address has the token."""
 
 
 def view(
@@ -101,7 +278,7 @@ def view(
 
 def viewer_of(shown: Sequence[Shown], *, port: int = 0, height: int = 800, inspect: bool = False) -> Viewer:
     """A viewer of what is opened already; see ``view``."""
-    viewer = Viewer(Server(Answers(shown), port=port, framed=True), height)
+    viewer = Viewer(shown, port=port, height=height)
     for one in shown if inspect else ():
         if one.inspection is not None:
             one.inspection.start()

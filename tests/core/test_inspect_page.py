@@ -22,7 +22,7 @@ from mouse_core.cli import main
 from mouse_core.images import decode_image, encode_png
 from mouse_core.inspect import Finding, inspect
 from mouse_core.view import Viewer, to_html
-from mouse_core.view.stored.answers import chosen, shares, spread
+from mouse_core.view.stored import chosen, shares, spread
 from tests.browser import BROWSER, tab
 
 NASTY = '</script ><script>window.evil = 1</script><!--<script><img src="https://example.invalid/x" onerror="evil=2">'
@@ -149,7 +149,7 @@ def test_without_plotly_nothing_is_read_and_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(recording(images=False), tmp_path / "rows.parquet")
-    monkeypatch.setattr("mouse_core.view._server.find_spec", lambda name: None)
+    monkeypatch.setattr("mouse_core.view.viewer.find_spec", lambda name: None)
     assert main(["inspect", str(tmp_path / "rows.parquet"), "--html", str(tmp_path / "page.html")]) == 2
     said = capsys.readouterr()
     assert said.out == ""

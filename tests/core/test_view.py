@@ -36,9 +36,9 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.images import encode_png
 from mouse_core.view import Viewer, to_rerun, view
+from mouse_core.view.counting import EpisodeList, Query
 from mouse_core.view.opening import opened_store, shown_of
-from mouse_core.view.rows.counting import EpisodeList, Query
-from mouse_core.view.rows.thinning import thinned
+from mouse_core.view.thinning import thinned
 from mouse_core.view.viewer import viewer_of
 
 NASTY = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 2">'
@@ -156,7 +156,7 @@ def test_nothing_is_changed_and_no_file_is_read_but_ours(viewer: Viewer, tmp_pat
         f"/{secret}",
         f"%2f{secret}",
         "page/view.js",
-        "view.js/../_server.py",
+        "view.js/../viewer.py",
     ):
         code, body, _ = status(viewer, path + name)
         assert code == 404, name

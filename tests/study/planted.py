@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from mouse_study import Results, Run, table_of
+from mouse_study import SCHEMA, Results, Run
 
 NASTY = '</script><script>window.evil = 1</script><img src="https://example.invalid/x.png" onerror="window.evil=1">'
+
+
+def table_of(rows: Sequence[tuple[Run, int, str, float]]) -> pa.Table:
+    """The table of single values: of each the run, the step, the name and the value."""
+    listed = [(run.run, run.variant, run.framework, run.seed, *value) for run, *value in rows]
+    columns = dict(zip(SCHEMA.names, zip(*listed, strict=True) if listed else [()] * len(SCHEMA), strict=True))
+    return pa.table(columns, SCHEMA).sort_by([(name, "ascending") for name in ("run", "step", "name")])
 
 
 def planted(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import mouse_study
-from mouse_study import Results, Run, pairs, same_data, table_of
+from mouse_study import Results, Run, pairs, same_data
 from mouse_study.comparing import verdict
-from tests.study.planted import planted
+from tests.study.planted import planted, table_of
 
 
 def run(framework: str = "torch", **facts: Any) -> Run:

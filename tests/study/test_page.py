@@ -17,9 +17,9 @@ import pytest
 
 import mouse_study
 from mouse_core.errors import StorageError
-from mouse_study import Results, Run, table_of
+from mouse_study import Results, Run
 from tests.browser import BROWSER, in_browser
-from tests.study.planted import NASTY, planted
+from tests.study.planted import NASTY, planted, table_of
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 import mouse_study
 from mouse_core import ConfigError, DataError, SchemaError, StorageError
 from mouse_study import Results, Run
+from tests.study.planted import table_of
 
 RUNS = (
     Run(run="wide/torch/0", variant="wide", framework="torch", seed=0, status="done", steps=3, digest="ab"),
@@ -25,7 +26,7 @@ RUNS = (
 def made() -> Results:
     rows = [(RUNS[0], step, "loss", 1.0 / (step + 1)) for step in (2, 0, 1)]
     rows += [(RUNS[0], 2, "evaluation", 7.0), (RUNS[1], 0, "loss", float("nan"))]
-    return Results("widths", 3, RUNS, mouse_study.table_of(rows))
+    return Results("widths", 3, RUNS, table_of(rows))
 
 
 def test_results_come_back(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_facts_of_another_kind_are_damage(name: str, value: Any, tmp_path: Path)
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     made().write(tmp_path / "r.parquet")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match="expected to be able to write it"):
+    with pytest.raises(StorageError, match="expected to be able to store or read it"):
         made().write(tmp_path / "folder")
     with pytest.raises(StorageError):
         made().write(tmp_path / "missing" / "r.parquet")

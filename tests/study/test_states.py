@@ -18,7 +18,7 @@ from flax import nnx
 
 from mouse_core import ConfigError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_study._running import states, values
+from mouse_study._running import states
 
 
 def through_a_file(state: states.Plain, folder: Path) -> states.Plain:
@@ -96,12 +96,12 @@ def test_generators_come_back(tmp_path: Path) -> None:
 
     before, after = made(0), made(1)
     drawn(before)
-    taken, shared = through_a_file(states.taken(before), tmp_path), values.global_generators()
+    taken, shared = through_a_file(states.taken(before), tmp_path), states.global_generators()
     expected = drawn(before)
     states.give(after, taken)
-    values.set_global_generators(through_a_file(shared, tmp_path))
+    states.set_global_generators(through_a_file(shared, tmp_path))
     assert drawn(after) == expected
-    values.seed_global_generators(7)
+    states.seed_global_generators(7)
     assert drawn([])[:2] == [random.Random(7).random(), np.random.RandomState(7).random()]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
-from mouse_study._files import replacing
-from mouse_study._page.cards import Cards, by_variant, legend, legend_of, title
+from mouse_core.files.writing import write_file
 from mouse_study._page.groups import (
     Curve,
     Floats,
@@ -24,12 +25,126 @@ from mouse_study._page.groups import (
     times,
     trained_names,
 )
-from mouse_study._page.html import interval, megabytes, number, seconds, table, text
-from mouse_study._page.pictures import BEYOND, Line, curves, profiles, thinned
+from mouse_study._page.pictures import BEYOND, Line, colour, curves, profiles, thinned, with_names
 from mouse_study._page.style import COLOURS, STYLE
 from mouse_study.comparing import TOLERANCES, Pair, pairs, verdict
 from mouse_study.results import Results, Run
-from mouse_study.statistics import band, meaning, probability_above, profile
+from mouse_study.statistics import Band, band, meaning, probability_above, profile
+
+_LONGEST = 2000
+_MOST_ROWS = 400
+
+
+def text(said: object, most: int = _LONGEST) -> str:
+    """Anything as text of the page: nothing in it is markup, and what is far too long is cut."""
+    # A lone surrogate, which JSON may hold, cannot be written as UTF-8.
+    plain = str(said).encode("utf-8", "replace").decode()
+    plain = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in plain)
+    return escape(plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)", quote=True)
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A number in a few characters; a dash for None."""
+    if value is None:
+        return "–"
+    if not isinstance(value, int | float):
+        return text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if isinstance(value, int) and abs(value) < 10_000_000:
+        return f"{value:,}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def seconds(value: float | None) -> str:
+    """A time in the unit that fits."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if value < 1.0:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:.3g} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+def megabytes(value: float | None) -> str:
+    """Bytes as MiB."""
+    return number(value) if value is None or not math.isfinite(value) else f"{value / 2**20:,.0f} MiB"
+
+
+def interval(found: Band) -> str:
+    """The edges of a band; a dash where it has none."""
+    if found.low is None or found.high is None:
+        return "–"
+    return f"{number(float(found.low))} to {number(float(found.high))}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int, classes: Sequence[str] = ()) -> str:
+    """A table that scrolls for itself where the window is narrow.
+
+    Args:
+        head: plain texts.
+        rows: cells, which are markup already.
+        texts: how many columns from the left hold text; the others hold numbers.
+        classes: more classes for the columns, by place.
+    """
+    every = list(rows)
+    kinds = [("text" if place < texts else "") for place in range(len(head))]
+    kinds = [f"{kind} {more}".strip() for kind, more in zip(kinds, [*classes, *[""] * len(head)], strict=False)]
+    top = "".join(f'<th class="{kind}">{text(name)}</th>' for name, kind in zip(head, kinds, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in every[:_MOST_ROWS]
+    )
+    left = len(every) - _MOST_ROWS
+    more = f'<p class="dim small">{left:,} more rows are not shown.</p>' if left > 0 else ""
+    inside = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{inside}</div>{more}'
+
+
+_MOST_CARDS = 24
+
+
+class Cards:
+    """Pictures in cards; each picture's parts are named by its number in the page."""
+
+    def __init__(self) -> None:
+        self._pictures = 0
+
+    def grid(self, cards: Sequence[tuple[str, str, str]]) -> str:
+        """Cards side by side.
+
+        Args:
+            cards: for each its title (plain text), the picture, and what is under it (markup).
+        """
+        shown = []
+        for title, picture, below in cards[:_MOST_CARDS]:
+            self._pictures += 1
+            head = f"<h3>{text(title)}</h3>" if title else ""
+            shown.append(f'<div class="card">{head}{with_names(picture, self._pictures)}{below}</div>')
+        left = len(cards) - _MOST_CARDS
+        more = f'<p class="dim small">{left} more pictures are not shown.</p>' if left > 0 else ""
+        return f'<div class="cards{" one" if len(shown) == 1 else ""}">{"".join(shown)}</div>{more}'
+
+
+def legend(members: Iterable[Group]) -> str:
+    """Return the HTML legend of frameworks and their colours."""
+    return legend_of(dict.fromkeys((group.framework, group.colour) for group in members))
+
+
+def legend_of(said: Iterable[tuple[str, int]]) -> str:
+    """Return an HTML legend for pairs of a name and a colour number."""
+    items = "".join(f'<li><i style="background:{colour(place)}"></i>{text(name)}</li>' for name, place in said)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def by_variant(members: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """Groups of one variant together."""
+    variants = dict.fromkeys(group.variant for group in members)
+    return [(variant, [group for group in members if group.variant == variant]) for variant in variants]
+
+
+def title(name: str) -> str:
+    """A name as a heading."""
+    return name[:1].upper() + name[1:]
 
 
 def costs(results: Results, members: Sequence[Group]) -> str:
@@ -437,6 +552,5 @@ def page(results: Results, path: str | os.PathLike[str]) -> Path:
         StorageError: it cannot be written; what was there still is.
     """
     file = Path(path) / "page.html" if Path(path).is_dir() else Path(path)
-    with replacing(file) as partial:
-        partial.write_text(to_html(results), encoding="utf-8")
+    write_file(file, to_html(results).encode())
     return file

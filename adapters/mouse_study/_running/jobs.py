@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.files.locking import Held
 from mouse_core.spec import check_count
-from mouse_study._files import read_json
-from mouse_study._running.folder import collect, settle
-from mouse_study._running.records import FILE, last_record
+from mouse_study._running.folder import FILE, collect, last_record, read_json, settle
 from mouse_study.results import FILE as RESULTS
 from mouse_study.results import Results
 

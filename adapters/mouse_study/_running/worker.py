@@ -22,11 +22,10 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import Held
-from mouse_core.files.writing import making
-from mouse_study._files import write_json
+from mouse_core.files.writing import making, write_file
 from mouse_study._names import found
-from mouse_study._running import states, values
-from mouse_study._running.records import FILE, Records
+from mouse_study._running import states
+from mouse_study._running.folder import FILE, Records
 from mouse_study.training import Context, Training, kind_of
 
 # Packages by the name that is imported, of which a version is noted where they were.
@@ -211,7 +210,7 @@ class Worker:
             import torch
 
             torch.set_num_threads(self.declared["threads"])
-        values.seed_global_generators(context.seed)
+        states.seed_global_generators(context.seed)
         training = train(context)
         if not isinstance(training, Training):
             raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
@@ -312,7 +311,7 @@ class Worker:
             "facts": self.facts(),
             "digest": self.digest.state_dict(),
             "parts": {name: states.taken(part, name, self.begun[name]) for name, part in self.parts.items()},
-            "generators": values.global_generators(),
+            "generators": states.global_generators(),
         }
         write_checkpoint(self.folder / "checkpoint", saved)
         self.note("partial")
@@ -327,7 +326,7 @@ class Worker:
             raise StateError(f"{file}: expected version {_VERSION}, found {saved['version']}, of another mouse-data")
         for name, part in self.parts.items():
             states.give(part, saved["parts"][name], name)
-        values.set_global_generators(saved["generators"])
+        states.set_global_generators(saved["generators"])
         self.step, self.before = saved["step"], saved["facts"]
         self.first_step = self.before["first_step_seconds"]
         self.digest = StreamDigest.from_state(saved["digest"])
@@ -359,7 +358,7 @@ class Worker:
             "machine": machine(self.declared["threads"]),
             **more,
         }
-        write_json(self.folder / "run.json", noted)
+        write_file(self.folder / "run.json", json.dumps(noted, indent=1).encode())
 
     def _digest(self) -> str | None:
         return self.loaders.with_theirs(self.digest) if self.declared["digest"] else None
@@ -436,7 +435,7 @@ def _fingerprint(batches: Any) -> str | None:
 
 def _numbers(values: Any, name: str) -> dict[str, float]:
     """Return the numbers that a step or an evaluation returned, by name."""
-    given = values if isinstance(values, Mapping) else {name: values}
+    given = states if isinstance(states, Mapping) else {name: states}
     if name == "loss" and name not in given:
         raise ConfigError(f"step: expected a loss, found only {sorted(given)}")
     if ours := sorted(set(given) & set(_OURS)):

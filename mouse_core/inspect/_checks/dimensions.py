@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.inspect._checks.finding import Finding, of_dimension, ratio
-from mouse_core.inspect._checks.places import some
+from mouse_core.inspect._checks.finding import Finding, of_dimension, ratio, some
 from mouse_core.inspect._checks.sampling import PIECE, Bools, Floats, Sampled, SampledColumn, quantiles
 
 # Fewer rows say nothing about what is usual.

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.inspect._checks.finding import Finding
-from mouse_core.inspect._checks.places import some
+from mouse_core.inspect._checks.finding import Finding, some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
 
 BLOCKS = ("earlier", "stated", "later")

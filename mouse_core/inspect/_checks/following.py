@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.formats.columns.values import UInt64s
-from mouse_core.inspect._checks.finding import Finding
-from mouse_core.inspect._checks.places import MOST, Places, some
+from mouse_core.inspect._checks.finding import MOST, Finding, Places, some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s
 
 _CLOCK = re.compile(r"(.*_)?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation_)?time")

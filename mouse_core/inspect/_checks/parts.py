@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mouse_core.inspect._checks.finding import Finding, of_dimension, ratio
-from mouse_core.inspect._checks.places import some
+from mouse_core.inspect._checks.finding import Finding, of_dimension, ratio, some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
 
 _PARTS = 8

@@ -13,10 +13,9 @@ from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined
 from mouse_core.inspect._checks.dimensions import about_dimensions
 from mouse_core.inspect._checks.dynamics import about_dynamics
-from mouse_core.inspect._checks.finding import Finding, capped
+from mouse_core.inspect._checks.finding import Finding, capped, some
 from mouse_core.inspect._checks.following import Camera, Clock, is_clock
 from mouse_core.inspect._checks.parts import about_parts
-from mouse_core.inspect._checks.places import some
 from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s, RowSample
 
 # Sums over an episode of what is seen, weighed by waves: two mixtures of the dimensions by four waves.

@@ -12,7 +12,7 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.images.pixels import check_image, decode_image, encode_jpeg, encode_png
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.view.rows.columns import columns_of
+from mouse_core.view.columns import columns_of
 
 # Pictures with more pixels are not shown.
 _MOST_PIXELS = 1 << 24

@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.spec import codes_called
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.view.rows.columns import Singles, is_filler, single_columns
+from mouse_core.view.columns import Singles, is_filler, single_columns
 
 Int64s = npt.NDArray[np.int64]
 
