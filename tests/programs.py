@@ -128,6 +128,7 @@ class Interpreter:
         os.close(self._answers)
 
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 FRAMEWORKS = "import torch, tensordict, jax"
 DATA = "import pyarrow.parquet, datasets"
 
@@ -172,3 +173,11 @@ def run_program(
         text=True,
         timeout=seconds,
     )
+
+
+def run_example(script: str, *options: str, seconds: float = 600) -> dict[str, str]:
+    """Run a script of the examples, and return the printed values by name, in their order."""
+    done = run_program(EXAMPLES / script, *options, frameworks=True, seconds=seconds)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())

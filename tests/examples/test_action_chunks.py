@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,29 +15,19 @@ from flax import nnx
 from tensordict import TensorDict
 
 from mouse_core import BatchSource
-from tests.programs import run_program
+from tests.programs import run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = ("action_chunks_torch.py", "action_chunks_flax.py")
 
 
-def run(script: str, *options: str) -> dict[str, str]:
-    """Run a script and return the printed values by name, in their order."""
-    done = run_program(EXAMPLES / script, *options, frameworks=True, seconds=600)
-    assert done.returncode == 0, done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
-
-
 @pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """The modules, imported as the scripts import them."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return {name: importlib.import_module(name) for name in ("reaching", "action_chunks_torch", "action_chunks_flax")}
+def examples(import_example: Callable[[str], ModuleType]) -> dict[str, ModuleType]:
+    return {name: import_example(name) for name in ("reaching", "action_chunks_torch", "action_chunks_flax")}
 
 
 @pytest.mark.slow
 def test_both_scripts_train_on_the_same_batches() -> None:
-    printed = [run(script, "--episodes", "5", "--steps", "8", "--seed", "3") for script in SCRIPTS]
+    printed = [run_example(script, "--episodes", "5", "--steps", "8", "--seed", "3") for script in SCRIPTS]
     for one in printed:
         assert list(one) == ["reached untrained", "batches", "final loss", "reached"]
         assert float(one["final loss"]) > 0
@@ -71,7 +61,7 @@ def test_both_scripts_train_on_the_same_frames_of_a_video(
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_policy_learns_to_reach(script: str) -> None:
     """In a quarter of the steps of the script's own, and from half the episodes."""
-    printed = run(script, "--episodes", "100", "--steps", "250")
+    printed = run_example(script, "--episodes", "100", "--steps", "250")
     assert float(printed["final loss"]) < 0.35
     assert float(printed["reached"]) > float(printed["reached untrained"])
 

@@ -19,6 +19,7 @@ import torch
 
 from mouse_core import BatchSource, DatasetStore
 from scripts.house import ROOT
+from tests.programs import EXAMPLES
 from tests.test_docs import PAGES, blocks, named, program
 
 OBSERVATIONS = {"obs_continuous", "obs_discrete", "obs_image", "obs", "observation", "observations", "q_star"}
@@ -105,20 +106,16 @@ def of_recorded_values(code: str, batch: Batch) -> float:
 
 @pytest.fixture(autouse=True)
 def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-
-
-def example(name: str) -> Any:
-    return importlib.import_module(name)
+    monkeypatch.syspath_prepend(EXAMPLES)
 
 
 def of_the_quickstart(code: str, batch: Batch) -> float:
-    return float(example("quickstart").cloning_loss(policy, tensors(batch)))
+    return float(importlib.import_module("quickstart").cloning_loss(policy, tensors(batch)))
 
 
 def of_flax_offline(code: str, batch: Batch) -> float:
     jax = pytest.importorskip("jax")
-    made = example("flax_offline")
+    made = importlib.import_module("flax_offline")
     arrays = {name: jax.numpy.asarray(values) for name, values in batch.items()}
     return float(made.cloning_loss(lambda seen: 50.0 * jax.nn.one_hot(seen[..., 0].astype(int), 4), arrays))
 
@@ -126,14 +123,14 @@ def of_flax_offline(code: str, batch: Batch) -> float:
 def of_carts(code: str, batch: Batch) -> float:
     pushes = {name: np.isin(batch[name], (1, NOTHING)) for name in ("obs_continuous", "action")}
     carts = {**batch, "obs_continuous": 2.0 * pushes["obs_continuous"] - 1, "action": pushes["action"].astype(int)}
-    return 1 - float(example("from_object_storage").learn(np.array([1.0, 0.0]), carts))
+    return 1 - float(importlib.import_module("from_object_storage").learn(np.array([1.0, 0.0]), carts))
 
 
 def of_compared(framework: str) -> Callable[[str, Batch], float]:
     """Q is 50 for the action that leaves an observation, which is what it brings, and what follows is worth nothing."""
 
     def mistakes(code: str, batch: Batch) -> float:
-        made = example("compare_frameworks")
+        made = importlib.import_module("compare_frameworks")
         batch = {**batch, "reward": np.full(batch["reward"].shape, 50 / made.REWARD_SCALE)}
         if framework == "torch":
             return float(made.torch_loss(policy, lambda rows: 0 * policy(rows), tensors(batch)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,14 +14,7 @@ import pytest
 
 from mouse_core.replay import ArrayStorage, NextView, ReplayBuffer
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example, imported as the script is."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("dqn_in_jit")
+EXAMPLE = "dqn_in_jit"
 
 
 def test_the_pole_is_that_of_gymnasium(example: ModuleType) -> None:

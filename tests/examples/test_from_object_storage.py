@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.core.object_server import ObjectServer
 
 pytest.importorskip("obstore")
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_pushes_are_learnt_and_the_second_run_reads_the_cache(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    example = importlib.import_module("from_object_storage")
+@pytest.mark.parametrize("example", ["from_object_storage"], indirect=True)
+def test_pushes_are_learnt_and_the_second_run_reads_the_cache(example, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(example, "BATCHES", 40)
     with ObjectServer() as server:
         for name, value in server.options.items():

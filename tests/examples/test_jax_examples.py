@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,24 +19,11 @@ from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
 from mouse_study import Context
 from mouse_study.divergence import transfer
-from tests.programs import run_program
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.programs import run_example
 
 
 def run(script: str, output: Path, *options: str) -> dict[str, str]:
-    """Run a script and return the printed values by name, in their order."""
-    done = run_program(EXAMPLES / script, "--output", str(output), *options, frameworks=True, seconds=600)
-    assert done.returncode == 0, done.stderr
-    assert "Exception ignored" not in done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
-
-
-@pytest.fixture
-def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example module that the test names, imported as the script imports it."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module(request.param)
+    return run_example(script, "--output", str(output), *options)
 
 
 # ---------------------------------------------------------------------- compare_frameworks
@@ -190,21 +176,6 @@ def test_the_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     again = run("flax_offline.py", tmp_path, *little, "--steps", "6")
     assert again["training steps"] == "2"
     assert again["return untrained"] == first["return untrained"]
-
-
-@pytest.mark.parametrize("example", ["flax_offline"], indirect=True)
-def test_the_policy_is_cloned_from_the_actions_that_left(example: ModuleType) -> None:
-    """A policy that knows the right action of each row has no loss; one row off, it has."""
-    batch = {name: jnp.asarray(values) for name, values in lander_batch(np.random.default_rng(0)).items()}
-    right = jnp.roll(batch["action"], -1, axis=1)[:, :-1]
-
-    def knowing(shift: int) -> Any:
-        return lambda observation: 50.0 * nnx.one_hot(jnp.roll(right, shift, axis=1), 4)
-
-    assert float(example.cloning_loss(knowing(0), batch)) == pytest.approx(0.0, abs=1e-6)
-    assert float(example.cloning_loss(knowing(1), batch)) > 1.0
-    placeholders = {**batch, "action": jnp.where(batch["time"] == 0, 3 - batch["action"], batch["action"])}
-    assert float(example.cloning_loss(knowing(0), placeholders)) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("example", ["flax_offline"], indirect=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import gymnasium as gym
@@ -14,16 +12,9 @@ import torch
 from mouse_core import DatasetStore
 from mouse_core.mixtures import Mixture
 from mouse_torch import PrefetchBatchifier
-from tests.programs import run_program
+from tests.programs import run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example, imported as the script imports its helpers."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("offline_to_online")
+EXAMPLE = "offline_to_online"
 
 
 def recorded(example: ModuleType, episodes: int) -> DatasetStore:
@@ -58,9 +49,7 @@ def test_shares_follow_the_schedule(example: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_it_runs_and_learns() -> None:
-    done = run_program(EXAMPLES / "offline_to_online.py", "--online", "400", frameworks=True, seconds=600)
-    assert done.returncode == 0, done.stderr
-    printed = {name: float(value) for name, value in (line.split(": ", 1) for line in done.stdout.splitlines())}
+    printed = {name: float(value) for name, value in run_example("offline_to_online.py", "--online", "400").items()}
     assert printed["share of fresh transitions"] == 0.375
     assert printed["rows fresh"] >= 400
     assert max(printed["return offline"], printed["return online"]) > 2 * printed["return recorded"]

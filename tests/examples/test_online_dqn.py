@@ -5,17 +5,15 @@ Until the pole is balanced for good takes four times as long, and shows no more 
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from tests.programs import run_program
+from tests.programs import run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = "online_dqn"
 NAMES = [
     "return untrained",
     "steps taken",
@@ -25,13 +23,6 @@ NAMES = [
     "evaluations",
     "return trained",
 ]
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example, imported as the script imports its helpers."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("online_dqn")
 
 
 @pytest.mark.slow
@@ -70,10 +61,7 @@ def test_rows_hold_what_led_to_them(example: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_learns_to_balance_the_pole(framework: str) -> None:
-    options = "--framework", framework, "--steps", "12000"
-    done = run_program(EXAMPLES / "online_dqn.py", *options, frameworks=True, seconds=1200)
-    assert done.returncode == 0, done.stderr
-    printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    printed = run_example("online_dqn.py", "--framework", framework, "--steps", "12000", seconds=1200)
     assert list(printed) == NAMES
     assert float(printed["return untrained"]) < 150
     assert float(printed["return trained"]) >= 200

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import gymnasium as gym
@@ -13,35 +11,23 @@ import pytest
 import torch
 
 from mouse_torch import RolloutStorage
-from tests.programs import run_program
+from tests.programs import run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("ppo_cartpole")
-
-
-def run(*options: str) -> dict[str, str]:
-    done = run_program(EXAMPLES / "ppo_cartpole.py", *options, frameworks=True, seconds=1200)
-    assert done.returncode == 0, done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+EXAMPLE = "ppo_cartpole"
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_reaches_475(framework: str) -> None:
-    printed = run("--framework", framework)
+    printed = run_example("ppo_cartpole.py", "--framework", framework, seconds=1200)
     assert printed["steps"] == "245760"
     assert float(printed["return"]) >= 475.0
 
 
 @pytest.mark.slow
 def test_it_runs_as_a_user_runs_it() -> None:
-    printed = run("--framework", "jax", "--iterations", "2", "--episodes", "2")
+    printed = run_example("ppo_cartpole.py", "--framework", "jax", "--iterations", "2", "--episodes", "2")
     assert list(printed) == ["steps", "steps per second", "return", "lowest return"]
     assert printed["steps"] == "4096"
     assert float(printed["return"]) >= 1.0

@@ -1,8 +1,7 @@
-"""The quickstart as a newcomer runs it, and the two places where its alignment could go wrong unseen."""
+"""The quickstart as a newcomer runs it, and the rows that it records."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,14 +10,11 @@ import datasets
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
 from mouse_core import DatasetStore
 from mouse_core.record import Recorder
-from tests.programs import run_program
+from tests.programs import run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     "episodes recorded",
     "steps recorded",
@@ -33,31 +29,22 @@ NAMES = [
     "plot",
 ]
 
+EXAMPLE = "lunar_lander"
 LITTLE = ("--episodes", "4", "--steps", "6", "--seed", "5")
 
 
-def run(output: Path, *options: str) -> dict[str, str]:
-    """Run the script and return the printed values by name, in their order."""
-    done = run_program(EXAMPLES / "quickstart.py", "--output", str(output), *options, frameworks=True, seconds=600)
-    assert done.returncode == 0, done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+def run_quickstart(output: Path, *options: str) -> dict[str, str]:
+    return run_example("quickstart.py", "--output", str(output), *options)
 
 
 def number(value: str) -> float:
     return float(value.removesuffix(" %"))
 
 
-@pytest.fixture
-def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example module that the test names, imported as the script imports it."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module(request.param)
-
-
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a run on little data prints; its output folder did not exist before."""
-    return run(tmp_path_factory.mktemp("quickstart") / "new" / "folder", *LITTLE)
+    return run_quickstart(tmp_path_factory.mktemp("quickstart") / "new" / "folder", *LITTLE)
 
 
 @pytest.mark.slow
@@ -85,7 +72,7 @@ def test_the_script_leaves_the_dataset_and_the_plot(printed: dict[str, str]) -> 
 
 @pytest.mark.slow
 def test_a_seed_decides_everything_but_the_speed(printed: dict[str, str], tmp_path: Path) -> None:
-    again = run(tmp_path, *LITTLE)
+    again = run_quickstart(tmp_path, *LITTLE)
     for name in NAMES:
         if name not in ("batches per second", "waiting for data", "dataset", "plot"):
             assert again[name] == printed[name], name
@@ -99,14 +86,12 @@ def flown(example: ModuleType, *, noise: float, seed: int, **options: int) -> li
     return store[:]
 
 
-@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 def test_another_seed_records_another_episode(example: ModuleType) -> None:
     actions = [[row["action"] for row in flown(example, noise=1.0, seed=seed)] for seed in (3, 3, 4)]
     assert actions[0] == actions[1]
     assert actions[0] != actions[2]
 
 
-@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 def test_a_row_holds_the_action_that_led_to_it(example: ModuleType, noise: float) -> None:
     rows = flown(example, noise=noise, seed=3)
@@ -126,13 +111,11 @@ def test_a_row_holds_the_action_that_led_to_it(example: ModuleType, noise: float
     environment.close()
 
 
-@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 def test_an_episode_that_runs_out_of_time_is_truncated(example: ModuleType) -> None:
     rows = flown(example, noise=0.0, seed=0, max_episode_steps=7)
     assert [row["done"] for row in rows] == [0] * 7 + [2]
 
 
-@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 def test_playing_counts_each_episode_once(example: ModuleType) -> None:
     # The vector environment starts an ended episode anew while others still fly.
     def fall(observations: np.ndarray) -> np.ndarray:
@@ -143,31 +126,10 @@ def test_playing_counts_each_episode_once(example: ModuleType) -> None:
     np.testing.assert_allclose(together, alone)
 
 
-@pytest.mark.parametrize("example", ["quickstart"], indirect=True)
-def test_the_loss_pairs_an_observation_with_the_action_that_leaves_it(example: ModuleType) -> None:
-    # Two episodes of 3 transitions. Each observation shows, as a one-hot, the action that leaves it, so a
-    # policy that repeats its observation is right for every pair that should count. The last
-    # observation of the first episode, which no action leaves, shows one that is never taken.
-    action = torch.tensor([[0, 2, 1, 3, 0, 1, 2, 2]])
-    time = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
-    leaving = torch.tensor([[2, 1, 3, 3, 1, 2, 2, 3]])
-    batch = TensorDict(
-        {"obs_continuous": torch.nn.functional.one_hot(leaving, 4).float(), "action": action, "time": time},
-        batch_size=[1, 8],
-    )
-
-    def repeat(observation: torch.Tensor) -> torch.Tensor:
-        return 100.0 * observation
-
-    assert example.cloning_loss(repeat, batch).item() == pytest.approx(0.0, abs=1e-6)
-    batch["action"] = action.roll(-1, dims=1)
-    assert example.cloning_loss(repeat, batch).item() > 1.0
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_trained_policy_flies_better_than_what_it_learnt_from(tmp_path: Path) -> None:
-    printed = run(tmp_path)
+    printed = run_quickstart(tmp_path)
     assert number(printed["return trained"]) > 100.0
     assert number(printed["return trained"]) > number(printed["return recorded"]) + 50.0
     assert number(printed["return untrained"]) < 0.0

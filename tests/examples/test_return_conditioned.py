@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,28 +17,16 @@ import mouse_torch
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.spec import Alignment
 from mouse_core.testing import stream_digest
-from tests.programs import run_program
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.programs import run_example
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "flax"])
 def test_it_runs(framework: str) -> None:
-    little = ("--framework", framework, "--episodes", "6", "--steps", "30")
-    done = run_program(EXAMPLES / "return_conditioned.py", *little, frameworks=True, seconds=600)
-    assert done.returncode == 0, done.stderr
-    printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    printed = run_example("return_conditioned.py", "--framework", framework, "--episodes", "6", "--steps", "30")
     assert int(printed["steps learned from"]) < int(printed["steps recorded"])
     assert float(printed["return learned from"]) > float(printed["return recorded"])
     assert float(printed["final loss"]) < float(printed["first loss"])
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of the examples as a script does."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module
 
 
 def recorded(alignment: Alignment) -> DatasetStore:
@@ -72,10 +58,10 @@ def recorded(alignment: Alignment) -> DatasetStore:
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
 @pytest.mark.parametrize("framework", ["torch", "flax"])
 def test_it_is_asked_for_the_action_that_leaves_each_observation(
-    framework: str, alignment: Alignment, example: Callable[[str], Any]
+    framework: str, alignment: Alignment, import_example: Callable[[str], Any]
 ) -> None:
     """A policy that reads it off the observation has no loss; what it is told beside is what is still to come."""
-    shared, training = example("return_conditioned"), example(f"return_conditioned_{framework}")
+    shared, training = import_example("return_conditioned"), import_example(f"return_conditioned_{framework}")
     store = shared.learned_from(recorded(alignment), 0.5)
     package: Any = {"torch": mouse_torch, "flax": mouse_jax}[framework]
     seen: list[Any] = []
@@ -97,8 +83,8 @@ def test_it_is_asked_for_the_action_that_leaves_each_observation(
 
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
-def test_what_comes_later_is_not_looked_at(framework: str, example: Callable[[str], Any]) -> None:
-    training = example(f"return_conditioned_{framework}")
+def test_what_comes_later_is_not_looked_at(framework: str, import_example: Callable[[str], Any]) -> None:
+    training = import_example(f"return_conditioned_{framework}")
     if framework == "torch":
         policy = training.Policy()
         to, back = torch.from_numpy, lambda values: values.detach().numpy()
@@ -116,8 +102,8 @@ def test_what_comes_later_is_not_looked_at(framework: str, example: Callable[[st
     assert np.abs(before[:, 10:] - after[:, 10:]).max() > 1e-3
 
 
-def test_both_frameworks_learn_from_the_same_batches(example: Callable[[str], Any]) -> None:
-    shared = example("return_conditioned")
+def test_both_frameworks_learn_from_the_same_batches(import_example: Callable[[str], Any]) -> None:
+    shared = import_example("return_conditioned")
     store = shared.learned_from(recorded("arrived"), 0.5)
     options = shared.BATCHES | {"dtypes": {"obs_continuous": "float32"}}
     wanted = stream_digest(BatchSource(store, seed=3, **options), 5)

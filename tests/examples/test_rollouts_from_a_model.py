@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +14,6 @@ import torch
 
 from mouse_core.groups import open_rollouts
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture(params=["torch", pytest.param("flax", marks=pytest.mark.long)])
 def framework(request: pytest.FixtureRequest) -> str:
@@ -23,9 +21,8 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("rollouts_from_a_model")
+def shared(import_example: Callable[[str], ModuleType]) -> ModuleType:
+    return import_example("rollouts_from_a_model")
 
 
 @pytest.fixture

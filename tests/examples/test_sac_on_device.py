@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,14 +12,11 @@ import torch
 
 from mouse_core.replay import ArrayStorage, NextView, ReplayBuffer
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example, imported as the script is, and made small."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    found = importlib.import_module("sac_on_device")
+def example(import_example: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example, made small."""
+    found = import_example("sac_on_device")
     for name, value in (("ENVIRONMENTS", 4), ("CAPACITY", 40), ("BATCH_SIZE", 8), ("HIDDEN", 8)):
         monkeypatch.setattr(found, name, value)
     return found
