@@ -28,18 +28,18 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 class Trajectory(NamedTuple):
-    """A step and what it leads to; every field is an array, a scalar, or a mapping of them.
+    """A step and the type of its successor; every field is an array, a scalar, or a mapping of them.
 
-    It has the fields and methods of TF-Agents' trajectories, and what takes those takes these.
+    It has the fields and methods of TF-Agents' trajectories.
 
     Args:
-        step_type: 0 where an episode begins, 2 where it ends, else 1.
-        observation: What was seen at the step.
-        action: What was done on seeing it.
-        policy_info: What the policy said of it, or ``()``.
-        next_step_type: The type of the step after it.
-        reward: What the action brought.
-        discount: What future rewards are multiplied with; 0 at a terminal step.
+        step_type: 0 at the beginning of an episode, 2 at the end, else 1.
+        observation: The observation at the step.
+        action: The action that follows the observation.
+        policy_info: Values of the policy for the action, or ``()``.
+        next_step_type: The type of the next step.
+        reward: The reward of the action.
+        discount: Factor of future rewards; 0 at a terminal step.
     """
 
     step_type: Any
@@ -55,15 +55,15 @@ class Trajectory(NamedTuple):
         return self.step_type == FIRST
 
     def is_mid(self) -> Any:
-        """Whether neither the step nor the one after it begins or ends an episode."""
+        """Whether neither the step nor the next one begins or ends an episode."""
         return (self.step_type == MID) & (self.next_step_type == MID)
 
     def is_last(self) -> Any:
-        """Whether the step after it ends the episode."""
+        """Whether the next step ends the episode."""
         return self.next_step_type == LAST
 
     def is_boundary(self) -> Any:
-        """Whether the step itself ends the episode, so that what follows is of another one."""
+        """Whether the step ends the episode, so that the next step belongs to another one."""
         return self.step_type == LAST
 
     def replace(self, **fields: Any) -> Trajectory:
@@ -75,15 +75,14 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
     """Convert the result of ``create_trajectory_data_spec`` to TensorFlow's specs, for TF-Agents and Reverb.
 
     Args:
-        spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` gives it what a
-            ``policy_info_fn`` adds.
+        spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` adds the specs of a
+            ``policy_info_fn``.
         outer_dims: Axes in front of every shape: ``(None,)`` for ``reverb.Table(signature=...)``, whose items are
             sequences; none for ``ReverbReplayBuffer(data_spec=...)``.
 
     Returns:
-        A trajectory of ``tf.TensorSpec``. Where TF-Agents is installed it is one of TF-Agents, with the names and
-        bounds that TF-Agents gives ``step_type`` and ``discount``, and equal to what its own function makes of the same
-        data.
+        A trajectory of ``tf.TensorSpec``. With TF-Agents installed, it equals the result of TF-Agents' own function for
+        the same data, with its names and bounds of ``step_type`` and ``discount``.
 
     Raises:
         ImportError: TensorFlow is not installed.
@@ -112,13 +111,13 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
 
 
 def _mapped(change: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with every leaf changed; ``change`` is given its path, such as "observation/arm/0", and the leaf."""
+    """Return the tree with every leaf changed; ``change`` takes the path of a leaf and the leaf."""
     leaves = {key: change("/".join(map(str, path_of(key))), leaf) for key, leaf in flatten(tree).items()}
     return dict(unflatten(structure_of(tree), leaves))
 
 
 def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
-    """A trajectory of ``FieldSpec``, for a step and what a policy says of it."""
+    """Return a trajectory of ``FieldSpec``, for a step and values of a policy."""
 
     def spec(path: str, value: Any) -> FieldSpec:
         array = leaf(value)
@@ -141,76 +140,41 @@ def expected_by(observer: Any) -> tuple[Any, int]:
     return None, 0
 
 
-def _parts(value: Any) -> Mapping[Any, Any] | None:
-    """Return the contents of a mapping, named tuple, tuple or list by name or position; None for a leaf."""
-    if hasattr(value, "_asdict"):
-        return dict(value._asdict())
-    if isinstance(value, tuple | list) and not hasattr(value, "dtype"):
-        return dict(enumerate(value))
-    return value if isinstance(value, Mapping) else None
-
-
-def _shown(value: Any) -> str:
-    """The structure of a value in words."""
-    if isinstance(value, Mapping) or hasattr(value, "_asdict"):
-        return str(sorted(_parts(value) or ()))
-    if isinstance(value, tuple | list):
-        return f"{len(value)} values"
-    array = leaf(value)
-    return f"{array.dtype} {list(array.shape)}"
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of nested values by path, such as "observation/arm/0"."""
+    return {"/".join(map(str, path_of(key))): value for key, value in flatten(tree).items()}
 
 
 def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str, free_info: bool) -> None:
-    """Raise SchemaError where a trajectory is not what an observer expects.
+    """Raise SchemaError if a trajectory differs from an observer's spec.
 
     Args:
-        expected: Nested specs.
+        expected: Nested specs: values with ``dtype`` and ``shape``; a size of None is any.
         found: The trajectory.
-        outer: How many axes the specs have in front.
-        where: What a message calls the trajectory.
-        free_info: Whether ``policy_info`` may be anything where ``()`` is expected.
+        outer: Number of leading axes of the specs.
+        where: Name of the trajectory for messages.
+        free_info: Whether ``policy_info`` may hold any values if ``()`` is expected.
     """
-    if free_info and _parts((_parts(expected) or {}).get("policy_info")) == {}:
-        found = found.replace(policy_info=())
-    _compare(expected, found, "", outer=outer, where=where)
-
-
-def _compare(expected: Any, found: Any, path: str, *, outer: int, where: str) -> None:
-    """Raise SchemaError where values differ from nested specs in structure, dtype or shape.
-
-    Args:
-        expected: Anything with ``dtype`` and ``shape``, in mappings and tuples. A size of None is any.
-        found: Values.
-        path: Of both within the trajectory.
-        outer: How many axes the specs have in front.
-        where: What a message calls the trajectory.
-    """
-    wanted = _parts(expected)
-    if wanted is None:
-        _compare_leaf(expected, found, path, outer=outer, where=where)
-        return
-    has = _parts(found)
-    if has is None or has.keys() != wanted.keys():
-        raise _differs(path, _shown(expected), found, where)
-    for name, spec in wanted.items():
-        _compare(spec, has[name], f"{path}/{name}" if path else str(name), outer=outer, where=where)
-
-
-def _compare_leaf(expected: Any, found: Any, path: str, *, outer: int, where: str) -> None:
-    dtype = np.dtype(getattr(expected.dtype, "as_numpy_dtype", expected.dtype))
-    shape = _shape(expected, path, outer)
-    wanted = f"{dtype} {'of any shape' if shape is None else list(shape)}"
-    if isinstance(found, Mapping | tuple):
-        raise _differs(path, wanted, found, where)
-    array = leaf(found)
-    fits = shape is None or len(shape) == array.ndim
-    fits = fits and all(size in (None, has) for size, has in zip(shape or (), array.shape, strict=False))
-    if dtype != array.dtype or not fits:
-        raise _differs(path, wanted, array, where)
+    wanted, has = _leaves(expected), _leaves(found)
+    if free_info and not any(path.startswith("policy_info") for path in wanted):
+        has = {path: value for path, value in has.items() if not path.startswith("policy_info")}
+    if wanted.keys() != has.keys():
+        lacking, others = sorted(wanted.keys() - has.keys()), sorted(has.keys() - wanted.keys())
+        raise SchemaError(f"observer: expected {lacking}, found {others or 'nothing'} instead in {where}")
+    for path, spec in wanted.items():
+        dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+        shape, array = _shape(spec, path, outer), leaf(has[path])
+        fits = shape is None or len(shape) == array.ndim
+        fits = fits and all(size in (None, one) for size, one in zip(shape or (), array.shape, strict=False))
+        if dtype != array.dtype or not fits:
+            sizes = "of any shape" if shape is None else list(shape)
+            raise SchemaError(
+                f"observer: {path}: expected {dtype} {sizes}, found {array.dtype} {list(array.shape)} in {where}"
+            )
 
 
 def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
-    """The shape of one value, or None where it may be any."""
+    """Return the shape of one value; None: any shape."""
     if getattr(spec.shape, "rank", 0) is None:
         return None
     shape = tuple(spec.shape)
@@ -220,10 +184,6 @@ def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
             f"{list(shape)}; to_tensor_specs(spec, outer_dims=(None,)) makes one"
         )
     return shape[outer:]
-
-
-def _differs(path: str, wanted: str, found: Any, where: str) -> SchemaError:
-    return SchemaError(f"observer: {path or 'trajectory'}: expected {wanted}, found {_shown(found)} in {where}")
 
 
 PolicyInfo = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
@@ -250,7 +210,7 @@ def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
 def convert_rlds_to_trajectories(
     rlds_data: Iterable[Any], policy_info_fn: PolicyInfo | None = None
 ) -> Iterator[Trajectory]:
-    """RLDS episodes as trajectories: pairs of adjacent steps, over the ends of episodes.
+    """Convert RLDS episodes to trajectories: pairs of adjacent steps, across the ends of episodes.
 
     The steps of all episodes are one sequence, and one step of type first, of zeros, comes after them, so there are as
     many trajectories as steps. A step is of type 0 where ``is_first`` is set, else 2 where ``is_last`` is set, else 1.
@@ -261,16 +221,16 @@ def convert_rlds_to_trajectories(
         rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
             stacked to ``[n, ...]``. A step has ``observation``, ``action``, ``reward``, ``discount``, ``is_first``,
             ``is_last`` and ``is_terminal``; observations and actions may be nested.
-        policy_info_fn: Gives ``policy_info`` for a step and the step after it; by default ``()``.
+        policy_info_fn: Returns ``policy_info`` for a step and the next step; by default ``()``.
 
     Returns:
-        An iterator, which takes the episodes as they are asked for.
+        An iterator, which reads episodes when their trajectories are requested.
 
     Raises:
         DataError: There are no steps (at once).
         MissingFieldError: A step lacks features (at once for the first step).
         EpisodeError: A terminal step that is not last, a step that is not last before a first one, or a last one that
-            is not before a first one. All trajectories before that pair have been given by then.
+            is not before a first one. All trajectories before that pair were yielded.
 
     Examples:
         >>> step = {"observation": 0.5, "action": 1, "reward": 1.0, "discount": 1.0, "is_terminal": False}
@@ -288,25 +248,25 @@ def push_rlds_to_reverb(
     observer: Callable[[Trajectory], Any],
     policy_info_fn: PolicyInfo | None = None,
 ) -> int:
-    """Hand the trajectories of RLDS episodes to an observer, one by one.
+    """Pass the trajectories of RLDS episodes to an observer, one by one.
 
     Args:
         rlds_data: As in ``convert_rlds_to_trajectories``.
-        observer: Any callable that takes a trajectory. Where it says what it expects, by ``get_table_signature()`` as
-            TF-Agents' Reverb observers do (its first axis is that of the sequence), or in an attribute ``data_spec`` or
-            ``spec``, every trajectory is compared with that before it is handed over: structure, dtypes and shapes. A
-            Reverb table without a signature takes anything.
-        policy_info_fn: As in ``convert_rlds_to_trajectories``. Where ``()`` is expected as ``policy_info``, what the
-            function gives is handed over all the same, as TF-Agents does.
+        observer: Any callable that takes a trajectory. It may declare a spec, by ``get_table_signature()`` as Reverb
+            observers of TF-Agents do (with the axis of the sequence in front), or in an attribute ``data_spec`` or
+            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with it first. A Reverb table
+            without a signature takes anything.
+        policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` gets
+            the result of the function all the same, as with TF-Agents.
 
     Returns:
-        How many trajectories were handed over.
+        The number of trajectories.
 
     Raises:
-        SchemaError: A trajectory does not match what the observer expects; the message names the field. It is a
-            ValueError. It and what comes after it was not handed over: where it is the first one, nothing was.
-        DataError, MissingFieldError, EpisodeError: As ``convert_rlds_to_trajectories``; what came before the faulty
-            pair has been handed over, and nothing after it.
+        SchemaError: A trajectory differs from the observer's spec; the message names the field. It is a ValueError. The
+            observer got all trajectories before this one.
+        DataError, MissingFieldError, EpisodeError: As ``convert_rlds_to_trajectories``. The observer got all
+            trajectories before the faulty pair.
     """
     _, steps = _peek(rlds_data)
     expected, outer = expected_by(observer)
@@ -333,7 +293,7 @@ def _flattened(rlds_data: Iterable[Any]) -> Iterator[Step]:
 
 
 def _peek(rlds_data: Iterable[Any]) -> tuple[Mapping[str, Any], Iterator[Step]]:
-    """The first step, and all steps."""
+    """Return the first step, and all steps."""
     check_episodes(rlds_data)
     steps = _flattened(rlds_data)
     first = next(steps, None)
