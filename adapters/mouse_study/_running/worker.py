@@ -435,7 +435,7 @@ def _fingerprint(batches: Any) -> str | None:
 
 def _numbers(values: Any, name: str) -> dict[str, float]:
     """Return the numbers that a step or an evaluation returned, by name."""
-    given = states if isinstance(states, Mapping) else {name: states}
+    given = values if isinstance(values, Mapping) else {name: values}
     if name == "loss" and name not in given:
         raise ConfigError(f"step: expected a loss, found only {sorted(given)}")
     if ours := sorted(set(given) & set(_OURS)):
