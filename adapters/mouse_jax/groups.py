@@ -1,4 +1,11 @@
-"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other, and in streams by rank."""
+"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other, and in streams by rank.
+
+``pad``, ``pack`` and ``concatenate`` have the arguments and results of those in ``mouse_core.groups``, and two more.
+``device`` says where the arrays go, by default JAX's default device. ``sharding`` lays arrays ``[B, L]`` out over
+devices of this process; columns with a value per turn or example are laid out along ``B``. Without x64 arrays have 32
+bits at most.
+A jitted step compiles anew for every length and number of rows, which ``length`` and ``capacity`` hold.
+"""
 
 from __future__ import annotations
 
@@ -11,101 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from mouse_core import ConfigError, groups
 from mouse_core.groups import RLExample, RolloutColumn
 from mouse_core.groups.examples import Arrays
-from mouse_jax.placement import find_target
+from mouse_jax.placement import find_target, on_device
 from mouse_jax.trees import narrowed
-
-
-def pad(
-    examples: Sequence[RLExample],
-    length: int | None = None,
-    *,
-    pad_token: int = 0,
-    pad_to_multiple_of: int = 1,
-    truncate: bool = False,
-    max_turns: int | None = None,
-    device: jax.Device | str | None = None,
-    sharding: Sharding | None = None,
-) -> dict[str, jax.Array]:
-    """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
-
-    Args:
-        examples, length, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew for every
-            ``length`` and number of examples.
-        max_turns: As there.
-        device: Where the arrays go; None: JAX's default.
-        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``. Columns with a
-            value per turn or example are laid out along ``B``.
-
-    Returns:
-        The same arrays, ``[B, L]``. Without x64 those of 64 bits have 32.
-
-    Raises:
-        ConfigError, DataError: As there; a device that is not there, both arguments, or a value that does not fit.
-    """
-    target = find_target(device, sharding)
-    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
-    options["max_turns"] = max_turns
-    return _placed(groups.pad(examples, length, **options), target, examples[0].declared)
-
-
-def pack(
-    examples: Sequence[RLExample],
-    length: int,
-    *,
-    num_rows: int | None = None,
-    pad_token: int = 0,
-    pad_to_multiple_of: int = 1,
-    truncate: bool = False,
-    max_turns: int | None = None,
-    max_examples: int | None = None,
-    device: jax.Device | str | None = None,
-    sharding: Sharding | None = None,
-) -> dict[str, jax.Array]:
-    """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
-
-    Args:
-        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate: As there. A jitted step compiles anew
-            for every ``length`` and number of rows.
-        max_turns, max_examples: As there.
-        device, sharding: As in ``pad``.
-
-    Returns:
-        The same arrays, ``[R, L]``.
-
-    Raises:
-        ConfigError, DataError: As ``pad``.
-    """
-    target = find_target(device, sharding)
-    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
-    options |= {"max_turns": max_turns, "max_examples": max_examples}
-    packed = groups.pack(examples, length, num_rows=num_rows, **options)
-    return _placed(packed, target, examples[0].declared)
-
-
-def concatenate(
-    examples: Sequence[RLExample],
-    capacity: int | None = None,
-    *,
-    pad_token: int = 0,
-    max_turns: int | None = None,
-    device: jax.Device | str | None = None,
-) -> dict[str, jax.Array]:
-    """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
-
-    Args:
-        examples, capacity, pad_token: As there. A jitted step compiles anew for every number of tokens and examples;
-            ``capacity`` keeps the former.
-        max_turns: As there.
-        device: Where the arrays go; None: JAX's default.
-
-    Returns:
-        The same arrays.
-
-    Raises:
-        ConfigError, DataError: As there; a device that is not there.
-    """
-    arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
-    return _placed(arrays, find_target(device, None), examples[0].declared)
 
 
 def _placed(
@@ -146,6 +60,20 @@ def _layout(sharding: Sharding, common: int) -> Sharding:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]
     return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _of_examples(arrays: Arrays, target: Any, examples: Sequence[RLExample]) -> dict[str, jax.Array]:
+    return _placed(arrays, target, examples[0].declared)
+
+
+pad = on_device(groups.pad, _of_examples)
+"""One example a row, filled up at the end; see ``mouse_core.groups.pad``."""
+
+pack = on_device(groups.pack, _of_examples)
+"""Several examples a row, one behind the other; see ``mouse_core.groups.pack``."""
+
+concatenate = on_device(groups.concatenate, _of_examples)
+"""All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``."""
 
 
 class RolloutStream(groups.RolloutStream):

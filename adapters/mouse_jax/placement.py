@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -126,6 +128,31 @@ def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> j
     if device is not None:
         raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
     return sharding
+
+
+def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` of the core with the arguments ``device`` and ``sharding``; see ``find_target``.
+
+    Args:
+        function: Returns NumPy arrays for some examples, its first argument.
+        place: Called with the arrays, the device or sharding, and the examples; returns the result.
+    """
+
+    @wraps(function)
+    def placed(
+        examples: Any,
+        *args: Any,
+        device: jax.Device | str | None = None,
+        sharding: Sharding | None = None,
+        **options: Any,
+    ) -> Any:
+        target = find_target(device, sharding)
+        return place(function(examples, *args, **options), target, examples)
+
+    signature, added = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
+    own = [*signature.parameters.values(), added["device"], added["sharding"]]
+    placed.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return placed
 
 
 def check_layout(target: object, source: BatchSource) -> None:

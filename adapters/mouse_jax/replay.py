@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Sharding
 
-from mouse_core.replay import Schedule, buffer, ensemble
+from mouse_core.replay import buffer, ensemble
 from mouse_core.replay.buffer import BaseBuffer
-from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
-from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device
 from mouse_jax.trees import as_arrays, as_jax, narrowed
 
@@ -54,8 +51,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     is an error. Transforms work on NumPy arrays, before that.
 
     Args:
-        storage, sampler, writer, transform, batch_size, seed, collate_fn: See ``mouse_core.replay.ReplayBuffer``.
-        priority_key, priority_reduction, generations, digest: See ``mouse_core.replay.ReplayBuffer``.
+        *args, **options: The arguments of ``mouse_core.replay.ReplayBuffer``.
         device: Where batches arrive: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or one with a number
             ("gpu:1"); None: JAX's default device.
 
@@ -73,36 +69,9 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
         (2, 4)
     """
 
-    def __init__(
-        self,
-        storage: Any = None,
-        sampler: Sampler | None = None,
-        writer: Writer | None = None,
-        transform: Transform | Sequence[Transform] | None = None,
-        batch_size: int | None = None,
-        seed: int = 0,
-        *,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        priority_key: FieldKey = "td_error",
-        priority_reduction: str | None = None,
-        generations: bool = False,
-        device: Target = None,
-        digest: bool = False,
-    ) -> None:
+    def __init__(self, *args: Any, device: Target = None, **options: Any) -> None:
         self._target = _target(device)
-        super().__init__(
-            storage,
-            sampler,
-            writer,
-            transform,
-            batch_size,
-            seed,
-            collate_fn=collate_fn,
-            priority_key=priority_key,
-            priority_reduction=priority_reduction,
-            generations=generations,
-            digest=digest,
-        )
+        super().__init__(*args, **options)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
         if isinstance(rows, list) and shape:
@@ -110,16 +79,13 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
         return self._deliver(rows)
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
-    """A ``ReplayBuffer`` with a ``PrioritizedSampler``.
+class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
+    """``mouse_core.replay.PrioritizedReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
         **options: The other arguments of ``ReplayBuffer``, by name.
     """
-
-    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, *, eps: float = 1e-8, **options: Any) -> None:
-        super().__init__(sampler=PrioritizedSampler(alpha, beta, eps), **options)
 
 
 class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
@@ -127,34 +93,13 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
-        p, transform, batch_size, seed, num_buffer_sampled, collate_fn, digest: See
-            ``mouse_core.replay.ReplayBufferEnsemble``.
         device: See ``ReplayBuffer``.
+        **options: The other arguments of ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
         ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """
 
-    def __init__(
-        self,
-        *buffers: Any,
-        p: Sequence[float] | Schedule | None = None,
-        transform: Transform | Sequence[Transform] | None = None,
-        batch_size: int | None = None,
-        seed: int = 0,
-        num_buffer_sampled: int | None = None,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        device: Target = None,
-        digest: bool = False,
-    ) -> None:
+    def __init__(self, *buffers: Any, device: Target = None, **options: Any) -> None:
         self._target = _target(device)
-        super().__init__(
-            *buffers,
-            p=p,
-            transform=transform,
-            batch_size=batch_size,
-            seed=seed,
-            num_buffer_sampled=num_buffer_sampled,
-            collate_fn=collate_fn,
-            digest=digest,
-        )
+        super().__init__(*buffers, **options)

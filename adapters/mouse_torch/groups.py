@@ -1,4 +1,8 @@
-"""Examples of rollout groups as torch tensors, padded, packed or one behind the other, and in streams by rank."""
+"""Examples of rollout groups as torch tensors, padded, packed or one behind the other, and in streams by rank.
+
+``pad``, ``pack`` and ``concatenate`` have the arguments and results of those in ``mouse_core.groups``, and ``device``:
+where the tensors go, by default the CPU. They return a TensorDict.
+"""
 
 from __future__ import annotations
 
@@ -11,93 +15,7 @@ from tensordict import TensorDict
 from mouse_core import groups
 from mouse_core.groups import RLExample, RolloutColumn
 from mouse_core.groups.examples import Arrays
-from mouse_torch.placement import check_device
-
-
-def pad(
-    examples: Sequence[RLExample],
-    length: int | None = None,
-    *,
-    pad_token: int = 0,
-    pad_to_multiple_of: int = 1,
-    truncate: bool = False,
-    max_turns: int | None = None,
-    device: str | torch.device | None = None,
-) -> TensorDict:
-    """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
-
-    Args:
-        examples, length, pad_token, pad_to_multiple_of, truncate, max_turns: As there.
-        device: Where the tensors go; None: the CPU.
-
-    Returns:
-        The same arrays as tensors, batch size ``[B, L]``, or ``[B]`` where a column has a value per turn or example.
-
-    Raises:
-        ConfigError, DataError: As there; a device that is not there.
-    """
-    target = check_device(device)
-    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
-    options["max_turns"] = max_turns
-    return _tensors(groups.pad(examples, length, **options), target, examples[0].declared)
-
-
-def pack(
-    examples: Sequence[RLExample],
-    length: int,
-    *,
-    num_rows: int | None = None,
-    pad_token: int = 0,
-    pad_to_multiple_of: int = 1,
-    truncate: bool = False,
-    max_turns: int | None = None,
-    max_examples: int | None = None,
-    device: str | torch.device | None = None,
-) -> TensorDict:
-    """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
-
-    Args:
-        examples, length, num_rows, pad_token, pad_to_multiple_of, truncate, max_turns, max_examples: As there.
-        device: Where the tensors go; None: the CPU.
-
-    Returns:
-        The same arrays as tensors, batch size ``[R, L]``, or ``[R]`` where a column has a value per turn or example.
-
-    Raises:
-        ConfigError, DataError: As there; a device that is not there.
-    """
-    target = check_device(device)
-    options: Any = {"pad_token": pad_token, "pad_to_multiple_of": pad_to_multiple_of, "truncate": truncate}
-    options |= {"max_turns": max_turns, "max_examples": max_examples}
-    packed = groups.pack(examples, length, num_rows=num_rows, **options)
-    return _tensors(packed, target, examples[0].declared)
-
-
-def concatenate(
-    examples: Sequence[RLExample],
-    capacity: int | None = None,
-    *,
-    pad_token: int = 0,
-    max_turns: int | None = None,
-    device: str | torch.device | None = None,
-) -> TensorDict:
-    """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
-
-    ``mouse_torch.as_nested`` makes nested tensors of them.
-
-    Args:
-        examples, capacity, pad_token, max_turns: As there.
-        device: Where the tensors go; None: the CPU.
-
-    Returns:
-        The same arrays as tensors, batch size ``[]``, as ``cu_seqlens`` and the tokens have no axis in common.
-
-    Raises:
-        ConfigError, DataError: As there; a device that is not there.
-    """
-    target = check_device(device)
-    arrays = groups.concatenate(examples, capacity, pad_token=pad_token, max_turns=max_turns)
-    return _tensors(arrays, target, examples[0].declared)
+from mouse_torch.placement import check_device, on_device
 
 
 def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, RolloutColumn]) -> TensorDict:
@@ -107,6 +25,30 @@ def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, Rollou
     if any(column.per != "token" for column in declared.values()):
         size = size[:1]
     return TensorDict(tensors, batch_size=size, device=device)
+
+
+def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExample]) -> TensorDict:
+    return _tensors(arrays, device, examples[0].declared)
+
+
+pad = on_device(groups.pad, _of_examples)
+"""One example a row, filled up at the end; see ``mouse_core.groups.pad``.
+
+The batch size is ``[B, L]``, or ``[B]`` where a column has a value per turn or example.
+"""
+
+pack = on_device(groups.pack, _of_examples)
+"""Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
+
+The batch size is ``[R, L]``, or ``[R]`` where a column has a value per turn or example.
+"""
+
+concatenate = on_device(groups.concatenate, _of_examples)
+"""All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
+
+The batch size is ``[]``, as ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested`` makes
+nested tensors of them.
+"""
 
 
 class RolloutStream(groups.RolloutStream):

@@ -1,8 +1,12 @@
-"""Placement of batches in torch: checks of ``device`` and ``pin_memory``."""
+"""Placement of batches in torch: checks of ``device`` and ``pin_memory``; functions of the core with a ``device``."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 
@@ -35,3 +39,21 @@ def check_pin(pin_memory: bool | None) -> bool:
             stacklevel=2,
         )
     return there and pin_memory is not False
+
+
+def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` of the core with an argument ``device``, by default the CPU.
+
+    Args:
+        function: Returns NumPy arrays for some examples, its first argument.
+        place: Called with the arrays, the device and the examples; returns the result.
+    """
+
+    @wraps(function)
+    def placed(examples: Any, *args: Any, device: str | torch.device | None = None, **options: Any) -> Any:
+        target = check_device(device)
+        return place(function(examples, *args, **options), target, examples)
+
+    signature, option = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
+    placed.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option["device"]])  # type: ignore[attr-defined]
+    return placed

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay import Schedule, buffer, ensemble
+from mouse_core.replay import buffer, ensemble
 from mouse_core.replay.buffer import BaseBuffer
-from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
-from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
+from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_torch.placement import check_device
 from mouse_torch.storage import TensorStorage
@@ -50,11 +49,9 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     ``PrefetchBatchifier(buffer, device=...)`` does that ahead of time, through pinned memory.
 
     Args:
-        storage: Where rows lie; by default 1,000 rows in memory. See ``mouse_core.replay.ReplayBuffer``.
-        sampler, writer, transform, batch_size, seed, collate_fn, priority_key, priority_reduction, generations, digest:
-            See ``mouse_core.replay.ReplayBuffer``. Transforms get NumPy arrays, or tensors where rows are kept as
-            tensors; those of ``mouse_core.replay`` take both. For a digest, batches of rows that are kept on a
-            device are copied to the host.
+        *args, **options: The arguments of ``mouse_core.replay.ReplayBuffer``. By default 1,000 rows lie in memory.
+            Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of ``mouse_core.replay`` take
+            both. For a digest, batches of rows that are kept on a device are copied to the host.
         device: Where batches arrive, and where rows are kept if they are arrays; None: on the host.
 
     Raises:
@@ -72,36 +69,9 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        storage: Any = None,
-        sampler: Sampler | None = None,
-        writer: Writer | None = None,
-        transform: Transform | Sequence[Transform] | None = None,
-        batch_size: int | None = None,
-        seed: int = 0,
-        *,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        priority_key: FieldKey = "td_error",
-        priority_reduction: str | None = None,
-        generations: bool = False,
-        device: str | torch.device | None = None,
-        digest: bool = False,
-    ) -> None:
+    def __init__(self, *args: Any, device: str | torch.device | None = None, **options: Any) -> None:
         self._target = _exact(check_device(device))
-        super().__init__(
-            storage,
-            sampler,
-            writer,
-            transform,
-            batch_size,
-            seed,
-            collate_fn=collate_fn,
-            priority_key=priority_key,
-            priority_reduction=priority_reduction,
-            generations=generations,
-            digest=digest,
-        )
+        super().__init__(*args, **options)
 
     def _as_storage(self, storage: Any) -> Any:
         return super()._as_storage(_placed(ArrayStorage(1000) if storage is None else storage, self._target))
@@ -166,16 +136,13 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         return tensor_dict(batch, self._target)
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
-    """A ``ReplayBuffer`` with a ``PrioritizedSampler``.
+class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
+    """``mouse_core.replay.PrioritizedReplayBuffer`` that takes and gives TensorDicts.
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
         **options: The other arguments of ``ReplayBuffer``, by name.
     """
-
-    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, *, eps: float = 1e-8, **options: Any) -> None:
-        super().__init__(sampler=PrioritizedSampler(alpha, beta, eps), **options)
 
 
 @untraced(*_ON_HOST, "extend")
@@ -184,37 +151,16 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
-        p, transform, batch_size, seed, num_buffer_sampled, collate_fn, digest: See
-            ``mouse_core.replay.ReplayBufferEnsemble``.
         device: Where batches arrive; None: on the host.
+        **options: The other arguments of ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
         ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """
 
-    def __init__(
-        self,
-        *buffers: Any,
-        p: Sequence[float] | Schedule | None = None,
-        transform: Transform | Sequence[Transform] | None = None,
-        batch_size: int | None = None,
-        seed: int = 0,
-        num_buffer_sampled: int | None = None,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        device: str | torch.device | None = None,
-        digest: bool = False,
-    ) -> None:
+    def __init__(self, *buffers: Any, device: str | torch.device | None = None, **options: Any) -> None:
         self._target = _exact(check_device(device))
-        super().__init__(
-            *buffers,
-            p=p,
-            transform=transform,
-            batch_size=batch_size,
-            seed=seed,
-            num_buffer_sampled=num_buffer_sampled,
-            collate_fn=collate_fn,
-            digest=digest,
-        )
+        super().__init__(*buffers, **options)
 
     @property
     def device(self) -> torch.device:
