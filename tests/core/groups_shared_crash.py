@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from mouse_core.groups import (
     Turn,
     open_rollouts,
 )
+from tests.core.killing import ended, forked
 
 PRODUCERS, GROUP = 2, 4
 REWARD = [RolloutColumn("reward", "example", "float64", late=True)]
@@ -96,17 +98,6 @@ def numbers(told: Path) -> list[int]:
     return [int(line) for line in told.read_text().split("\n")[:-1]] if told.exists() else []
 
 
-def start(what: Callable[..., None], *arguments: Any) -> int:
-    """Do it in a child."""
-    child = os.fork()
-    if not child:
-        try:
-            what(*arguments)
-        finally:
-            os._exit(1)
-    return child
-
-
 def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for something to happen."""
     deadline = time.monotonic() + seconds
@@ -142,7 +133,9 @@ def check(folder: Path, root: Path) -> None:
             assert one.reward in (None, reward_of(one.rollout_uid)), f"{one.rollout_uid} has another reward"
         told_batches = (folder / "buffer").read_text().split("\n")[:-1]
         assert set(told_batches) <= set(batches), "batches are lost"
-        print(f"{len(found)} rollouts, {len(judged)} rewards, {len(batches)} batches: none lost, none twice")
+        print(
+            f"{len(found)} rollouts, {len(judged)} rewards, {len(batches)} batches: none lost, none twice", flush=True
+        )
 
 
 def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
@@ -154,7 +147,7 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         "judge": (judge, root, folder / "judge"),
         **{f"producer-{n}": (produce, root, folder / f"producer-{n}", n) for n in range(PRODUCERS)},
     }
-    running = {name: start(*what) for name, what in work.items()}
+    running = {name: forked(partial(*what)) for name, what in work.items()}
     left = ["producer", "judge", "buffer"] * kills
     rng.shuffle(left)
     counts: Counter[str] = Counter()
@@ -168,7 +161,7 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         status = os.waitpid(running[name], 0)[1]
         assert status == signal.SIGKILL, f"{name} ended by itself, with status {status}"
         counts[victim] += 1
-        running[name] = start(*work[name])
+        running[name] = forked(partial(*work[name]))
     # Each has its turn once more.
     for name in running:
         size = noted(folder, name)
@@ -177,16 +170,8 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     del os.environ[LATE]
-    child = start(check_and_leave, folder, root)
-    assert os.waitpid(child, 0)[1] == 0, "see above"
+    assert ended(partial(check, folder, root))
     return dict(counts)
-
-
-def check_and_leave(folder: Path, root: Path) -> None:
-    """Check in a process of its own, whose threads are not ours."""
-    check(folder, root)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

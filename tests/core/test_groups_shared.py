@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mouse_core.groups import (
 )
 from tests.core import groups_shared_crash as crash
 from tests.core.groups_cases import METADATA, group, rollout
+from tests.core.killing import forked
 
 COLUMNS = [
     RolloutColumn("screen", "turn", "uint8", (2, 2)),
@@ -117,7 +119,7 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> 
     with RolloutBuffer(tmp_path / "rollouts", 4, sync=False) as buffer, StoreServer(SharedBuffer(buffer)):
         told = tmp_path / "told"
         for _ in range(2):
-            child = crash.start(crash.produce, buffer.root_path, told, 0)
+            child = forked(partial(crash.produce, buffer.root_path, told, 0))
             crash.until(lambda: told.exists() and len(crash.numbers(told)) > 40 * (_ + 1))  # noqa: B023
             os.kill(child, signal.SIGKILL)
             assert os.waitpid(child, 0)[1] == signal.SIGKILL
