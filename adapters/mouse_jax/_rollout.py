@@ -15,8 +15,7 @@ import numpy as np
 from mouse_core import ConfigError, MissingFieldError, RolloutError, SchemaError, Spec
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, episode_starts, policy_states
-from mouse_core.rollouts.checks import HostArrays, StepChecks
-from mouse_core.rollouts.fields import stored_spec
+from mouse_core.rollouts.fields import HostArrays, StepChecks, stored_spec
 from mouse_core.rollouts.mini_batches import (
     AmpStates,
     Extractor,

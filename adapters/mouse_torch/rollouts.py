@@ -10,7 +10,7 @@ import torch
 
 from mouse_core import ConfigError, rollouts
 from mouse_core.dtypes import refuse_hidden
-from mouse_core.rollouts.checks import HostArrays
+from mouse_core.rollouts.fields import HostArrays
 from mouse_torch import _philox
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import sent, torch_dtype

@@ -1,10 +1,9 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
 
-from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer
+from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer, query
 from mouse_core.replay.device import Slices
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
-from mouse_core.replay.query import query
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.samplers.rows import (
     ConsumingSampler,

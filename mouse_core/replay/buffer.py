@@ -50,7 +50,6 @@ from mouse_core.replay._assembly import (
     slots_of,
     time_first,
 )
-from mouse_core.replay.generations import Generations, alike
 from mouse_core.replay.protocols import (
     EPISODE,
     TRANSFORM_CALLS,
@@ -68,9 +67,9 @@ from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.samplers.rows import RandomSampler, meant
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.weighing import priorities_like
-from mouse_core.replay.storages._dataset import DatasetStorage, as_storage, no_store
-from mouse_core.replay.storages._recorded import RecordedSlices
+from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store
 from mouse_core.replay.storages.list import ListStorage
+from mouse_core.replay.transforms._fields import check_keys, replaced
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.hindsight import HindsightRelabel
 from mouse_core.replay.transforms.transitions import NStep, ReturnsToGo
@@ -79,6 +78,146 @@ from mouse_core.spec import Alignment, check_count
 
 if TYPE_CHECKING:
     from mouse_core.store.dataset_store import DatasetStore
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Generations:
+    """The generation of every slot: 0, and 1 more for each row that is written into it after the first.
+
+    An index and its generation name a row for good. A row that is changed in place stays the same row.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(0, np.int64)  # how many rows were written into each slot
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Count the rows of a write; each slot at most once, as a write has no more rows than there is room for."""
+        if write.first is None or not write.slots.size:
+            return
+        size = int(write.slots.max()) + 1
+        if size > len(self._counts):
+            more = max(size, min(2 * len(self._counts), storage.capacity)) - len(self._counts)
+            self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
+        self._counts[write.slots] += 1
+
+    def reset(self, storage: Storage) -> None:
+        """Count every row as replaced, as all rows may differ."""
+        self._counts = self._counts + 1
+        size = len(storage)
+        if size > len(self._counts):
+            self._counts = np.concatenate([self._counts, np.ones(size - len(self._counts), np.int64)])
+
+    def of(self, storage: Storage, index: Any) -> Int64s:
+        """The generation of the row in each slot, int64 of the same shape; -1 where there is none.
+
+        Raises:
+            ConfigError: An index that is not of integers.
+        """
+        slots = to_numpy(index)
+        if slots.dtype.kind not in "iu" and slots.size:
+            raise ConfigError(f"index: expected integers, found {slots.dtype}")
+        slots = slots.astype(np.int64, copy=False)
+        there = (slots >= 0) & (slots < len(storage))
+        found: Int64s = np.full(slots.shape, -1, np.int64)
+        found[there] = self._counts[slots[there]] - 1
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The number of rows written into each slot."""
+        return {"counts": self._counts.copy()}
+
+    @staticmethod
+    def of_state(state: Any) -> Generations:
+        """Restore the generations of ``state``; StateError for anything else."""
+        counts = np.asarray(state.get("counts")) if isinstance(state, Mapping) else np.zeros(1)
+        if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
+            raise StateError(f"state: expected generations as integers [n], found {state!r:.80}")
+        made = Generations()
+        made._counts = counts.astype(np.int64)
+        return made
+
+
+def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
+    """Whether rows still have the generations of ``generation``, integers of the same shape; else ConfigError."""
+    named = to_numpy(generation)
+    if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
+        raise ConfigError(
+            f"generation: expected an integer for every index {list(found.shape)}, found {named.dtype} "
+            f"{list(named.shape)}"
+        )
+    same: npt.NDArray[np.bool_] = (found == named) & (found >= 0)
+    return same
+
+
+def query(
+    buffer: Any,
+    predicate: Callable[[Any], Any] | None = None,
+    *,
+    fields: Sequence[FieldKey] | None = None,
+    traj_key: FieldKey | None = None,
+    end_key: FieldKey | None = None,
+) -> list[Slots]:
+    """The episodes of a buffer that a predicate holds for, as indices of their rows.
+
+    ``buffer[index]`` reads one, ``update_priority(index, ...)`` changes its priorities, and
+    ``other.extend(buffer[index])`` copies it. Episodes are as far there as their rows are: of the oldest one of a full
+    ring the first rows may be gone, and the newest may go on. (``store.where`` chooses episodes of a store.)
+
+    Args:
+        buffer: A ``ReplayBuffer`` of any package, with its rows in memory, in files, or in a store.
+        predicate: Called with the rows of each episode ``{field: [T, ...]}`` as they are stored, as ``buffer[index]``
+            gives them; what it returns is taken for true or false. None: all episodes.
+        fields: The only fields that it reads; by default it gets all. Large ones left out are not read.
+        traj_key, end_key: What says where episodes end, as for ``SliceSampler``.
+
+    Returns:
+        NumPy's int64 ``[T]`` for each, whatever the package, from its first row to its last; episodes in the order of
+        time, environment after environment. The lock is held meanwhile, so that they are those of one moment.
+
+    Raises:
+        ConfigError: No buffer, such as an ensemble; or a writer that keeps no order of rows.
+        MissingFieldError: Nothing says where episodes end, or the rows lack one of ``fields``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.replay import ArrayStorage, ReplayBuffer, query
+        >>> buffer = ReplayBuffer(ArrayStorage(100))
+        >>> _ = buffer.extend({"reward": np.array([0.0, 1, 0, 5, 0]), "done": np.array([0, 1, 0, 1, 0])})
+        >>> good = query(buffer, lambda episode: episode["reward"].sum() > 3)
+        >>> len(good), good[0].tolist()
+        (1, [2, 3])
+    """
+    storage, writer = getattr(buffer, "storage", None), getattr(buffer, "writer", None)
+    if storage is None or writer is None:
+        raise ConfigError(f"query: expected a replay buffer, found {buffer!r:.80}; ask each of an ensemble's `buffers`")
+    if not writer.ordered:
+        raise ConfigError(f"query: expected rows in the order they were written, found those of {writer!r:.80}")
+    if predicate is not None and not callable(predicate):
+        raise ConfigError(f"query: predicate: expected a function, found {predicate!r:.80}")
+    keys = None if fields is None else check_keys(fields, where="query: fields")
+    with buffer._lock, buffer._shared():
+        if not len(storage):
+            return []
+        index = StorageEpisodes(traj_key, end_key).settled(storage)
+        steps = np.arange(index.begin, index.end, dtype=np.int64)
+        slots = []
+        for env in range(index.num_envs):
+            begins, _, _ = index.episode_of(steps, env)
+            runs = np.split(steps, np.flatnonzero(np.diff(begins)) + 1)
+            slots += [index.slots_of(run, env) for run in runs]
+        return [episode for episode in slots if predicate is None or predicate(_rows(buffer, episode, keys))]
+
+
+def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:
+    """Rows as the buffer's framework has them, fields as arrays in every storage."""
+    storage = buffer.storage
+    if keys is None:
+        rows = getattr(storage, "batch", storage.get)(index)
+    else:
+        rows = replaced({}, {key: storage.read(key, index) for key in keys})
+    return buffer._deliver_rows(rows, index.shape)
+
 
 EPISODE_FIELD = "episode"
 """The field of rows copied out of a store that holds the number of their episode; one of ``TRAJ_KEYS``."""

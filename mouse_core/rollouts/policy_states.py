@@ -7,7 +7,7 @@ from typing import Any
 
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.rollouts.checks import HostArrays
+from mouse_core.rollouts.fields import HostArrays
 
 Tree = Any
 Array = Any

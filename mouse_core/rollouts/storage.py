@@ -14,12 +14,13 @@ from mouse_core.digest import KEY, StreamDigest, asked_for, digest_of
 from mouse_core.dtypes import namespace, widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError, StateError
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts.checks import HostArrays, StepChecks
 from mouse_core.rollouts.fields import (
     ALIASES,
     COMPUTED,
     KNOWN,
+    HostArrays,
     RolloutField,
+    StepChecks,
     TrainingType,
     complete_fields,
     motion_mimic_fields,

@@ -20,6 +20,8 @@ from mouse_core.text.encoding import Encoder
 _Made = TypeVar("_Made")
 _LARGEST_ID = 2**31 - 1
 Ids = Sequence[int] | npt.NDArray[np.int64]
+JSON = pa.json_()
+"""The type of columns whose values have any shape, as chats do: each is its JSON, and a text one in quotes."""
 
 
 class InRow(DataError):

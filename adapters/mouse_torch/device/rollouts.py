@@ -12,8 +12,7 @@ from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, Roll
 from mouse_core.nested import FieldKey, Leaf
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, gae, normalized, policy_states
-from mouse_core.rollouts.checks import StepChecks
-from mouse_core.rollouts.fields import ALIASES, complete_fields, stored_spec
+from mouse_core.rollouts.fields import ALIASES, StepChecks, complete_fields, stored_spec
 from mouse_core.rollouts.mini_batches import (
     AmpStates,
     amp_states,

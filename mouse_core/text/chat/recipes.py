@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field
-from mouse_core.text._sources import JSON
 from mouse_core.text.chat.encoding import (
     STRADDLING,
     Ids,
@@ -29,7 +28,7 @@ from mouse_core.text.chat.encoding import (
 from mouse_core.text.chat.messages import Message, from_openai, from_sharegpt
 from mouse_core.text.chat.template import ChatTemplate
 from mouse_core.text.encoding import Encoder
-from mouse_core.text.recipes import PaddedRecipe, batch_of, check_word, each, ended, flat_of, padded, values_of
+from mouse_core.text.recipes import JSON, PaddedRecipe, batch_of, check_word, each, ended, flat_of, padded, values_of
 
 _Side = Literal["right", "left"]
 _Straddling = Literal["include", "exclude", "refuse"]
