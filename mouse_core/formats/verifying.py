@@ -80,18 +80,31 @@ def verify(
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):
         return _verify_store(root, digest, progress, options)
-    known = _all_noted(root)
+    folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
+    known = {folder: noted for folder in folders if (noted := read_manifest(folder)) is not None}
     sealed = _check_files(root, known, progress)
     stream = opening.open(root, **options)
-    rows, left = stream.rows, ""
-    compared, found = _by_files(stream, known, some=bool(options.get("splits")))
-    if rows is None or not compared or (digest is not None and found is None):
+    splits = stream.metadata["splits"] if stream.format in ("datasets", "parquet") else {}
+    files = [Path(file) for some in splits.values() for file in some]
+    by_files = bool(known) and set(known) == {file.parent for file in files}
+    rows, found = stream.rows, None
+    if by_files and len(known) == 1 and not options.get("splits"):  # the digest of some splits alone is not noted
+        found = known[files[0].parent].digest
+    if rows is None or not by_files or (digest is not None and found is None):
         rows, found = _read_through(stream, progress)
     if digest is not None:
         _check_digest(path, digest, found)
-        compared = compared or "the rows have the digest that was given"
-    if not compared:
-        compared, left = _kept_by_format(stream, sealed)
+    left = ""
+    if by_files:
+        compared = "every file has the checksum that was noted when it was written"
+    elif digest is not None:
+        compared = "the rows have the digest that was given"
+    elif stream.format == "parquet" and sealed.issuperset(files):
+        compared = "every file has the checksum that was written into it"
+    else:
+        pages = "a CRC-32 for every page" if stream.format == "parquet" and all(map(has_checksums, files)) else ""
+        compared = pages or _KEPT.get(stream.format, "")
+        left = _NOT_COVERED.get(stream.format, "") if compared else ""
     return Verified(os.fspath(path), rows, found, compared, left)
 
 
@@ -133,23 +146,10 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
     return check_elsewhere(place, progress=progress) if place.client.exists(NAME) else None
 
 
-def _by_files(stream: RowStream, known: dict[Path, FilesManifest], *, some: bool) -> tuple[str, str | None]:
-    """Describe the comparison of all files, and return the noted digest; "" and None if files lack checksums.
-
-    Args:
-        stream: The rows.
-        known: Noted checksums by folder.
-        some: Whether the rows are some splits alone, which have another digest.
-    """
-    if not known or set(known) != {file.parent for file in _files(stream)}:
-        return "", None
-    digest = next(iter(known.values())).digest if len(known) == 1 and not some else None
-    return "every file has the checksum that was noted when it was written", digest
-
-
 def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -> set[Path]:
     """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
-    files = [file for file in _beside(root) if file.suffix == ".parquet" and file.is_file()]
+    beside = [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
+    files = [file for file in beside if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for about in known.values() for file in about.files.values())
     total += sum(file.stat().st_size for file in files)
     sealed = set()
@@ -166,10 +166,6 @@ def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -
     return sealed
 
 
-def _beside(root: Path) -> list[Path]:
-    return [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
-
-
 def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
     """Return the number of rows, and their digest."""
     rows = 0
@@ -182,26 +178,3 @@ def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
     with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
         digest = rows_digest(embedded(stream.watched(count), others=False))
     return rows, digest
-
-
-def _files(stream: RowStream) -> list[Path]:
-    """Return the files of the rows."""
-    return [Path(file) for files in stream.metadata["splits"].values() for file in files]
-
-
-def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
-    """Describe the checksums of the format, which the reader has compared, and the parts that they do not cover."""
-    if stream.format == "parquet":
-        if sealed.issuperset(_files(stream)):
-            return "every file has the checksum that was written into it", ""
-        compared = "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
-    else:
-        compared = _KEPT.get(stream.format, "")
-    return compared, _NOT_COVERED.get(stream.format, "") if compared else ""
-
-
-def _all_noted(root: Path) -> dict[Path, FilesManifest]:
-    """Return the noted checksums of a dataset, or of each dataset of a dict of datasets, by folder."""
-    folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
-    found = {folder: read_manifest(folder) for folder in folders}
-    return {folder: about for folder, about in found.items() if about is not None}
