@@ -338,21 +338,12 @@ def flags_of(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.
     return ~is_set if layout.roles()[array.role][array.name].startswith("not ") else is_set
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The number of transitions of an episode, and whether its rows include the last observation."""
-
-    steps: int
-    closed: bool
-
-
-def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, where: str) -> Lengths:
-    """Return the length of an episode, which may be 0, and compare the lengths of all its arrays.
+def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:
+    """Return the steps of an episode, maybe 0, and whether its last observation is there; compare all lengths.
 
     Args:
         arrays: All arrays of the episode.
         layout: The layout, which says which arrays arrived.
-        rows: The number of rows of the episode, if the arrays hold several episodes.
         where: The file and episode that messages name.
 
     Raises:
@@ -360,37 +351,31 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, rows: int | None, wh
     """
 
     def length(role: str) -> int | None:
-        return next((rows if rows is not None else array.rows for array in arrays if array.role == role), None)
+        return next((array.rows for array in arrays if array.role == role), None)
 
     seen, acted = length("observation"), length("action")
     arrived = layout.arrived() & {array.role for array in arrays}
     if seen is not None and arrived:
-        found = Lengths(max(seen - 1, 0), seen > 0)
+        steps, closed = max(seen - 1, 0), seen > 0
     elif seen is None or acted is None:
-        found = Lengths(seen if acted is None and seen is not None else acted or 0, False)
+        steps, closed = seen if acted is None and seen is not None else acted or 0, False
     else:
-        found = Lengths(acted, seen == acted + 1)
+        steps, closed = acted, seen == acted + 1
     if min(seen or 0, acted or 0) < 0:  # single values
         raise damaged(where, f"expected at least one step, found {seen} observations and {acted} actions")
-    for array in arrays if rows is None else ():
+    for array in arrays:
         single = array.rows in (-1, 1) and array.role in ("terminated", "truncated") and layout.whole
-        if not single and array.rows not in _wanted(array, found, arrived):
-            wanted = " or ".join(map(str, _wanted(array, found, arrived)))
+        if array.role == "observation" or array.role in arrived:
+            wanted = [steps + closed]
+        else:
+            wanted = [steps, steps + 1] if closed and array.role != "next_observation" else [steps]
+        if not single and array.rows not in wanted:
             raise damaged(
                 where,
-                f"{array.path}: expected {wanted} rows, as there are steps, found {max(array.rows, 0)}"
-                + _hint(array.role, array.path, layout),
+                f"{array.path}: expected {' or '.join(map(str, wanted))} rows, as there are steps, found "
+                f"{max(array.rows, 0)}" + _hint(array.role, array.path, layout),
             )
-    return found
-
-
-def _wanted(array: Array, lengths: Lengths, arrived: frozenset[str]) -> tuple[int, ...]:
-    """The lengths that an array may have."""
-    if array.role == "observation" or array.role in arrived:
-        return (lengths.steps + lengths.closed,)
-    if array.role == "next_observation" or not lengths.closed:
-        return (lengths.steps,)
-    return (lengths.steps, lengths.steps + 1)
+    return steps, closed
 
 
 Types = dict[tuple[str, str], np.dtype[Any]]

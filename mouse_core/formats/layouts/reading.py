@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from mouse_core.formats.columns.transitions import TransitionRows, check_final, 
 from mouse_core.formats.layouts._arrays import (
     HDF5,
     Array,
-    Lengths,
     Tree,
     Types,
     ZarrTree,
@@ -131,23 +131,30 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
     (arrays,), (task,) = arrays_of(file, layout, [""]), _tasks_of(file, layout, [""])
     constants = _constants(layout, task, number, file.path)
     if layout.one_a_file:
-        lengths = lengths_of(arrays, layout, None, file.path)
-        yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, file.path, layout, constants)
+        yield Stretch(arrays, 0, *lengths_of(arrays, layout, where=file.path), True, file.path, layout, constants)
         return
-    rows = lengths_of(arrays, layout, None, file.path)
-    if not rows.steps:
+    rows, is_closed = lengths_of(arrays, layout, where=file.path)
+    if not rows:
         raise damaged(file.path, "expected at least one step, found arrays of no rows")
-    if rows.closed:
+    if is_closed:
         raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
     if layout.episode_ends is not None:
-        for stretch in _between(file, layout, layout.episode_ends, arrays, rows):
-            yield replace(stretch, constants=constants)
+        ends = _numbers(file, layout.episode_ends)
+        if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != rows:
+            raise damaged(
+                file.path,
+                f"{layout.episode_ends}: expected ascending numbers up to {rows}, the number of rows, found {len(ends)}, "
+                f"the last {ends[-1:].tolist()}",
+            )
+        for place, (first, stop) in enumerate(pairwise([0, *ends.tolist()])):
+            where = f"{file.path}, episode {place}"
+            yield Stretch(arrays, first, stop - first, False, True, where, layout, constants)
     elif layout.ring is not None:
-        for place, (first, stop) in enumerate(_rings(file, layout.ring, rows.steps)):
+        for place, (first, stop) in enumerate(_rings(file, layout.ring, rows)):
             where = f"{file.path}, stretch {place}"
             yield Stretch(arrays, first, stop - first, False, False, where, layout, constants)
     else:
-        yield Stretch(arrays, 0, rows.steps, False, False, file.path, layout, constants)
+        yield Stretch(arrays, 0, rows, False, False, file.path, layout, constants)
 
 
 def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator[Stretch]:
@@ -166,9 +173,8 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
         for star, arrays, task in zip(some, arrays_of(file, layout, some), tasks, strict=True):
             where = f"{file.path}, {before}{star}{after}"
             said = outgoing if layout.nan_action and not _ends_in_nan(file, arrays) else layout
-            lengths = lengths_of(arrays, said, None, where)
             constants = _constants(layout, task, number, file.path, star)
-            yield Stretch(arrays, 0, lengths.steps, lengths.closed, True, where, said, constants)
+            yield Stretch(arrays, 0, *lengths_of(arrays, said, where=where), True, where, said, constants)
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
@@ -225,21 +231,6 @@ def _constants(layout: TreeLayout, task: str | None, number: int, path: str, sta
         elif match := re.search(kind, path):
             found[name] = int(match[1])
     return found
-
-
-def _between(file: Tree, layout: TreeLayout, path: str, arrays: Sequence[Array], rows: Lengths) -> Iterator[Stretch]:
-    ends = _numbers(file, path)
-    total = rows.steps + rows.closed
-    if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != total:
-        raise damaged(
-            file.path,
-            f"{path}: expected ascending numbers up to {total}, the number of rows, found {len(ends)}, "
-            f"the last {ends[-1:].tolist()}",
-        )
-    for number, (first, stop) in enumerate(zip(np.append(0, ends[:-1]).tolist(), ends.tolist(), strict=True)):
-        where = f"{file.path}, episode {number}"
-        lengths = lengths_of(arrays, layout, stop - first, where)
-        yield Stretch(arrays, first, lengths.steps, lengths.closed, True, where, layout)
 
 
 def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
