@@ -20,43 +20,33 @@ __all__ = ["ID_SCHEMES", "is_id", "located"]
 _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3")
 
 
-def library(name: str, *, where: str, install: str) -> Any:
-    """Import the library that downloads a dataset; raise an ImportError that says what to install.
+@contextmanager
+def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
+    """Yield the library that downloads a dataset: its prints go to stderr, and its errors become one line each.
 
     Args:
         name: Name of the module.
-        where: The dataset, and where it was looked for.
-        install: Arguments of ``pip install``.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{where}; to download it: pip install {install} ({error})") from error
-
-
-@contextmanager
-def asking(whom: str, *, where: str, by_hand: str, install: str) -> Iterator[None]:
-    """Turn errors of a library that downloads into an error of one line, and send its prints to stderr.
-
-    Args:
-        whom: Name of the library.
+        whom: Name of the library in messages.
         where: The dataset, and where it was looked for.
         by_hand: The command that downloads the dataset.
-        install: Arguments of ``pip install`` if the library needs another one.
+        install: Arguments of ``pip install`` for the library and what it needs.
 
     Raises:
         ConfigError: The library raises an error, or its server cannot be reached.
-        ImportError: The library needs another one that is not installed.
+        ImportError: The library, or another one that it needs, is not installed.
     """
     try:
+        library = importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{where}; to download it: pip install {install} ({error})") from error
+    try:
         with redirect_stdout(sys.stderr):  # what a command prints may be read by a program
-            yield
+            yield library
     except MouseError:
         raise
     except ImportError as error:
-        raise ImportError(
-            f"{where}; {whom} misses something to download it: pip install {install} ({_line(error)})"
-        ) from error
+        needs = f"{whom} misses something to download it: pip install {install} ({_line(error)})"
+        raise ImportError(f"{where}; {needs}") from error
     except Exception as error:
         known = isinstance(error, OSError | ValueError | LookupError | AssertionError)
         if not known and type(error).__module__.split(".")[0] not in _NETWORK:
@@ -83,16 +73,15 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
     if repo_id.count("/") > 1 or ":" in name:
         raise ConfigError(f"{scheme}:{name}: expected namespace/name, or namespace/name@revision, found {name!r:.200}")
     where = f"{scheme}:{name}: not whole in the Hub's cache"
-    install = "'mouse-data[remote]'"
-    hub = library("huggingface_hub", where=where, install=install)
-    if cache is not None and (Path(hub.constants.HF_HUB_CACHE) / f"datasets--{repo_id.replace('/', '--')}").is_dir():
-        cache = None
-    by_hand = f"`hf download --repo-type dataset {repo_id}` does"
-    with asking("the Hub", where=where, by_hand=by_hand, install=install):
-        found = hub.snapshot_download(
-            repo_id, repo_type="dataset", revision=revision if at else None, cache_dir=cache and str(cache)
+    by_hand, install = f"`hf download --repo-type dataset {repo_id}` does", "'mouse-data[remote]'"
+    with _downloading("huggingface_hub", "the Hub", where=where, by_hand=by_hand, install=install) as hub:
+        if (Path(hub.constants.HF_HUB_CACHE) / f"datasets--{repo_id.replace('/', '--')}").is_dir():
+            cache = None
+        return Path(
+            hub.snapshot_download(
+                repo_id, repo_type="dataset", revision=revision if at else None, cache_dir=cache and str(cache)
+            )
         )
-    return Path(found)
 
 
 def _lerobot_folder(name: str) -> Path:
@@ -116,10 +105,8 @@ def _minari_folder(name: str) -> Path:
             raise ConfigError(
                 f"minari:{name}: not in {folder}; to download it: expected a version behind the name, as in {name}-v0"
             )
-        where = f"minari:{name}: not in {folder}"
-        install = "'minari[hf,hdf5]'"
-        minari = library("minari", where=where, install=install)
-        with asking("Minari", where=where, by_hand=f"`minari download {name}` does", install=install):
+        where, by_hand = f"minari:{name}: not in {folder}", f"`minari download {name}` does"
+        with _downloading("minari", "Minari", where=where, by_hand=by_hand, install="'minari[hf,hdf5]'") as minari:
             minari.download_dataset(name)
     return folder
 
@@ -135,10 +122,9 @@ def _tfds_folder(name: str) -> Path:
     folder = root / plain / version
     if (found := _prepared(folder)) is not None:
         return found
-    where = f"tfds:{name}: not in {folder}"
+    where, by_hand = f"tfds:{name}: not in {folder}", f"`tfds build {plain}`, or tfds.load of it, does"
     install = "tensorflow tensorflow-datasets"
-    tfds = library("tensorflow_datasets", where=where, install=install)
-    with asking("TFDS", where=where, by_hand=f"`tfds build {plain}`, or tfds.load of it, does", install=install):
+    with _downloading("tensorflow_datasets", "TFDS", where=where, by_hand=by_hand, install=install) as tfds:
         builder = tfds.builder(name, data_dir=str(root))
         builder.download_and_prepare()
         return Path(builder.data_dir)

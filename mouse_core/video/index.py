@@ -134,20 +134,20 @@ def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
     place = _place_of(video) if sidecar is None else Path(sidecar)
     with reading(video):
         ends = _ends_of(video)
-    found = _read(video, place, ends)
-    if found is None:
-        found = _packed(demux(video), ends)
+    row = _read(place, ends)
+    if row is None:
+        row = {**demux(video), "bytes": ends[0], "ends": ends[1]}
+        row["digest"] = _digest(row)
         with suppress(OSError):
             if sidecar is None:
                 place.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            suppress(OSError),
-            replacing(place, sync=False) as partial,
-            pa.OSFile(str(partial), "wb") as sink,
-            pa.ipc.new_file(sink, _SCHEMA) as writer,
-        ):
-            writer.write_batch(found)
-    return _unpacked(video, found)
+            with replacing(place, sync=False) as partial, pa.OSFile(str(partial), "wb") as sink:
+                columns = [pa.array([row[field.name]], field.type) for field in _SCHEMA]
+                with pa.ipc.new_file(sink, _SCHEMA) as writer:
+                    writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+    known = {name: value for name, value in row.items() if name not in ("bytes", "ends")}
+    known |= {"time_base": Fraction(*row["time_base"]), "colours": tuple(row["colours"])}
+    return VideoIndex(path=str(video), **known)
 
 
 def _place_of(video: Path) -> Path:
@@ -170,19 +170,6 @@ def _ends_of(video: Path) -> tuple[int, int]:
         return size, checksum(first + stream.read(_END_BYTES))
 
 
-def _packed(about: dict[str, Any], ends: tuple[int, int]) -> pa.RecordBatch:
-    row = {**about, "bytes": ends[0], "ends": ends[1]}
-    row["digest"] = _digest(row)
-    columns = []
-    for field in _SCHEMA:
-        value = row[field.name]
-        if field.name in _ARRAYS:
-            columns.append(pa.ListArray.from_arrays(pa.array([0, len(value)], pa.int32()), pa.array(value)))
-        else:
-            columns.append(pa.array([value], field.type))
-    return pa.record_batch(columns, schema=_SCHEMA)
-
-
 def _digest(row: dict[str, Any]) -> str:
     """The digest of an index, apart from itself: as in version 1, which knew of no colours, where there are none."""
     whole = hashlib.sha256()
@@ -195,8 +182,8 @@ def _digest(row: dict[str, Any]) -> str:
     return whole.hexdigest()[:32]
 
 
-def _read(video: Path, place: Path, ends: tuple[int, int]) -> pa.RecordBatch | None:
-    """The row of an index; None where there is none of this file that is whole."""
+def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
+    """The row of an index, with mapped arrays; None where there is none of this file that is whole."""
     if not place.is_file():
         return None
     try:
@@ -211,9 +198,12 @@ def _read(video: Path, place: Path, ends: tuple[int, int]) -> pa.RecordBatch | N
             batch = reader.get_batch(0)
             if not reader.schema.equals(_SCHEMA) or version != _VERSION or len(batch) != 1:
                 return None
-            row = _row(batch)
+            row = {
+                name: column[0].values.to_numpy(zero_copy_only=True) if name in _ARRAYS else column[0].as_py()
+                for name, column in zip(_SCHEMA.names, batch.columns, strict=True)
+            }
         own = (row["bytes"], row["ends"]) == ends and row["digest"] == _digest(row)
-        return batch if own and _fits(row) else None
+        return row if own and _fits(row) else None
     except DataError:
         return None
 
@@ -239,18 +229,3 @@ def _fits(row: dict[str, Any]) -> bool:
     back = start.min() >= 0 and (start <= np.arange(count)).all()
     shown = len(packet) and packet.min() >= 0 and packet.max() < count
     return bool(inside and back and shown)
-
-
-def _row(batch: pa.RecordBatch) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, column in zip(_SCHEMA.names, batch.columns, strict=True):
-        array = name in _ARRAYS
-        row[name] = column[0].values.to_numpy(zero_copy_only=True) if array else column[0].as_py()
-    return row
-
-
-def _unpacked(video: Path, batch: pa.RecordBatch) -> VideoIndex:
-    row = _row(batch)
-    del row["bytes"], row["ends"]
-    row["time_base"], row["colours"] = Fraction(*row["time_base"]), tuple(row["colours"])
-    return VideoIndex(path=str(video), **row)

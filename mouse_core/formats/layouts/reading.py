@@ -143,8 +143,8 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
         if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != rows:
             raise damaged(
                 file.path,
-                f"{layout.episode_ends}: expected ascending numbers up to {rows}, the number of rows, found {len(ends)}, "
-                f"the last {ends[-1:].tolist()}",
+                f"{layout.episode_ends}: expected ascending numbers up to {rows}, the number of rows, found "
+                f"{len(ends)}, the last {ends[-1:].tolist()}",
             )
         for place, (first, stop) in enumerate(pairwise([0, *ends.tolist()])):
             where = f"{file.path}, episode {place}"
