@@ -18,12 +18,11 @@ from mouse_core.formats.columns.named import Columns, from_arrow
 from mouse_core.store.views import Store
 
 
-def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
     """Yield rows as record batches.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        batch_rows: Most rows of a batch, except of batches that are given.
 
     Raises:
         ConfigError: ``rows`` is none of these.
@@ -34,9 +33,9 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
         rows = rows.to_dataset()
     if isinstance(rows, pa.Table):
         check_rows(rows, "rows")
-        yield from rows.to_batches(max_chunksize=batch_rows)
+        yield from rows.to_batches(max_chunksize=BATCH_ROWS)
     elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
-        for table in rows.with_format("arrow").iter(batch_size=batch_rows):
+        for table in rows.with_format("arrow").iter(batch_size=BATCH_ROWS):
             check_rows(table, "rows", whole=False)
             yield from table.to_batches()
     elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):

@@ -306,12 +306,11 @@ def image_shape(
     *,
     dtype: npt.DTypeLike = np.uint8,
     image_roots: Sequence[str] = (),
-    max_pixels: int = MAX_PIXELS,
 ) -> tuple[int, int, int]:
     """The shape ``(H, W, C)`` of an image as ``decode_image`` takes it; of encoded ones only the header is read.
 
     Raises:
-        DataError: It does not begin like an image, has more pixels than ``max_pixels``, or is an array of something
+        DataError: It does not begin like an image, has more pixels than ``MAX_PIXELS``, or is an array of something
             else.
     """
     if not is_encoded(value):
@@ -319,7 +318,7 @@ def image_shape(
         return shape[0], shape[1], shape[2]
     with _opened(value, image_roots) as (image, source):
         turn = 1 if source is None else turn_of(image)
-        check_header(image, turn, None, max_pixels)
+        check_header(image, turn, None, MAX_PIXELS)
         return shape_of(image, turn)
 
 

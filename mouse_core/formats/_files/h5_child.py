@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
@@ -39,31 +40,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
-    """Describe a dataset, after comparing its claims with the stored bytes."""
-    dtype = dataset.dtype
-    shape = dataset.shape
-    if shape is None:
-        return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
-    if dataset.is_virtual or dataset.external:
-        raise ValueError("expected a dataset inside the file, found one that points to other files")
-    text = h5py.check_string_dtype(dtype)
-    ragged = None if text is not None else h5py.check_vlen_dtype(dtype)
-    kind = "text" if text is not None else "ragged" if ragged is not None else "number"
-    if kind == "number" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
-        kind = "other"
-    _check_stored(dataset)
-    described = str(ragged) if ragged is not None else dtype.str
-    if dtype.names is not None or dtype.subdtype is not None:
-        described = str(dtype)  # apart from bytes of no type, which are |V, too
-    return {
-        "kind": kind,
-        "shape": list(shape),
-        "dtype": described,
-        "chunk": dataset.chunks[0] if dataset.chunks else 0,
-    }
-
-
 def _check_stored(dataset: Any) -> None:
     """Raise ValueError where less is stored than the shape says: what was never written reads as zeros."""
     shape = dataset.shape
@@ -78,111 +54,138 @@ def _check_stored(dataset: Any) -> None:
             raise ValueError(f"expected {expected} bytes for shape {shape}, found {found}")
 
 
-def _find(h5py: Any, file: Any, path: str) -> Any:
-    """Return the item at a path within the file, or None; ValueError if a link leaves the file."""
-    node = file
-    for name in path.strip("/").split("/") if path.strip("/") else ():
-        link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
-        if link is None:
-            return None
-        if not isinstance(link, h5py.HardLink):
-            raise ValueError(f"{path}: expected data inside the file, found a link at {name!r}")
-        node = node[name]
-    return node
+class Opened:
+    """An HDF5 file, open for reading."""
 
+    def __init__(self, path: str) -> None:
+        import h5py
 
-def _there(h5py: Any, file: Any, path: str) -> Any:
-    node = _find(h5py, file, path)
-    if node is None:
-        raise ValueError(f"{path}: expected a group or a dataset, found none")
-    return node
+        self._h5py = h5py
+        self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=32 << 20)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
-def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
-    """Return the tree below a group, without values."""
-    if depth > DEPTH:
-        raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
-    if not isinstance(node, h5py.Group | h5py.Dataset):  # a type with a name, or what damage made of a dataset
-        return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
-    found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
-    if isinstance(node, h5py.Dataset):
+    def find(self, path: str) -> Any:
+        """Return the item at a path within the file, or None; ValueError if a link leaves the file."""
+        node = self._file
+        for name in path.strip("/").split("/") if path.strip("/") else ():
+            link = node.get(name, getlink=True) if isinstance(node, self._h5py.Group) else None
+            if link is None:
+                return None
+            if not isinstance(link, self._h5py.HardLink):
+                raise ValueError(f"{path}: expected data inside the file, found a link at {name!r}")
+            node = node[name]
+        return node
+
+    def names(self, node: Any) -> list[str]:
+        """Names of the items in a group."""
+        return list(node) if isinstance(node, self._h5py.Group) else []
+
+    def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
+        """Return the tree below a group, without values."""
+        h5py = self._h5py
+        if depth > DEPTH:
+            raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
+        if not isinstance(node, h5py.Group | h5py.Dataset):  # a type with a name, or what damage made of a dataset
+            return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
+        found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
+        if isinstance(node, h5py.Dataset):
+            try:
+                return found | self._dataset(node)
+            except ValueError as error:
+                raise ValueError(f"{node.name}: {error}") from error
+        found["kind"] = "group"
+        found["items"] = {}
+        for name in node:
+            link = node.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                raise ValueError(f"{node.name}/{name}: expected data inside the file, found a link")
+            found["items"][name] = self.tree(node[name], depth + 1)
+        return found
+
+    def _dataset(self, dataset: Any) -> dict[str, Any]:
+        """Describe a dataset, after comparing its claims with the stored bytes."""
+        dtype, shape = dataset.dtype, dataset.shape
+        if shape is None:
+            return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
+        if dataset.is_virtual or dataset.external:
+            raise ValueError("expected a dataset inside the file, found one that points to other files")
+        text = self._h5py.check_string_dtype(dtype)
+        ragged = None if text is not None else self._h5py.check_vlen_dtype(dtype)
+        kind = "text" if text is not None else "ragged" if ragged is not None else "number"
+        if kind == "number" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
+            kind = "other"
+        _check_stored(dataset)
+        described = str(ragged) if ragged is not None else dtype.str
+        if dtype.names is not None or dtype.subdtype is not None:
+            described = str(dtype)  # apart from bytes of no type, which are |V, too
+        chunk = dataset.chunks[0] if dataset.chunks else 0
+        return {"kind": kind, "shape": list(shape), "dtype": described, "chunk": chunk}
+
+    def read(self, dataset: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
+        """Rows of a dataset: their description, and the pieces of their bytes."""
+        import numpy as np
+
+        if not isinstance(dataset, self._h5py.Dataset):
+            raise ValueError(f"{path}: expected values, found a group")
+        lacking = self._lacking_filters(dataset)
         try:
-            return found | _dataset(h5py, node)
-        except ValueError as error:
-            raise ValueError(f"{node.name}: {error}") from error
-    found["kind"] = "group"
-    found["items"] = {}
-    for name in node:
-        link = node.get(name, getlink=True)
-        if not isinstance(link, h5py.HardLink):
-            raise ValueError(f"{node.name}/{name}: expected data inside the file, found a link")
-        found["items"][name] = _tree(h5py, node[name], depth + 1)
-    return found
+            values = dataset[()] if not dataset.shape else dataset[start:stop]
+        except (OSError, RuntimeError, ValueError) as error:
+            why = f"packed by {lacking}, which h5py does not have: pip install hdf5plugin" if lacking else error
+            raise ValueError(f"{path}, rows {start}..{stop - 1}: {why}") from error
+        if dataset.dtype.kind not in "OSU":
+            values = np.ascontiguousarray(values)
+            return {"kind": "number", "dtype": values.dtype.str, "shape": list(np.shape(values))}, [values]
+        values = np.asarray(values, dtype=object).reshape(-1)
+        ragged = self._h5py.check_vlen_dtype(dataset.dtype)
+        is_text = ragged in (None, str, bytes)
+        items = [
+            value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, bytes) else value.tobytes()
+            for value in values
+        ]
+        kind, described = ("text", "") if is_text else ("ragged", np.dtype(ragged).str)
+        lengths = np.array([len(item) for item in items], np.int64)
+        return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
+
+    def _lacking_filters(self, dataset: Any) -> list[str]:
+        """Names of a dataset's compression filters that are missing here, even with hdf5plugin installed."""
+        described, available = dataset.id.get_create_plist(), self._h5py.h5z.filter_avail
+        filters = [described.get_filter(number) for number in range(described.get_nfilters())]
+        if not all(available(one[0]) for one in filters):
+            with suppress(ImportError):
+                import hdf5plugin  # type: ignore[import-not-found]  # noqa: F401
+        return [
+            f"filter {code} {name.decode('utf-8', 'replace').partition(';')[0]}".strip()
+            for code, _, _, name in filters
+            if not available(code)
+        ]
 
 
-def _lacking_filters(h5py: Any, dataset: Any) -> list[str]:
-    """Return the names of a dataset's compression filters that are missing here, even with hdf5plugin installed."""
-    described = dataset.id.get_create_plist()
-    filters = [described.get_filter(number) for number in range(described.get_nfilters())]
-    lacking = [one for one in filters if not h5py.h5z.filter_avail(one[0])]
-    if lacking:
-        try:
-            import hdf5plugin  # type: ignore[import-not-found]  # noqa: F401
-        except ImportError:
-            pass
-        lacking = [one for one in lacking if not h5py.h5z.filter_avail(one[0])]
-    return [
-        f"filter {code} {name.decode('utf-8', 'replace').partition(';')[0]}".strip() for code, _, _, name in lacking
-    ]
+def _answer(request: dict[str, Any], opened: Any) -> tuple[dict[str, Any], list[Any]]:
+    """A line of JSON, and the bytes that it announces, for a request."""
 
-
-def _read(h5py: Any, np: Any, file: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-    dataset = _there(h5py, file, path)
-    if not isinstance(dataset, h5py.Dataset):
-        raise ValueError(f"{path}: expected values, found a group")
-    lacking = _lacking_filters(h5py, dataset)
-    try:
-        values = dataset[()] if not dataset.shape else dataset[start:stop]
-    except (OSError, RuntimeError, ValueError) as error:
-        why = f"packed by {lacking}, which h5py does not have: pip install hdf5plugin" if lacking else error
-        raise ValueError(f"{path}, rows {start}..{stop - 1}: {why}") from error
-    if dataset.dtype.kind not in "OSU":
-        values = np.ascontiguousarray(values)
-        return {"kind": "number", "dtype": values.dtype.str, "shape": list(np.shape(values))}, [values]
-    values = np.asarray(values, dtype=object).reshape(-1)
-    ragged = h5py.check_vlen_dtype(dataset.dtype)
-    ragged = None if ragged in (str, bytes) else ragged
-    items = [
-        value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, bytes) else value.tobytes()
-        for value in values
-    ]
-    lengths = np.array([len(item) for item in items], np.int64)
-    kind = "text" if ragged is None else "ragged"
-    described = "" if ragged is None else np.dtype(ragged).str
-    return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
-
-
-def _answer(request: dict[str, Any], file: Any) -> tuple[dict[str, Any], list[Any]]:
-    import h5py
-    import numpy as np
+    def there(path: str) -> Any:
+        node = opened.find(path)
+        if node is None:
+            raise ValueError(f"{path}: expected a group or a dataset, found none")
+        return node
 
     if request["do"] == "names":
-        node = _there(h5py, file, request["path"])
-        return {"names": list(node) if isinstance(node, h5py.Group) else []}, []
-    if request["do"] == "trees":
-        return {"trees": [_tree(h5py, _there(h5py, file, path)) for path in request["paths"]]}, []
-    if request["do"] == "found":
-        found = (_find(h5py, file, path) for path in request["paths"])
-        return {"trees": [None if node is None else _tree(h5py, node) for node in found]}, []
+        return {"names": opened.names(there(request["path"]))}, []
+    if request["do"] in ("trees", "found"):
+        nodes = map(there if request["do"] == "trees" else opened.find, request["paths"])
+        return {"trees": [None if node is None else opened.tree(node) for node in nodes]}, []
     if request["do"] == "attributes":
-        nodes = [(_find(h5py, file, path), name) for path, name in request["items"]]
-        return {"values_of": [None if node is None else _plain(node.attrs.get(name)) for node, name in nodes]}, []
+        found = [(opened.find(path), name) for path, name in request["items"]]
+        return {"values_of": [None if node is None else _plain(node.attrs.get(name)) for node, name in found]}, []
     parts: list[Any] = []
     headers = []
     for path, start, stop in request["items"]:
-        header, pieces = _read(h5py, np, file, path, start, stop)
-        header["sizes"] = [memoryview(piece).nbytes for piece in pieces]
-        headers.append(header)
+        header, pieces = opened.read(there(path), path, start, stop)
+        headers.append(header | {"sizes": [memoryview(piece).nbytes for piece in pieces]})
         parts += pieces
     return {"values": headers}, parts
 
@@ -196,19 +199,12 @@ def _send(out: BinaryIO, header: dict[str, Any], parts: list[Any]) -> None:
     out.flush()
 
 
-def _open(path: str) -> Any:
-    import h5py
-
-    return h5py.File(path, "r", locking=False, rdcc_nbytes=32 << 20)
-
-
-def serve(path: str, opened: Callable[[str], Any], answer: Callable[[dict[str, Any], Any], Any]) -> None:
+def serve(path: str, opened: Callable[[str], Any]) -> None:
     """Answer requests until there are no more.
 
     Args:
         path: The first file; a request names others.
-        opened: Gives what is closed before the next file is opened.
-        answer: Gives a line of JSON, and the bytes that it announces, for a request and what is open.
+        opened: Opens a file; what it returns has the methods of ``Opened``.
     """
     _bound_memory()
     out = sys.stdout.buffer
@@ -227,11 +223,11 @@ def serve(path: str, opened: Callable[[str], Any], answer: Callable[[dict[str, A
                 file = opened(request["path"])
                 header: dict[str, Any] = {}
             else:
-                header, parts = answer(request, file)
+                header, parts = _answer(request, file)
         except Exception as error:
             header, parts = {"error": f"{error}" or type(error).__name__}, []
         _send(out, header, parts)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], _open, _answer)
+    serve(sys.argv[1], Opened)

@@ -48,6 +48,54 @@ class Opened:
         """Close the store."""
         self.store.close()
 
+    def find(self, path: str) -> Any:
+        """Return the group or array at a path, or None."""
+        if not path.strip("/"):
+            return self.root
+        try:
+            return self.root[path.strip("/")]
+        except (KeyError, FileNotFoundError):
+            return None
+
+    def names(self, node: Any) -> list[str]:
+        """Names of the groups and arrays in a group."""
+        return [name for name, _ in self._members(node)] if hasattr(node, "members") else []
+
+    def _members(self, group: Any) -> list[tuple[str, Any]]:
+        return sorted(group.members(use_consolidated_for_children=False))
+
+    def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
+        """Return the tree below a group, without values."""
+        if depth > DEPTH:
+            raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.path}")
+        if not hasattr(node, "members"):
+            try:
+                return _array(node, self.chunks)
+            except ValueError as error:
+                raise ValueError(f"{node.path}: {error}") from error
+        items = {name: self.tree(item, depth + 1) for name, item in self._members(node)}
+        return {"kind": "group", "items": items, "attributes": {}}
+
+    def read(self, array: Any, path: str, first: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
+        """Rows, decoded together with those of the same chunks, which the next request is likely to want."""
+        import numpy as np
+
+        held, values = self.decoded.get(path, (0, None))
+        if values is None or first < held or stop > held + len(values):
+            _array(array, self.chunks)
+            rows, each = (array.chunks or (1,))[0], array.nbytes // max((array.shape or (1,))[0], 1)
+            held = first // rows * rows
+            end = min(-(-stop // rows) * rows, (array.shape or (1,))[0])
+            if not array.shape:
+                held, values = first, np.asarray(array[()])
+            elif (end - held) * each > MOST_CACHED_BYTES:
+                held, values = first, np.asarray(array[first:stop])
+            else:
+                values = np.asarray(array[held:end])
+                self.decoded[path] = (held, values)
+        values = np.ascontiguousarray(values[first - held : stop - held] if values.ndim else values)
+        return {"kind": "number", "dtype": values.dtype.str, "shape": values.shape}, [values]
+
 
 def _check_blosc() -> None:
     """Have numcodecs look at how long a chunk is: of one that was cut, Blosc reads on into the memory behind it."""
@@ -138,71 +186,6 @@ def _register_pictures(name: str) -> None:
     register_codecs(verbose=False)
 
 
-def _tree(node: Any, stored: dict[str, int], depth: int = 0) -> dict[str, Any]:
-    if depth > DEPTH:
-        raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.path}")
-    if not hasattr(node, "members"):
-        try:
-            return _array(node, stored)
-        except ValueError as error:
-            raise ValueError(f"{node.path}: {error}") from error
-    items = {name: _tree(item, stored, depth + 1) for name, item in _members(node)}
-    return {"kind": "group", "items": items, "attributes": {}}
-
-
-def _members(group: Any) -> list[tuple[str, Any]]:
-    return sorted(group.members(use_consolidated_for_children=False))
-
-
-def _find(root: Any, path: str) -> Any:
-    path = path.strip("/")
-    if not path:
-        return root
-    try:
-        return root[path]
-    except (KeyError, FileNotFoundError):
-        return None
-
-
-def _rows(opened: Opened, np: Any, path: str, first: int, stop: int) -> Any:
-    """Rows, decoded together with those of the same chunks, which the next request is likely to want."""
-    held, values = opened.decoded.get(path, (0, None))
-    if values is None or first < held or stop > held + len(values):
-        array = _find(opened.root, path)
-        _array(array, opened.chunks)
-        if not array.shape:
-            return np.asarray(array[()])
-        rows, each = array.chunks[0], array.nbytes // max(array.shape[0], 1)
-        held = first // rows * rows
-        end = min(-(-stop // rows) * rows, array.shape[0])
-        if (end - held) * each > MOST_CACHED_BYTES:
-            return np.asarray(array[first:stop])
-        values = np.asarray(array[held:end])
-        opened.decoded[path] = (held, values)
-    return values[first - held : stop - held]
-
-
-def _answer(request: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], list[Any]]:
-    import numpy as np
-
-    if request["do"] == "names":
-        group = _find(opened.root, request["path"])
-        return {"names": [name for name, _ in _members(group)] if hasattr(group, "members") else []}, []
-    if request["do"] == "found":
-        found = (_find(opened.root, path) for path in request["paths"])
-        return {"trees": [None if node is None else _tree(node, opened.chunks) for node in found]}, []
-    if request["do"] == "attributes":
-        nodes = [(_find(opened.root, path), name) for path, name in request["items"]]
-        return {"values_of": [None if node is None else node.attrs.get(name) for node, name in nodes]}, []
-    headers, parts = [], []
-    for path, first, stop in request["items"]:
-        values = np.ascontiguousarray(_rows(opened, np, path, first, stop))
-        headers.append({"kind": "number", "dtype": values.dtype.str, "shape": values.shape, "sizes": [values.nbytes]})
-        parts.append(values)
-    return {"values": headers}, parts
-
-
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    protocol = runpy.run_path(os.path.join(here, "..", "_files", "h5_child.py"))
-    protocol["serve"](sys.argv[1], Opened, _answer)
+    runpy.run_path(os.path.join(here, "..", "_files", "h5_child.py"))["serve"](sys.argv[1], Opened)
