@@ -75,6 +75,10 @@ class PictureEncoding:
             return cls(way)
         raise ConfigError(f"images: expected one of {list(_WAYS)}, found {text!r}")
 
+    def encoder(self, dtype: npt.DTypeLike) -> Callable[[Any], bytes]:
+        """Return the function that encodes pixels of type ``dtype`` as a PNG or JPEG file."""
+        return partial(encode_png, dtype=dtype) if self.way == "png" else partial(encode_jpeg, quality=self.quality)
+
     def shown(self) -> str:
         """Describe the encoding, and whether it loses something."""
         if self.way == "video":
@@ -401,9 +405,7 @@ def _column(
         flat = to_arrow(pixels, where=picture.name)
         mask = None if fill or there.all() else pa.array(~there)
         return pa.FixedSizeListArray.from_arrays(flat.values, flat.type.list_size, mask=mask)
-    encode = (
-        partial(encode_png, dtype=picture.dtype) if kept.way == "png" else partial(encode_jpeg, quality=kept.quality)
-    )
+    encode = kept.encoder(picture.dtype)
     return image_column(list(each(lambda row: encode(pixels[row]) if there[row] else None, range(len(pixels)))))
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from mouse_core import BatchSource, formats
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.lerobot import elsewhere
 from mouse_core.store.remote import parquet
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
@@ -47,7 +46,7 @@ def options(server, tmp_path):
     [("v3.0", 4, "drop"), ("v3.0", 4, "mark"), ("v3.0", 8192, "mark"), ("v2.1", 3, "drop"), ("v2.1", 2, "mark")],
 )
 def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_path, monkeypatch, version, most, final):
-    monkeypatch.setattr(elsewhere, "MOST_FRAMES", most)
+    monkeypatch.setattr("mouse_core.formats.lerobot._remote.MOST_FRAMES", most)
     folder = Robot(LENGTHS, cameras=["top"]).write(tmp_path / "set", kind="image", files=FILES, version=version)
     for file in (folder / "data").rglob("*.parquet"):
         pq.write_table(pq.read_table(file), file, row_group_size=6)  # episodes and chunks begin within row groups
@@ -92,7 +91,7 @@ def test_videos_are_not_read_and_that_is_said(server, options, tmp_path):
     folder = Robot(LENGTHS[:2], cameras=["top"]).write(tmp_path / "set", files=((0, 1),))
     server.put_folder("data/robot", folder)
     there = formats.open("s3://data/robot", final="drop", **options)
-    assert any("videos are not read elsewhere" in note for note in there.notes)
+    assert any("videos are not read from an address" in note for note in there.notes)
     assert "observation_image" not in there.columns
     assert there.digest() == formats.open(folder, final="drop", cameras=False).digest()
 

@@ -1,4 +1,4 @@
-"""From frames of a LeRobotDataset to rows: which column a feature becomes, and which of a row's values it brought."""
+"""Conversion of the frames of a LeRobotDataset to rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from mouse_core.formats.pictures import FRAME, IMAGE, HeldImages
 from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")
-"""Columns that say which frame a row of a file is."""
+"""Columns with the numbers of episode and frame."""
 TIME = "timestamp"
-"""The column that says how many seconds after its episode began a row was recorded: its frames of videos are those."""
+"""The column with the time of a row in its episode, in seconds, at which its frames of videos are shown."""
 
 _TEXTS = ("image", "language", "string")
 _ENDINGS = ("next.reward", "next.done", "next.truncated")
@@ -60,7 +60,7 @@ class Frames:
         #: Positions of episodes that are left out.
         self.skipped: frozenset[int] = frozenset()
         kinds = ("video", "image") if cameras else ()
-        # What a camera is called depends on how many there are, whether all are read or not.
+        # The column of a camera depends on the number of cameras, also if only some are read.
         self._cameras = [key for key, feature in described.features.items() if feature.dtype in kinds]
         self.pictures = [key for key in self._cameras if videos or described.features[key].dtype == "image"]
         self.stored = [
@@ -70,7 +70,7 @@ class Frames:
         ]
 
     def schema(self, types: pa.Schema, file: _Path) -> pa.Schema:
-        """The columns of rows, from the types of a file's columns and the described shapes."""
+        """Return the columns of rows, from the types of a file's columns and the shapes in the metadata."""
         for name in (*self.stored, *INDEX):
             if name not in types.names:
                 raise damaged(file, f"expected a column {name!r}, found {types.names[:40]}")
@@ -98,7 +98,7 @@ class Frames:
     def batch(
         self, rows: Columns, schema: pa.Schema, images: Mapping[str, HeldImages], *, where: str
     ) -> pa.RecordBatch:
-        """Rows that were laid out, with the pictures that numbers stand for; a marked row comes a frame later."""
+        """Return rows with pictures in place of their numbers; the time of a marked row is one frame later."""
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
@@ -114,24 +114,24 @@ class Frames:
 
     @memo
     def encoded(self) -> dict[str, str]:
-        """The columns whose pictures are image files, by feature; numbers stand for these until rows are laid out."""
+        """Columns of image files by feature; rows have numbers of pictures until ``batch``."""
         return {key: self.picture_column(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
-        """The columns whose frames are named by numbers, by feature."""
+        """Columns of video frames by feature; rows have numbers of frames until ``batch``."""
         return {key: self.picture_column(key) for key in self.pictures if self._is_code(key)}
 
     def _is_code(self, key: str) -> bool:
         return self.in_place and self.described.features[key].dtype == "video"
 
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
-        """Raise DataError where rows of a file are not the frames that they should be."""
+        """Raise DataError if rows of a file are not the frames with the numbers ``rows``."""
         for _, why in self.unlike(batch, rows, file):
             raise damaged(file, why)
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Episodes whose rows are not the frames that they should be, by their place, and why."""
+        """Yield the position of each episode with a row that is another frame than in ``rows``, and the reason."""
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
         wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
@@ -155,7 +155,7 @@ class Frames:
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
-        """Rows that have no numbers of a feature's shape, and why."""
+        """Yield each row without numbers of a feature's shape, and the reason."""
         for key in keys:
             feature, column = self.described.features[key], batch.column(key)
             values = read_values(column)
@@ -177,11 +177,19 @@ class Frames:
         *,
         called: Callable[[int], str] = lambda row: "",
     ) -> Columns:
-        """Values by feature, of those that are given or of all that files of rows have; ``called`` names a row."""
+        """Return values by feature.
+
+        Args:
+            batch: Rows of a file.
+            pictures: Pictures by feature, which are part of the result.
+            file: The file, for messages.
+            keys: The features; None: all features in files of frames.
+            called: Returns the name of a row for messages.
+        """
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
             feature = self.described.features[key]
-            if feature.dtype == "image":  # which are among the pictures
+            if feature.dtype == "image":  # part of `pictures`
                 continue
             values = read_values(batch.column(key))
             if feature.dtype == "language":
@@ -201,7 +209,7 @@ class Frames:
     # ------------------------------------------------------------------ columns
 
     def seen(self, frames: Columns) -> Columns:
-        """Columns of the observation that a frame shows, and what stays with it."""
+        """Return the columns of the observations of frames, and columns that stay with these."""
         seen: Columns = {}
         for key, values in frames.items():
             if is_action(key):
@@ -215,12 +223,12 @@ class Frames:
         return seen
 
     def picture_column(self, key: str) -> str:
-        """The column that a camera's pictures become."""
+        """Return the column of a camera."""
         single = len(self._cameras) == 1 and not self.described.features[key].wide
         return "observation_image" if single else key.replace(".", "_")
 
     def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
-        """Columns of what a frame's action brought."""
+        """Return the columns of the actions of frames and their results; ``last`` marks the last frames of episodes."""
         brought: Columns = {}
         for key in filter(is_action, frames):
             brought |= named_action(frames[key]) if key == "action" else {column_of(key): frames[key]}
@@ -232,12 +240,12 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """Return the rows with a column of episode numbers, which each episode's first and last row have too."""
+        """Return the rows with a column of episode numbers; ``ordinals`` counts the episodes that have rows."""
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo
     def _numbers(self) -> npt.NDArray[np.int64]:
-        """The numbers of episodes that have rows."""
+        """Numbers of the episodes that have rows."""
         # With final="drop" an episode of one frame has no transition left; it still has its first row.
         there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
@@ -273,9 +281,9 @@ class Frames:
 
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
-    """A value of a feature, as a file of such columns has it, of which only the type and the shape matter."""
+    """Return a value with the type and shape of a feature, as a file with such a column has it."""
     shape = fixed_shape(data_type)
-    while isinstance(data_type, pa.BaseExtensionType):  # as datasets has features of several dimensions
+    while isinstance(data_type, pa.BaseExtensionType):  # features of several dimensions, written by datasets
         data_type = data_type.storage_type
     kind = column_type(data_type)
     value: Any = None
@@ -286,11 +294,11 @@ def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
     try:
         return pa.array([value], data_type)
     except (pa.ArrowException, TypeError, ValueError):
-        return pa.nulls(1, data_type)  # of which whoever reads it says what is wrong
+        return pa.nulls(1, data_type)  # reading it raises the error
 
 
 def _fits(values: Values, feature: Feature) -> bool:
-    """Whether all rows have the shape that their feature says; a number may be a vector of one there."""
+    """Whether all rows have the shape of their feature; a number fits a shape of one value."""
     if values.nulls or values.numbers is None:
         return False
     return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows
@@ -304,7 +312,7 @@ def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.in
 
 
 def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.Schema:
-    """A schema of which some columns have another type."""
+    """Return a schema in which some columns have the type ``kind``."""
     named = set(columns)
     return pa.schema([pa.field(one.name, kind) if one.name in named else one for one in schema])
 
@@ -315,7 +323,7 @@ def pixel(feature: Feature) -> np.dtype[Any]:
 
 
 def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """2 where a frame says truncated, else 1 where it says done, else 2 where its episode ends with it."""
+    """Return 2 for a truncated frame, else 1 for a done frame, else 2 for the last frame of an episode."""
     flags = [frames.get(key, np.zeros(len(last), bool)) for key in ("next.done", "next.truncated")]
     done, truncated = (values.reshape(len(last)).astype(bool) for values in flags)
     return np.where(truncated, 2, np.where(done, 1, np.where(last, 2, 0))).astype(np.int64)

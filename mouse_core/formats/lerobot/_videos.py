@@ -20,21 +20,20 @@ from mouse_core.images.files import find_video
 from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video
 
-# A video and a frame as one number, on the way to rows: 0, which rows have that show nothing, is no frame.
+# A video and a frame as one number: (video + 1) * 2**32 + frame. 0 is no frame.
 _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset, each of which is indexed, or its index read, when a frame of it is looked for.
+    """The videos of a dataset; the index of a video is read, or made, when the first frame of it is searched.
 
-    Frames are found by time: an episode begins in its video when the dataset says, and each row says how many seconds
-    later it was recorded ("timestamp").
+    The time of a frame in its video is the time at which the episode begins there, plus the row's "timestamp".
 
     Args:
         root: The dataset's folder.
-        described: What it says of itself.
-        cameras: The features whose videos count.
-        decode: Whether a frame that cannot be decoded is missing, for which all are.
+        described: The metadata.
+        cameras: The features with videos.
+        decode: Whether to decode all frames, and count frames that cannot be decoded as missing.
         tolerance: See ``allowance``.
     """
 
@@ -52,7 +51,7 @@ class Videos:
         videos = described.episodes.videos
         self._names = sorted({name for key in cameras for name, _ in videos[key]})
         places = {name: place for place, name in enumerate(self._names)}
-        # Of each camera the place of every episode's video among the names, and when the episode begins in it.
+        # By camera: for each episode the number of its video, and the time at which the episode begins there.
         self._where = {
             key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
             for key in cameras
@@ -65,12 +64,12 @@ class Videos:
         self._number = np.arange(len(self._names))
 
     def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
-        """Episodes of which a camera lacks a frame, and why, with what it was that could not be read.
+        """Yield the position of each episode that lacks a frame of a camera, the reason, and the error of a file.
 
         Args:
             key: The camera.
-            episode: The place of each frame's episode among all.
-            times: When each frame was recorded, in seconds since its episode began.
+            episode: Position of the episode of each frame.
+            times: Time of each frame in its episode, in seconds.
         """
         of = self._where[key][0][episode]
         for video in np.unique(of).tolist():
@@ -83,7 +82,7 @@ class Videos:
             self._digests[video] = index.digest
             wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
             lost = np.flatnonzero(~there)
-            # Of each episode the frame that is furthest away.
+            # For each episode the frame with the largest distance.
             lost = lost[np.argsort(-np.abs(shown[found[lost]] - wanted[lost]), kind="stable")]
             places, first = np.unique(episode[mine[lost]], return_index=True)
             for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
@@ -98,7 +97,7 @@ class Videos:
                     yield int(episode[mine[at]]), broken[int(found[at])], None
 
     def settle(self, skipped: Collection[int]) -> None:
-        """Number the videos that episodes are of which are not left out; others are not listed."""
+        """Number the videos of the episodes that are not left out; ``files`` lists only these."""
         there = self._described.episodes.lengths > 0
         there[list(skipped)] = False
         used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
@@ -107,18 +106,18 @@ class Videos:
 
     @property
     def files(self) -> list[tuple[str, str]]:
-        """The videos as ``about.About`` lists them."""
+        """Path and digest of each video, as in ``about.About``."""
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
-        """Frames as numbers that ``frames_column`` takes; arguments as of ``missing``."""
+        """Return the numbers of frames for ``frames_column``; arguments as in ``missing``."""
         made = np.empty(len(times), np.int64)
         for run, video, _, found in self._runs(key, episode, times):
             made[run] = (self._number[video] + 1) * _FRAMES + found
         return made
 
     def pixels(self, key: str, episode: Int64s, times: Floats) -> npt.NDArray[Any]:
-        """Pixels of frames, ``[n, H, W, C]``; arguments as of ``missing``."""
+        """Return the pixels of frames, ``[n, H, W, C]``; arguments as in ``missing``."""
         feature = self._described.features[key]
         made = np.zeros((len(times), *feature.shape), np.uint16 if feature.wide else np.uint8)
         for run, _, index, found in self._runs(key, episode, times):
@@ -126,7 +125,7 @@ class Videos:
         return made
 
     def _runs(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[slice, int, VideoIndex, Int64s]]:
-        """Frames side by side that are of one video: which, of what, and which frames of it they are."""
+        """Yield runs of frames of one video: slice of the frames, video, index, and numbers of frames in the video."""
         of = self._where[key][0][episode]
         cuts = (np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()
         for first, stop in zip([0, *cuts], [*cuts, len(of)], strict=True):
@@ -138,7 +137,7 @@ class Videos:
     def _found(
         self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
     ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
-        """When frames are wanted of a video, which are nearest, and whether these are near enough."""
+        """Return the wanted times in a video, the nearest frames, and whether these are within the tolerance."""
         wanted = self._where[key][1][episode] + times
         found = nearest(shown, wanted)
         rate = self._described.frames_per_second
@@ -146,7 +145,7 @@ class Videos:
         return wanted, found, np.abs(shown[found] - wanted) <= allowed
 
     def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:
-        """The index of a video, and when its frames are shown."""
+        """Return the index of a video, and the times of its frames."""
         if video in self._failed:
             raise self._failed[video]
         held = self._held.get(key)
@@ -167,9 +166,7 @@ class Videos:
 
 
 def base_of(root: Path) -> Path:
-    """The folder that all files lie in: the dataset's, or where it is a snapshot in the Hub's cache, which has links to
-    its files, that of both.
-    """
+    """Return the folder of all files: the dataset, or in the Hub's cache the folder of snapshot and blobs."""
     above = root.absolute().parent
     return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
 
@@ -181,7 +178,7 @@ def _check_shape(index: VideoIndex, feature: Feature) -> None:
 
 
 def frames_column(codes: Int64s) -> pa.StructArray:
-    """Frames as a column of rows has them."""
+    """Return the column ``{video, frame}`` of numbers from ``Videos.codes``."""
     none = codes == 0
     parts = [pa.array(part.astype(np.int32), mask=none) for part in (codes // _FRAMES - 1, codes % _FRAMES)]
     return pa.StructArray.from_arrays(parts, fields=list(FRAME))

@@ -1,4 +1,4 @@
-"""LeRobotDataset, version 3: Parquet files, episodes and camera videos."""
+"""Reading LeRobotDatasets of versions 3 and 2: Parquet files, episodes and camera videos."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ class Looking:
         root: The dataset's folder.
         frames: The conversion of frames to rows.
         videos: The videos of cameras.
-        cameras: The features whose videos count.
-        skip_broken: Whether broken episodes are to be left out; one is an error otherwise.
+        cameras: The features with videos.
+        skip_broken: Whether broken episodes are left out; otherwise a broken episode is an error.
 
     Raises:
-        ImportError: A video is not indexed yet, and PyAV is not installed.
-        DataError: An episode lacks rows, times or frames, or its files are damaged, or not there; names file and
-            episode. With ``skip_broken`` only where all do.
+        ImportError: A video has no index yet, and PyAV is not installed.
+        DataError: An episode lacks rows, times or frames, or its files are damaged or missing; the message names file
+            and episode. With ``skip_broken``: all episodes are broken.
     """
 
     def __init__(self, root: Path, frames: Frames, videos: Videos, cameras: list[str], *, skip_broken: bool) -> None:
         self._root, self._frames, self._videos, self._cameras = root, frames, videos, cameras
         self._skip = skip_broken
-        #: Why episodes cannot be read.
+        #: The reason for each broken episode, by position.
         self.broken: dict[int, str] = {}
-        #: Rows, and episodes of them, that were not recorded when their number and the rate say; the first in words.
+        #: Rows whose time differs from their number divided by the rate; their episodes; and the first in words.
         self.untimely, self.of_untimely, self.first_untimely = 0, 0, ""
         for file in frames.episodes.files:
             self._look(file)
@@ -81,13 +81,13 @@ class Looking:
             raise DataError(f"{root}: expected an episode that can be read, found none: {said:.1000}")
 
     def _look(self, frame_file: FrameFile) -> None:
-        """Look through the episodes of a file of frames."""
+        """Check the episodes of a file of frames."""
         name, first, stop, numbers = frame_file
         file, rows, episodes = self._root / name, np.array(numbers), self._frames.episodes
         everything = [place for place in range(first, stop) if episodes.lengths[place]]
         try:
             found = _table(file)
-            if self._skip and found.num_rows > len(rows):  # of episodes that were not finished
+            if self._skip and found.num_rows > len(rows):  # rows of an episode that was not finished
                 found = found.slice(0, len(rows))
             if found.num_rows != len(rows):
                 raise damaged(file, f"expected {len(rows)} frames, as meta/episodes has it, found {found.num_rows}")
@@ -115,7 +115,7 @@ class Looking:
                 self._break(place, why, cause, key)
 
     def _look_at_values(self, file: Path, rows: Int64s) -> None:
-        """Look for episodes of a file whose values are not what their features say."""
+        """Find episodes of a file with values of other shapes than their features have."""
         frames, begin = self._frames, 0
         images = frames.held_images()
         for batch in parquet_batches(file, BATCH_ROWS, columns=frames.stored):
@@ -129,7 +129,7 @@ class Looking:
                 self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
-        """Look for rows whose times are not those of a steady recording."""
+        """Find rows whose times are not those of a steady recording."""
         rate = self._frames.described.frames_per_second
         off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
         self.untimely += len(off)
@@ -175,26 +175,27 @@ def _table(file: Path) -> pa.RecordBatch:
     return found
 
 
-# Rows that another version made otherwise are made anew.
+# Rows of another version are made again.
 _VERSION = 1
 
 
 def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:
-    """The rows, a mapped ``datasets.Dataset``, made the first time; a table in memory where there is no room for them.
+    """Return the rows as a mapped ``datasets.Dataset``, or as a table in memory if they cannot be written.
 
-    They are kept in ".mouse" in the dataset's folder, and where that is only read in "lerobot" of the folder of caches
-    (``remote.mirror.cache_folder``), by how the rows are asked for and by the sizes and times of the dataset's files.
-    Where only those of videos have changed, and all that rows name frames of are what they were, the rows are, too.
+    The rows are written the first time: to ".mouse" in the dataset's folder, or, if that is read-only, to "lerobot" in
+    the folder of caches (``remote.mirror.cache_folder``). The name contains digests of the options and of sizes and
+    times of the dataset's files. If only videos have other times, and all videos have the frames of before, the rows
+    stay valid.
 
     Args:
         root: The dataset's folder.
-        asked: How they are asked for.
-        read: Reads them.
+        asked: The options of reading.
+        read: Reads the rows.
     """
     asked_for = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:8]
     of_rows = f"rows-{asked_for}-{_files_digest(root, 'meta', 'data')}"
     place = kept_beside(root, "lerobot") / f"{of_rows}-{_files_digest(root, 'videos')}"
-    if not place.exists() and not asked["skip_broken"]:  # of which frames may be there by now that were missing
+    if not place.exists() and not asked["skip_broken"]:  # missing frames may exist by now
         for other in place.parent.glob(f"{of_rows}-*"):
             if _has_its_videos(other, root):
                 with suppress(OSError):
@@ -203,23 +204,23 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
         stream = read()
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            # Files of version 2 have few rows each, and each record batch takes its time whenever it is mapped.
+            # Files of version 2 have few rows each, and mapping many small record batches is slow.
             stream.replace(batches=lambda: blocks(stream)).write(place, videos=False)
-        except (OSError, StorageError, ConfigError):  # no room, or another process is writing it just now
+        except (OSError, StorageError, ConfigError):  # no room, or another process is writing the rows
             return stream.to_table()
         for other in place.parent.glob(f"rows-{asked_for}-*"):
             if other.name != place.name:
                 shutil.rmtree(other, ignore_errors=True)
     try:
         return _mapped(place)
-    except (DataError, ConfigError):  # of a machine that stopped, or damaged
+    except (DataError, ConfigError):  # damaged, or left by a machine that stopped
         with suppress(OSError):
             shutil.rmtree(place)
         return read().to_table()
 
 
 def _has_its_videos(place: Path, root: Path) -> bool:
-    """Whether the videos that kept rows name frames of are those that they were."""
+    """Whether all videos have the digests that the kept rows noted."""
     try:
         base = os.path.realpath(base_of(root))
         listed = read_about(_mapped(place)).videos
@@ -229,13 +230,13 @@ def _has_its_videos(place: Path, root: Path) -> bool:
 
 
 def _mapped(place: Path) -> Any:
-    """Kept rows, once all bytes are what was written: nobody else looks for damage in them."""
+    """Return kept rows after comparing all their bytes with the checksums."""
     about = read_manifest(place)
     wrong = [f"{place}: expected checksums, found none"] if about is None else check_bytes(place, about, lambda _: None)
     if wrong:
         raise DataError("; ".join(wrong))
     mapped = read_rows(place).mapped
-    assert mapped is not None  # as it is a file of Arrow rows
+    assert mapped is not None  # rows in an Arrow file can be mapped
     return mapped()
 
 
@@ -267,50 +268,49 @@ def read_lerobot(
     batch_rows: int = BATCH_ROWS,
     **reaching: Any,
 ) -> RowStream:
-    """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, but not what the last one led to.
+    """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
 
     ``observation.state`` becomes ``observation``, a single camera ``observation_image``, several
     ``observation_images_<name>``; ``action``, ``next.reward`` and ``next.done`` become the standard columns, others
-    ``metadata_<name>``. Done is 1 where ``next.done`` (2 where also ``next.truncated``), and 2 where an episode
-    ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order;
-    pictures that lie in Parquet stay the image files that they are.
+    ``metadata_<name>``. Done is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without
+    these. Without ``next.reward``, reward is 0. Every frame of a video is decoded once, in order; pictures in Parquet
+    stay image files.
 
-    A store of it, from ``to_store()``, has no pixels: its rows name frames of the videos,
-    which stay where they are, and batches have these (``mouse_core.video``). Each row's frame, which is shown at its
-    "timestamp", is looked for first, and an episode that lacks some is refused.
+    A store, from ``to_store()``, has no pixels: its rows name frames of the videos, which stay where they are, and
+    batches decode these (``mouse_core.video``). Each row's frame, at its "timestamp", is searched first, and an episode
+    that lacks one is an error.
 
-    Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name,
-    which a field reads, but for pixels of videos. Columns of language are JSON text. What the robot was to do is
-    ``tasks`` in the stream's ``metadata``, texts by the numbers in ``metadata_task_index``; ``info`` and ``stats`` are
-    there as stored.
+    Depth and greys of more than 8 bits are the recorded numbers, uint16, in a column with the name of the camera.
+    Columns of language are JSON text. The stream's ``metadata`` have ``tasks``, texts by the numbers in
+    ``metadata_task_index``, and ``info`` and ``stats`` as stored.
 
-    Elsewhere, frames are read when rows of them are wanted, and of cameras only pictures that lie in Parquet.
-    ``to_store()`` gives a store that stays there.
+    At an address, frames are read when their rows are read, and videos are not read. ``to_store()`` returns a store
+    that reads from the address.
 
     Args:
         path: The dataset's folder, or its address.
-        final: "drop" or "mark": what to do about the observation that an episode ends in.
+        final: What becomes of the last action of an episode, whose next observation is not stored: "drop" or "mark".
         cameras: Whether to read pictures; videos need the extra ``video``.
-        videos: What rows have of videos: "pixels", or "frames", which are ``{video, frame}``; by default those of the
-            stream have pixels, and those of a store frames.
-        skip_broken: Whether episodes that lack rows, times or frames, whose values are not what their features say, or
-            whose files are damaged, are left out; ``notes`` name them. All files are read for it first, and frames that
-            are read as pixels are all decoded. Of a recording that was killed, the episodes are read that are whole.
-        tolerance: How many seconds the frame of a video may be shown before or after a row's "timestamp", as LeRobot's
-            ``tolerance_s``; by default 0.0001, and as far as the numbers were rounded.
-        batch_rows: How many rows a batch has, about; fewer where they are large.
-        **reaching: Of an address, as ``mouse_core.remote.Reaching`` takes them.
+        videos: Content of columns of videos: "pixels", or "frames", which are ``{video, frame}``; by default pixels in
+            the stream and frames in a store.
+        skip_broken: Whether episodes that lack rows, times or frames, whose values have other shapes than their
+            features, or whose files are damaged, are left out; ``notes`` name them. All files are read first, and for
+            pixels all frames are decoded. Of a recording that was killed, complete episodes are read.
+        tolerance: Largest distance in seconds between a video frame and a row's "timestamp", as LeRobot's
+            ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
+        batch_rows: About how many rows a batch has; fewer if they are large.
+        **reaching: For an address: arguments of ``mouse_core.remote.Reaching``.
 
     Raises:
-        ConfigError: Nothing there, another version of the format, or ``final`` was not chosen.
-        SchemaError: No feature ``action``, or one of a type that is not read.
-        DataError: Something is damaged; names the file.
+        ConfigError: The path holds no dataset, or another version of the format, or ``final`` is missing.
+        SchemaError: There is no feature ``action``, or its type cannot be read.
+        DataError: A file is damaged; the message names it.
     """
     if is_url(path):
         if skip_broken or videos is not None or tolerance is not None:
             what = "videos, skip_broken, tolerance"
             raise ConfigError(f"{public_url(str(path))}: {what}: expected a folder, found an address")
-        return _read_elsewhere(str(path), final, cameras, batch_rows, reaching)
+        return _read_remote(str(path), final, cameras, batch_rows, reaching)
     if videos not in (None, "pixels", "frames"):
         raise ConfigError(f"videos: expected 'pixels' or 'frames', found {videos!r}")
     root = Path(path)
@@ -373,26 +373,24 @@ def store_of(
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
 ) -> DatasetStore:
-    """A store of a dataset in a folder, whose videos stay where they are; see ``RowStream.to_store``.
+    """Return a store of a dataset in a folder, whose videos stay where they are; see ``RowStream.to_store``.
 
     Args:
         path: The folder.
-        final, cameras, skip_broken, tolerance: As for ``read_lerobot``.
+        final, cameras, skip_broken, tolerance: See ``read_lerobot``.
         make: Makes the store.
-        **options: Of the store.
+        **options: Options of the store.
     """
     root = Path(path)
     check_final(final, where=str(root))
     options["image_roots"] = [base_of(root), *options.get("image_roots", ())]
-    store = make(**options)  # before all files are looked through
+    store = make(**options)  # a wrong option is an error before all files are read
     asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken, "tolerance": tolerance}
     return store.from_dataset(kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked)))
 
 
-def _read_elsewhere(
-    url: str, final: str | None, cameras: bool, batch_rows: int, reaching: Mapping[str, Any]
-) -> RowStream:
-    from mouse_core.formats.lerobot.elsewhere import batches_of, description_of, open_at
+def _read_remote(url: str, final: str | None, cameras: bool, batch_rows: int, reaching: Mapping[str, Any]) -> RowStream:
+    from mouse_core.formats.lerobot._remote import batches_of, description_of, open_at
 
     opened = partial(open_at, url, Reaching(**reaching), final, cameras)
     store = opened()
@@ -400,7 +398,7 @@ def _read_elsewhere(
     stream = stream_of(store, public_url(url), batch_rows, opened)
     notes = [*_notes(described)]
     if cameras and any(feature.dtype == "video" for feature in described.features.values()):
-        notes.append("videos are not read elsewhere: their cameras are left out")
+        notes.append("videos are not read from an address: their cameras are left out")
     return stream.replace(
         format="lerobot",
         batches=partial(batches_of, store, batch_rows),
@@ -426,14 +424,14 @@ def _notes(described: Description) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads frames, in order.
+    """Reads all frames in order.
 
     Args:
         root: The dataset's folder.
-        frames: What they are as rows.
-        batch_rows: As for ``read_lerobot``.
-        videos: Where frames are that are named by numbers.
-        tolerance: As for ``read_lerobot``.
+        frames: The conversion of frames to rows.
+        batch_rows: See ``read_lerobot``.
+        videos: The videos, if frames are found by their index; otherwise videos are decoded in order.
+        tolerance: See ``read_lerobot``.
         cut: Whether frames behind the last episode of a file are left out.
     """
 
@@ -455,7 +453,7 @@ class _Reader:
 
     @memo
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Columns of every batch."""
         files = self._files()
         if not files:
             raise damaged(self.root / "data", "expected frames, found none")
@@ -478,7 +476,7 @@ class _Reader:
         return files
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows."""
+        """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
         ordinal = -1  # of the episode of the last row so far
         images = frames.held_images()
@@ -504,7 +502,7 @@ class _Reader:
     def _pieces(
         self, cameras: Mapping[str, Camera], images: Mapping[str, HeldImages]
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
-        """Frames, whether an episode begins with one, and whether it ends with one."""
+        """Yield frames by feature, whether an episode begins with a frame, and whether an episode ends with it."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
         episodes = frames.episodes
         timed = bool(cameras or frames.codes)
@@ -547,7 +545,7 @@ class _Reader:
         times: npt.NDArray[np.float64],
         file: Path,
     ) -> Columns:
-        """Frames of videos, by camera: their pixels, or the numbers that name them."""
+        """Return frames of videos by camera: pixels, or numbers of frames."""
         if self.videos is not None:
             named = {key: self.videos.codes(key, episode, times) for key in self.frames.codes}
             return named | {key: self.videos.pixels(key, episode, times) for key in cameras}

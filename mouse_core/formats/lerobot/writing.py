@@ -1,4 +1,4 @@
-"""Writing datasets that LeRobot loads: version 3 of its layout."""
+"""Writing LeRobotDatasets of version 3."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _of_numbers(values: npt.NDArray[Any]) -> Stats:
 
 
 def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Count each value in each channel, ``[C, values]``."""
+    """Return how often each value occurs in each channel, ``[C, values]``."""
     step = max(pixels.shape[1:3])
     step = 1 if step < _LARGE else step // _KEPT
     small, values = pixels[:, ::step, ::step], int(np.iinfo(pixels.dtype).max) + 1
@@ -152,7 +152,7 @@ def _together(one: Stats, other: Stats) -> Stats:
 
 _RATE = 30.0
 _CHUNK = 1000
-# Which LeRobot numbers itself, and columns of rows that say the same.
+# Columns of numbers that LeRobot has, and the columns of rows with the same numbers.
 _NUMBERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _OWN = {f"metadata_{name}" for name in _NUMBERS}
 
@@ -170,36 +170,34 @@ def write_lerobot(
 ) -> Conversion:
     """Write rows as a LeRobotDataset, version 3, which LeRobot and ``read_lerobot`` open.
 
-    An episode of T transitions, T+1 rows, is T frames: a frame is an observation and the action that was taken in it,
-    with ``next.reward``, ``next.done`` and ``next.truncated`` for what it led to. LeRobot has no place for the
-    observation that an episode ends in, so that is left out; ``read_lerobot(final="mark")`` gives the rows again with
-    zeros there.
+    An episode of T transitions, T+1 rows, becomes T frames: a frame is an observation and the action that follows it,
+    with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store the last observation
+    of an episode, so it is left out; ``read_lerobot(final="mark")`` returns the rows with zeros there.
 
-    Features have the names that rows say their columns had (``About.keys``). Others: ``observation`` becomes
+    Features have the names in the metadata of the rows (``About.keys``). Other columns: ``observation`` becomes
     ``observation.state``, ``observation_images_top`` ``observation.images.top``, ``observation_<name>``
-    ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` keeps its name without
-    ``metadata_``. Frames are numbered anew. Texts of tasks are those that the rows say, as are names of
-    dimensions. Statistics, of every episode and of all, are LeRobot's, but that all frames count of pictures, of which
-    LeRobot takes a sample.
+    ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
+    new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics, of every episode and of all,
+    are computed as LeRobot does, but from all pictures instead of a sample.
 
-    The folder appears when all of it is on the disk and was read back.
+    The folder appears when it is complete on the disk and its frames were read back.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
             "arrived".
-        path: The dataset's folder. There must be nothing yet.
-        images: How pictures are kept, as ``formats.converting.convert`` takes it, but for "raw", which LeRobot has not.
-        frames_per_second: Of the recording; by default what the source says, or 30.
-        robot_type: What the robot is called; by default what the source says.
-        task: What was to be done, where the rows do not say it; by default the name of their environment.
-        shard_bytes: About how large files of frames are, at most, and videos twice as large.
-        progress: Whether a bar shows how far it is.
+        path: The dataset's folder; nothing may exist there.
+        images: Encoding of pictures, as in ``formats.converting.convert``, but not "raw".
+        frames_per_second: Rate of the recording; by default from the metadata of the rows, else 30.
+        robot_type: Name of the robot; by default from the metadata.
+        task: Text of the task of rows that name none; by default the name of their environment.
+        shard_bytes: About the largest size of a file of frames; videos may be twice as large.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it; an option that cannot be used.
-        StorageError: It cannot be written; nothing is left then.
-        SchemaError: Rows whose action, reward and done leave their observation.
-        DataError: Rows that are null, or marked as missing before an episode ends; columns that only some rows have.
+        ConfigError: Something is at ``path``, another process is writing it, or an option is invalid.
+        StorageError: Files cannot be written; nothing is left.
+        SchemaError: Rows of alignment "outgoing".
+        DataError: Rows are null, or marked as missing before the end of an episode, or only some rows have a column.
         ImportError: PyAV is not installed, for videos.
     """
     target = Path(path)
@@ -245,12 +243,12 @@ def _stream(rows: Any) -> RowStream:
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """The rows with their pictures as pixels; by feature the column, what its pictures are, and how they are kept."""
+    """Return the rows with pixels, and by feature the column of pictures, their shape and type, and their encoding."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
         raise ConfigError("images: expected videos, png or jpeg, as LeRobot has pictures, found 'raw'")
-    # Frames of videos are decoded, too: LeRobot has those of an episode one after the other.
+    # Frames of videos are decoded, too, as LeRobot stores the frames of an episode one after the other.
     wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
     try:
         found = pictures_of(stream, wanted)
@@ -264,7 +262,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
 
 
 def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
-    """Raise DataError where a row that is not marked as missing lacks a picture."""
+    """Raise DataError if a row that is not marked as missing lacks a picture."""
     marked = batch.column(MISSING).fill_null(0) if MISSING in batch.schema.names else None
     seen = pa.nulls(batch.num_rows).is_null() if marked is None else pc.equal(marked, 0)
     for name in columns:
@@ -573,7 +571,7 @@ class _Writer:
         if found.hexdigest() != wanted:
             raise DataError(f"{self.root}: expected frames with the digest {wanted}, found {found.hexdigest()}")
         for path in self.root.rglob(f"*{SUFFIX}"):
-            path.unlink()  # whoever opens the dataset has one of their own
+            path.unlink()  # readers make their own index
         return wanted
 
 
@@ -582,16 +580,15 @@ def _place(name: str, number: int) -> dict[str, int]:
 
 
 def _discard(writer: Any) -> None:
-    """Close a file whatever is in it by now."""
+    """Close a file that may be incomplete."""
     with suppress(OSError, pa.ArrowException):
         writer.close()
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Frames piece by piece, and whether an episode begins with them; where it only begins, there are none yet.
+    """Yield whether an episode begins, and the next frames, without columns if the episode has one row so far.
 
-    Of an episode with observations 0 1 2, which actions a b brought, the rows are (0, -) (1, a) (2, b), and the frames
-    (0, a) (1, b).
+    An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
     held: Columns = {}
     for begins, piece in pieces_of(rows):
@@ -613,9 +610,9 @@ def _alike(held: Columns, piece: Columns) -> list[str]:
 
 
 def _key(column: str, about: About) -> str:
-    """The feature that a column becomes."""
+    """Return the feature of a column."""
     key = about.keys.get(column, feature_of(column))
-    if os.path.basename(key) != key or key in ("", ".", ".."):  # which names a folder of videos, too
+    if os.path.basename(key) != key or key in ("", ".", ".."):  # it is the name of a folder of videos, too
         raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
     return key
 

@@ -1,7 +1,7 @@
-"""LeRobotDatasets elsewhere: what they say of themselves is read, and frames when a row of them is wanted.
+"""LeRobotDatasets at an address: metadata are read at once, and frames when their rows are read.
 
-Values of Parquet lie encoded, as those of ``store.elsewhere.parquet`` do: some frames are a chunk, which is decoded and
-laid out as rows when one of it is wanted. Videos are not read.
+Parquet stores values encoded, as in ``store.remote.parquet``. Frames are read in chunks: a chunk is decoded and
+converted to rows when the first of its rows is read. Videos are not read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from mouse_core.store.remote.rows import infos_of
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-# Frames that are decoded at once: as many as a record batch has, and fewer where they are large.
+# Frames of a chunk: as many as a record batch has, and fewer if they are large.
 MOST_FRAMES, _MOST_BYTES = 8192, 16 << 20
-# More frames than these are in no byte of a file, however alike they are.
+# A byte of a file holds at most so many frames, however equal they are.
 _MOST_A_BYTE = 1000
 _META = "meta"
-# Descriptions, where a server has no lists of what it has.
+# Metadata files, for a server that lists no files.
 _KNOWN = ("info.json", "stats.json", "tasks.parquet", "tasks.jsonl", "episodes.jsonl")
 _MOST_ASKED = 10_000
 
@@ -77,20 +77,20 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
 
 
 def description_of(store: Any) -> Description:
-    """Return the metadata of the dataset that a store was opened of by ``open_at``."""
+    """Return the metadata of the dataset of a store from ``open_at``."""
     files: LeRobotFiles = store._rows.files
     return files.frames.described
 
 
 def batches_of(store: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """All rows of such a store, decoded some at a time."""
+    """Yield all rows of a store from ``open_at``, decoded chunk by chunk."""
     for segment in store.snapshot().segments:
         for table in segment.tables():
             yield from table.to_batches(max_chunksize=batch_rows)
 
 
 def described_in(client: FolderClient) -> list[ObjectInfo]:
-    """Return the description files of a remote dataset."""
+    """Return the metadata files of a remote dataset."""
     try:
         return client.listed(_META)
     except ConfigError:
@@ -98,7 +98,7 @@ def described_in(client: FolderClient) -> list[ObjectInfo]:
 
 
 def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
-    """Find description files on a web server: those with known names, and episode files by chunk until one has none."""
+    """Yield metadata files of a web server: those with known names, and files of episodes until one is missing."""
     for name in _KNOWN:
         yield from _there(client, f"{_META}/{name}")
     chunk = number = 0
@@ -111,7 +111,7 @@ def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
 
 
 def _there(client: FolderClient, path: str) -> list[ObjectInfo]:
-    """An object, if there is one."""
+    """Return the object at a path, if it exists."""
     try:
         return [client.head(path)]
     except MissingObject:
@@ -119,12 +119,12 @@ def _there(client: FolderClient, path: str) -> list[ObjectInfo]:
 
 
 class LeRobotFiles(DecodedFiles):
-    """Some frames of a file are a chunk.
+    """Files of frames, which are decoded chunk by chunk.
 
     Args:
-        place: Where the files are.
+        place: Client and cache of the files.
         infos: The files of frames, in the order of episodes.
-        described: What the dataset says of itself.
+        described: The metadata of the dataset.
         final, cameras: See ``read_lerobot``.
     """
 
@@ -133,7 +133,7 @@ class LeRobotFiles(DecodedFiles):
     ) -> None:
         self._again = place, infos, described, final, cameras
         self.frames = Frames(place.client.url, described, final=final, cameras=cameras, videos=False)
-        # Of each file its first frame among all, and of each chunk its first frame, and the end, in its file.
+        # For each file the number of its first frame among all, and the edges of its chunks, counted in the file.
         counts = np.array([len(file.rows) for file in described.episodes.files], np.int64)
         for info, count in zip(infos, counts.tolist(), strict=True):
             if count > _MOST_A_BYTE * info.size:
@@ -142,7 +142,7 @@ class LeRobotFiles(DecodedFiles):
         self._frame = np.concatenate([[0], np.cumsum(counts)])
         most = rows_at_once(bytes_a_frame(described), most=MOST_FRAMES, budget=_MOST_BYTES)
         self._cuts = [[*range(0, count, most), count] for count in counts.tolist()]
-        # Where marked, an episode has a row more, behind its last frame.
+        # With final="mark", an episode has one more row behind its last frame.
         self._extra = described.episodes.ends[described.episodes.lengths > 0] - 1
         self._extra = self._extra[: None if final == "mark" else 0]
         files = []
@@ -159,7 +159,7 @@ class LeRobotFiles(DecodedFiles):
         return ParquetObjects(self.objects)
 
     def decode(self, chunk: int, name: str) -> pa.Array:
-        """See ``DecodedFiles``; columns of numbers are laid out together, pictures by themselves."""
+        """See ``DecodedFiles``; columns of numbers are decoded together, a column of pictures alone."""
         pictures = {self.frames.picture_column(key): key for key in self.frames.pictures}
         if name in pictures:
             keys, names = [pictures[name]], {name}
@@ -176,10 +176,10 @@ class LeRobotFiles(DecodedFiles):
         return made.column(name)
 
     def _laid_out(self, chunk: int, keys: Sequence[str], images: Mapping[str, HeldImages]) -> Columns:
-        """The rows of a chunk, as far as some features go.
+        """Return the rows of a chunk with the columns of some features.
 
-        They are made of the chunk's frames and of the ones beside: that before has what was done last, and that behind
-        says whether an episode goes on. What these two are laid out as is left away.
+        The frame before the chunk has the last action, and the frame behind it shows whether the episode continues. The
+        rows of these two frames are left out.
         """
         number, at = self.of(chunk)
         begin, end = self._cuts[number][at : at + 2]
@@ -202,7 +202,7 @@ class LeRobotFiles(DecodedFiles):
         count = int(self.files[self.of(chunk)[0]].rows[at])
         skipped = int(bool(step))
         laid = {name: np.concatenate([one[name] for one in made])[skipped : skipped + count] for name in made[0]}
-        # Rows as the frames that they show; a marked one as the frame before it.
+        # The frame that each row shows; a marked row counts as the frame before it.
         shown = first + np.arange(begin, end)
         ends = np.isin(shown, self._extra)
         shown, marked = np.repeat(shown, 1 + ends), np.repeat(np.zeros(len(shown), bool), 1 + ends)
@@ -213,7 +213,7 @@ class LeRobotFiles(DecodedFiles):
         return laid
 
     def _stored(self, number: int, name: str, low: int, high: int) -> pa.Array:
-        """A column of some frames of a file, as it is stored."""
+        """Return the stored values of a column, of frames ``low..high - 1`` of a file."""
         metadata = self._opened.file(number).metadata
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         if sum(counts) != self._cuts[number][-1]:
@@ -221,7 +221,7 @@ class LeRobotFiles(DecodedFiles):
             raise damaged(self.objects.shown(number), f"expected {expected} frames, found {sum(counts)}")
         edges = np.concatenate([[0], np.cumsum(counts)])
         groups = range(int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high)))
-        # Rows of a group are wanted again by the chunk behind.
+        # The next chunk reads rows of the same group again.
         parts = [self.kept((number, group, name), partial(self._column, number, group, name)) for group in groups]
         found = pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
         return found.slice(low - int(edges[groups[0]]), high - low)
@@ -242,18 +242,18 @@ class LeRobotFiles(DecodedFiles):
 
 
 def _types(objects: Objects) -> pa.Schema:
-    """The columns of the first file of frames."""
+    """Return the columns of the first file of frames."""
     if not objects.infos:
         raise DataError(f"{objects.place.client.url}: expected frames, found none")
     return ParquetObjects(objects).file(0).schema_arrow
 
 
 class _ObjectPath:
-    """An object, or a folder of them, as far as readers of descriptions ask a path.
+    """A remote object or folder, with the methods of ``Path`` that ``read_description`` calls.
 
     Args:
-        objects: Those there are.
-        path: Its own.
+        objects: The objects.
+        path: Path of the object or folder.
     """
 
     def __init__(self, objects: Objects, path: str) -> None:
