@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,366 @@ from mouse_core.errors import MouseError
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.sources import stream_of
-from mouse_core.inspect._checks.finding import Finding, sorted_by_level
+from mouse_core.inspect._checks.finding import (
+    Finding,
+    Places,
+    counted,
+    error,
+    listed,
+    note,
+    plural,
+    sorted_by_level,
+    warning,
+)
 from mouse_core.inspect._checks.following import about_statistics
-from mouse_core.inspect._findings import findings
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.layout import costs, layout_of
-from mouse_core.inspect.report import ActionsReport, ColumnReport, Report
+from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport, Report
+from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
 from mouse_core.store.views import Store
+
+# Shares from which on it is no coincidence.
+_REPEATS_OF_VECTORS = 0.01
+_BY_TURNS, _NEARLY_ALL = 0.4, 0.9
+_MOST = 0.5
+_MANY_LONGEST = 0.05
+_WIDEST_STATE = 16
+_FEW_EPISODES = 5
+# How many duplicates chance may bring before they are no sign of anything.
+_CHANCE = 0.01
+# A policy that hardly draws goes the same few ways again and again in a small world; in files that were read twice many
+# episodes come again, and each once.
+_MANY_AGAIN = 0.2
+
+
+def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
+    """Columns of observations, without the columns in which a reader marks missing observations."""
+    return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+
+
+def are_states(columns: Sequence[ColumnReport]) -> bool:
+    """Whether all that is seen is numbers of states, which come again, as whole episodes of them do."""
+    seen = _observations(columns)
+    return bool(seen) and all(
+        isinstance(column.shape, list)
+        and (not column.shape or (len(column.shape) == 1 and column.shape[0] <= _WIDEST_STATE))
+        and column.dtype.startswith(("int", "uint", "bool"))
+        for column in seen
+    )
+
+
+def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
+    """Return the chance that two steps from one state are equal; with integer observations, that their actions are."""
+    seen = _observations(columns)
+    whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
+    if actions is None or not actions.counts or not whole:
+        return 0.0
+    total = sum(actions.counts.values())
+    return sum((count / total) ** 2 for count in actions.counts.values())
+
+
+def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Iterator[Finding]:
+    """Findings about where episodes end, and whether they are the same.
+
+    Args:
+        episodes: What was counted.
+        states: Whether all that is seen is numbers of states.
+        again: See ``same_again``.
+    """
+    odd, count = episodes.anomalies, f"{episodes.count:,}"
+    pairs = episodes.count * (episodes.count - 1) / 2
+    chance = pairs * again ** odd.get("longest-duplicate", 0) > _CHANCE
+    few = odd.get("come-again", 0) < max(_MOST * episodes.duplicates, _MANY_AGAIN * episodes.count)
+    chance |= states or (bool(again) and few)
+    if episodes.count and not episodes.truncated:
+        at_longest = odd.get("at-longest", 0)
+        message = "no step is marked as truncated (done 2)"
+        longest = int(episodes.lengths.high or 0)
+        # What somebody sets as a limit is a round number; where a road ends after 17 steps, it is none.
+        round_number = longest % 2 == 0 or longest % 5 == 0
+        several = at_longest > 2 or at_longest == episodes.count > 1
+        spike = several and at_longest >= _MANY_LONGEST * episodes.count and round_number
+        if spike:
+            message += (
+                f", and {at_longest:,} of {count} episodes have exactly the longest length, "
+                f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
+            )
+        else:
+            message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
+        # Without episodes that are all cut off at one length, there may have been no limit, or none was reached.
+        yield (warning if spike else note)("no-truncation", message)
+    known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
+    known["duplicate-episodes"] = episodes.duplicates
+    more = f"followed by more of the same episode, by {episodes.found_by}"
+    for code, noun, message in (
+        ("unknown-done", "row", "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in {}"),
+        (
+            "done-against-flags",
+            "row",
+            "done: the flags beside it say another code in {}: it is 1 if terminated else 2 if truncated else 0",
+        ),
+        ("continues-after-terminal", "terminal row", f"{{}} (done 1) {more}"),
+        ("continues-after-truncation", "truncated row", f"{{}} (done 2) {more}"),
+        (
+            "episodes-without-end",
+            "episode",
+            f"{{}} of {count} end without a done code, though another episode follows",
+        ),
+        ("duplicate-episodes", "episode", f"{{}} of {count} are, step by step, the same as an earlier one"),
+        ("step-not-from-0", "episode", "episode_step: not 0 where {} begin: rows are missing"),
+        ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
+    ):
+        if known.get(code):
+            level = note if chance and code == "duplicate-episodes" else warning
+            level = error if code in ("unknown-done", "done-against-flags") else level
+            yield level(code, message.format(counted(known[code], noun)))
+    if odd.get("ends-open"):
+        yield note("ends-open", "the last episode has not ended where the data end")
+
+
+def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
+    odd = episodes.anomalies
+    if arrived and odd.get("reward-at-start"):
+        yield warning(
+            "reward-at-start",
+            f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
+            "nothing "
+            "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
+            "*leaves* their observation have the alignment 'outgoing'",
+        )
+    if arrived and odd.get("done-at-start"):
+        yield warning(
+            "done-at-start", f"done is not 0 in {counted(odd['done-at-start'], 'row')} that episodes begin with"
+        )
+    if odd.get("without-transitions"):
+        rows = "of a single row, which hold no transition" if arrived else "without a step"
+        yield warning("without-transitions", f"{counted(odd['without-transitions'], 'episode')} {rows}")
+
+
+def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport) -> Iterator[Finding]:
+    seen = _observations(columns)
+    if not seen or all(column.constant for column in seen):
+        return
+    vectors = any(column.dtype in ("float16", "float32", "float64") and not column.whole for column in seen)
+    yield from _about_repeats(episodes, vectors=vectors, states=are_states(columns))
+    boundaries = max(episodes.count - 1, 0)
+    equal = episodes.anomalies.get("final-is-next-first", 0)
+    # A small world may be where it began when it is cut off; of ends that are terminal that would be odd.
+    counted_ends = equal - (episodes.truncated + episodes.open if are_states(columns) else 0)
+    if boundaries and counted_ends / boundaries > _MOST:
+        yield warning(
+            "final-is-next-first",
+            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
+            "recorded after the environment had been reset",
+        )
+    same, marked = episodes.anomalies.get("same-final", 0), _marked_rows(columns)
+    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
+        yield warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
+
+
+def _marked_rows(columns: Sequence[ColumnReport]) -> int:
+    """Rows of zeros that a reader put there, and said so: these are no recording."""
+    return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
+
+
+def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
+    """Observations that equal the one before; ``vectors`` of floats hardly ever do, ``states`` often.
+
+    Of pictures and small worlds any share may: who walks into a wall sees it again. But not every other one.
+
+    Args:
+        episodes: What was counted.
+        vectors: Whether there are floats among the observations that are no whole numbers.
+        states: Whether they all are numbers of states.
+    """
+    transitions, repeats = episodes.transitions, episodes.repeated_observations
+    finals = episodes.anomalies.get("final-repeats", 0)
+    compared = episodes.anomalies.get("finals-compared", 0)
+    only_finals = compared and finals / compared > _MOST and repeats <= 1.5 * episodes.count
+    if repeats:
+        share = repeats / max(transitions, 1)
+        by_turns = share >= _BY_TURNS and episodes.anomalies.get("repeated-once", 0) >= _NEARLY_ALL * repeats
+        many = share >= _REPEATS_OF_VECTORS if vectors else by_turns
+        many = bool(transitions) and many and not only_finals and not states
+        yield (warning if many else note)(
+            "repeated-observation",
+            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
+            f"({share:{'.1%' if many else '.2%'}})",
+        )
+    if only_finals:
+        yield (note if states else warning)(
+            "final-repeats",
+            f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
+            "observation was not recorded",
+        )
+
+
+_REQUIRED = ("action", "reward", "done")
+_NULLABLE = ("episode_step", "metadata_q_star")
+_NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
+
+# Adds to a finding where a dimension of its column, or any, is at its "low" or "high", if that is known.
+Extremes = Callable[[Finding, int | None, str], Finding]
+
+
+def findings(
+    columns: Sequence[ColumnReport],
+    episodes: EpisodesReport | None,
+    actions: ActionsReport | None,
+    *,
+    arrived: bool,
+    rows: int,
+    places: Mapping[tuple[str, str | None], Places],
+    extremes: Extremes,
+) -> list[Finding]:
+    """Findings from the counts.
+
+    Args:
+        columns, episodes, actions: What was counted.
+        arrived: Whether rows stand as "arrived".
+        rows: How many there are.
+        places: Where what was counted is, by code and column.
+        extremes: See ``Watch.extreme_at``.
+    """
+    found = list(_about_columns(columns, rows, extremes, arrived=arrived))
+    if episodes is not None:
+        found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
+        found += about_alignment(episodes, arrived=arrived)
+        found += about_observations(columns, episodes)
+    if actions is not None:
+        found += _about_actions(actions)
+    return [_placed(one, places) for one in found]
+
+
+def _placed(finding: Finding, places: Mapping[tuple[str, str | None], Places]) -> Finding:
+    """A finding with the places that are known of it."""
+    # That no time limit is marked is so everywhere, unless episodes end at one.
+    code = "at-longest" if (finding.code, finding.level) == ("no-truncation", "warning") else finding.code
+    known = places.get((code, finding.column))
+    return finding if known is None else known.told(finding)
+
+
+def _about_columns(
+    columns: Sequence[ColumnReport], rows: int, extremes: Extremes, *, arrived: bool
+) -> Iterator[Finding]:
+    yield from _about_names({column.name for column in columns})
+    if rows < 2:
+        yield error("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
+    for column in columns:
+        if column.rows and column.nulls == column.rows and column.dtype == "null":
+            yield note(
+                "empty-column", f"{column.name}: null in every row, which counts as a missing column", column.name
+            )
+        else:
+            yield from _about_values(column)
+            yield from _about_variety(column, rows, arrived=arrived)
+            yield from _about_shape(column)
+        yield from _about_spec(column, extremes, arrived=arrived)
+
+
+def _about_names(names: set[str]) -> Iterator[Finding]:
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
+        hint = f" (there are {', '.join(others)})" if others else ""
+        yield error("missing-columns", f"no column {listed(missing)}: a store cannot take the rows as they are{hint}")
+    if not any(name.startswith("observation") for name in names):
+        yield warning("no-observation", "no column whose name begins with 'observation'")
+
+
+def _level_of(column: ColumnReport) -> Callable[[str, str, str], Finding]:
+    """Notes on errors in the metadata."""
+    return note if column.name.startswith("metadata_") else warning
+
+
+def _about_values(column: ColumnReport) -> Iterator[Finding]:
+    """Values that are no numbers, or none that can be trained on."""
+    level = _level_of(column)
+    if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
+        said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
+        yield error("not-numbers", said, column.name)
+    if column.nulls and column.name not in _NULLABLE:
+        yield level("nulls", f"{column.name}: {counted(column.nulls, 'null')}", column.name)
+    kinds = [f"{number:,} {kind}" for number, kind in ((column.nans, "NaN"), (column.infinite, "infinite")) if number]
+    if kinds:
+        values = plural(column.nans + column.infinite, "value")
+        level = note if level is note else error
+        yield level("not-finite", f"{column.name}: {' and '.join(kinds)} {values}", column.name)
+
+
+def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterator[Finding]:
+    """Columns, and places of vectors, that never change."""
+    if column.constant and column.name not in ("done", MISSING):
+        value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
+        # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
+        for_living = column.name == "reward" and not arrived and bool(column.low)
+        # Nor is one that nobody has reached, or that was not recorded for a robot that was shown what to do.
+        unreached = column.name == "reward" and column.low == 0 == column.high
+        level = note if for_living or unreached else _level_of(column)
+        yield level("constant-column", f"{column.name}: the same in every row{value}", column.name)
+    elif column.places and rows > 1:
+        bounds = list(zip(column.places["low"], column.places["high"], strict=True))
+        still = [place for place, (low, high) in enumerate(bounds) if low is not None and low == high]
+        if still:
+            said = f"{column.name}: {len(still)} of {len(bounds)} values never change: {listed(still)}"
+            yield note("constant-places", said, column.name)
+
+
+def _about_spec(column: ColumnReport, extremes: Extremes, *, arrived: bool) -> Iterator[Finding]:
+    """Values beyond those that the data say a column has; where no action may have led to a row, zeros are none."""
+    if column.spec is None or column.low is None or column.high is None:
+        return
+    spec = from_json(column.spec)
+    if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical) or -1 in spec.shape:
+        return
+    if not column.places and spec.shape:  # of wide rows only the lowest and the highest of all values are known
+        spec = _of_any_place(spec)
+    for which in ("low", "high"):
+        found = column.places[which] if column.places else [getattr(column, which)]
+        array = np.array([np.nan if one is None else one for one in found], np.float64)
+        if array.size != math.prod(spec.shape):
+            return
+        unknown = np.isnan(array) | ((array == 0) & (arrived and column.name.startswith("action")))
+        array = np.where(unknown, spec.project(np.zeros(spec.shape)).reshape(-1), array)
+        reason = spec.why_not_numbers(array.reshape(spec.shape))
+        if reason is not None:
+            said = f"{column.name}: {reason}, where the data say {spec!r:.120}"
+            beyond = array != np.broadcast_to(spec.project(array.reshape(spec.shape)), spec.shape).reshape(-1)
+            place = int(beyond.argmax()) if column.places else None
+            yield extremes(warning("beyond-spec", said, column.name), place, which)
+            return
+
+
+def _of_any_place(spec: Any) -> Any:
+    """The spec of a single number that may be at any place of those of another."""
+    if isinstance(spec, Bounded):
+        return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
+    return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))
+
+
+def _about_shape(column: ColumnReport) -> Iterator[Finding]:
+    if isinstance(column.shape, str):
+        yield note("ragged", f"{column.name}: rows of differing length, {column.shape}", column.name)
+    if column.name == MISSING and column.mean:
+        zeros = round(column.mean * column.rows)
+        yield note(
+            "observations-missing", f"{zeros:,} rows hold zeros for an observation that the source did not store"
+        )
+
+
+def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
+    if actions.kind != "discrete" or not actions.counts:
+        return
+    used = sorted(int(name) for name in actions.counts)
+    if used[0] < 0:
+        yield error("negative-action", f"action: expected 0 or more, found {used[0]}", "action")
+    unused = sorted(set(range(used[-1])) - set(used)) if used[-1] < 10_000 else []
+    if unused:
+        yield note("unused-actions", f"action: {listed(unused)} of 0..{used[-1]} never occur", "action")
+    if len(used) == 1 and sum(actions.counts.values()) > 1:
+        yield warning("one-action", f"action: {used[0]} is the only one that is ever taken", "action")
 
 
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:

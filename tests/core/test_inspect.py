@@ -218,126 +218,72 @@ def test_rows_of_the_other_alignment() -> None:
 # ---------------------------------------------------------------------- warnings
 
 
-def no_truncation(rows: dict[str, Values]) -> None:
-    rows["done"] = [min(code, 1) for code in rows["done"]]
+Spoil = Callable[[dict[str, Values]], None]
 
 
-def repeated(rows: dict[str, Values]) -> None:
-    for row in range(1, len(rows["done"])):
-        if rows["episode_step"][row] % 2:
-            rows["observation"][row] = rows["observation"][row - 1]
+def put(name: str, row: int, value: Any) -> Spoil:
+    return lambda rows: rows[name].__setitem__(row, value)
 
 
-def reward_first(rows: dict[str, Values]) -> None:
-    rows["reward"] = [
-        1.0 if not step else reward for step, reward in zip(rows["episode_step"], rows["reward"], strict=True)
-    ]
+def each(name: str, value: Callable[[int, Any], Any]) -> Spoil:
+    """Another value in each row, by the row's step and value."""
+    return lambda rows: rows.update({name: [*map(value, rows["episode_step"], rows[name])]})
 
 
-def goes_on(rows: dict[str, Values]) -> None:
-    rows["done"][1] = 1
+def seen(value: Callable[[Values, int], Any], where: Callable[[int, int], Any], end: int | None = None) -> Spoil:
+    """Another observation in rows of some steps and done codes."""
+
+    def spoil(rows: dict[str, Values]) -> None:
+        for row, of in enumerate(zip(rows["episode_step"][:end], rows["done"][:end], strict=True)):
+            if where(*of):
+                rows["observation"][row] = value(rows["observation"], row)
+
+    return spoil
 
 
-def goes_on_truncated(rows: dict[str, Values]) -> None:
-    rows["done"][1] = 2
+def more(*episodes: dict[str, Values], end: int = 1) -> Spoil:
+    def spoil(rows: dict[str, Values]) -> None:
+        rows.update(joined(rows, *episodes))
+        rows["done"][-1] = end
+
+    return spoil
 
 
-def constant(rows: dict[str, Values]) -> None:
-    rows["observation_speed"] = [4.0] * len(rows["done"])
+def without(row: int) -> Spoil:
+    return lambda rows: [values.pop(row) for values in rows.values()] and None
 
 
-def duplicates(rows: dict[str, Values]) -> None:
-    for name, values in episode(6, seed=3, end=2).items():
-        rows[name] += values
-    for name, values in episode(6, seed=3, end=2).items():
-        rows[name] += values
-
-
-def without_end(rows: dict[str, Values]) -> None:
-    rows["done"][3] = 0  # the first episode has rows 0 to 3
-
-
-def final_repeats(rows: dict[str, Values]) -> None:
-    for row, code in enumerate(rows["done"]):
-        if code:
-            rows["observation"][row] = rows["observation"][row - 1]
-
-
-def after_reset(rows: dict[str, Values]) -> None:
-    for row, code in enumerate(rows["done"][:-1]):
-        if code:
-            rows["observation"][row] = rows["observation"][row + 1]
-
-
-def same_final(rows: dict[str, Values]) -> None:
-    for row, code in enumerate(rows["done"]):
-        if code:
-            rows["observation"][row] = [9.0, 9.0, 9.0]
-
-
-def nan(rows: dict[str, Values]) -> None:
-    rows["observation"][5] = [math.nan, 0.0, 0.0]
-
-
-def null(rows: dict[str, Values]) -> None:
-    rows["reward"][5] = None
-
-
-def jump(rows: dict[str, Values]) -> None:
-    for values in rows.values():
-        del values[1]
-
-
-def late(rows: dict[str, Values]) -> None:
-    for values in rows.values():
-        del values[0]
-
-
-def unknown(rows: dict[str, Values]) -> None:
-    rows["done"][3] = 7
-
-
-def negative(rows: dict[str, Values]) -> None:
-    rows["action"][2] = -1
-
-
-def one(rows: dict[str, Values]) -> None:
-    rows["action"] = [0 if not step else 2 for step in rows["episode_step"]]
-
-
-def lonely(rows: dict[str, Values]) -> None:
-    for name, values in episode(0, seed=99).items():
-        rows[name] += values
-    rows["done"][-1] = 0
+no_truncation = each("done", lambda step, code: min(code, 1))
+same_final = seen(lambda observations, row: [9.0, 9.0, 9.0], lambda step, code: code)
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
         (no_truncation, {"no-truncation"}),
-        (repeated, {"repeated-observation"}),
-        (reward_first, {"reward-at-start"}),
-        (goes_on, {"continues-after-terminal"}),
-        (goes_on_truncated, {"continues-after-truncation"}),
-        (constant, {"constant-column"}),
-        (duplicates, {"duplicate-episodes"}),
-        (without_end, {"episodes-without-end"}),
-        (final_repeats, {"final-repeats"}),
-        (after_reset, {"final-is-next-first"}),
+        (seen(lambda observations, row: observations[row - 1], lambda step, _: step % 2), {"repeated-observation"}),
+        (each("reward", lambda step, reward: reward if step else 1.0), {"reward-at-start"}),
+        (put("done", 1, 1), {"continues-after-terminal"}),
+        (put("done", 1, 2), {"continues-after-truncation"}),
+        (lambda rows: rows.update(observation_speed=[4.0] * len(rows["done"])), {"constant-column"}),
+        (more(episode(6, seed=3, end=2), episode(6, seed=3, end=2), end=2), {"duplicate-episodes"}),
+        (put("done", 3, 0), {"episodes-without-end"}),  # the first episode has rows 0 to 3
+        (seen(lambda observations, row: observations[row - 1], lambda _, code: code), {"final-repeats"}),
+        (seen(lambda observations, row: observations[row + 1], lambda _, code: code, -1), {"final-is-next-first"}),
         (same_final, {"same-final"}),
-        (nan, {"not-finite"}),
-        (null, {"nulls"}),
-        (jump, {"step-jumps"}),
-        (late, {"step-not-from-0", "reward-at-start"}),
-        (unknown, {"unknown-done"}),
-        (negative, {"negative-action"}),
-        (one, {"one-action"}),
-        (lonely, {"without-transitions"}),
+        (put("observation", 5, [math.nan, 0.0, 0.0]), {"not-finite"}),
+        (put("reward", 5, None), {"nulls"}),
+        (without(1), {"step-jumps"}),
+        (without(0), {"step-not-from-0", "reward-at-start"}),
+        (put("done", 3, 7), {"unknown-done"}),
+        (put("action", 2, -1), {"negative-action"}),
+        (each("action", lambda step, _: 2 if step else 0), {"one-action"}),
+        (more(episode(0, seed=99), end=0), {"without-transitions"}),
     ],
 )
 @pytest.mark.parametrize("size", [1, pytest.param(5, marks=pytest.mark.slow), 1000])
 def test_each_mistake_gives_its_warning_and_no_other(
-    spoil: Callable[[dict[str, Values]], None], expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
+    spoil: Spoil, expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", size)
     rows = clean()
