@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
+from mouse_core.episodes import sums_by_episode
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.transitions import step_numbers
@@ -420,19 +421,8 @@ class EpisodeCounter:
         begins = np.flatnonzero(start)
         counted = np.where(start, 0.0, reward) if self.arrived else reward
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
-        # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
-        edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
-        returns = np.add.reduceat(counted, edges)
-        hashes = np.add.reduceat(spread, edges)
-        sizes = np.diff(np.append(edges, len(start)))
-        if not len(begins) or begins[0] or not self._rows:
-            returns[0] += self._return
-            hashes[0] += self._hash
-            sizes[0] += self._rows
-        else:
-            returns = np.append(self._return, returns)
-            hashes = np.append(self._hash, hashes)
-            sizes = np.append(self._rows, sizes)
+        returns, sizes = sums_by_episode(start, counted, self._return, self._rows)
+        hashes, _ = sums_by_episode(start, spread, self._hash, self._rows)
         last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
         if known["observation"] is not None and len(begins):

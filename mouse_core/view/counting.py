@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.episodes import step_begins
+from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import ConfigError
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.spec import codes_called
@@ -137,23 +137,14 @@ class EpisodeList:
             reward = rows.stored("reward", at, length, np.dtype(np.float64))
             if rows.alignment == "arrived":
                 reward[starts] = 0
-        parts = np.add.reduceat(reward, np.concatenate([[0], starts])) if n else np.zeros(1)
-        if len(starts) and starts[0] == 0:
-            parts[0] = 0.0  # reduceat gives the first value where a part has no row
-        sums = parts.copy()
-        sums[0] += self._sum
+        sums, _ = sums_by_episode(breaks, reward, self._sum, int(begin > 0))
         before_codes = np.concatenate([[self._code], codes[:-1]])
-        # Each episode that begins ends the one before it; the first of all ends none.
-        first = 1 if begin == 0 else 0
         self._starts.append(starts + begin)
-        self._sums.append(sums[:-1][first:])
-        self._ends.append(before_codes[starts][first:])
-        self._sum, self._code, self._ended, self._time = (
-            float(sums[-1]),
-            int(codes[-1]),
-            bool(stops[-1]),
-            int(times[-1]),
-        )
+        self._sums.append(sums[:-1])
+        # Each episode that begins ends the one before it; the first of all ends none.
+        self._ends.append(before_codes[starts][int(begin == 0) :])
+        self._sum, self._code = float(sums[-1]), int(codes[-1])
+        self._ended, self._time = bool(stops[-1]), int(times[-1])
         self.counted = end
 
     # ------------------------------------------------------------------ what was counted

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.episodes import sums_by_episode
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined
 from mouse_core.inspect._checks.dimensions import about_dimensions
@@ -64,15 +65,7 @@ class Sketches:
             away = (flat - self._middles[name].astype(flat.dtype)) @ self._weights[name].astype(flat.dtype)
             mixed += np.nan_to_num(away, nan=0.0, posinf=0.0, neginf=0.0)
         waved = (mixed[:, :, None] * self._waves[step % _PERIOD][:, None, :]).reshape(len(start), -1)
-        begins = np.flatnonzero(start)
-        edges = begins if len(begins) and begins[0] == 0 else np.append(0, begins)
-        sums = np.add.reduceat(waved, edges, axis=0)
-        lengths = np.diff(np.append(edges, len(start)))
-        if not (len(begins) and begins[0] == 0):
-            sums[0] += self._open
-            lengths[0] += self._rows
-        elif self._rows:
-            sums, lengths = np.concatenate([self._open[None], sums]), np.append(self._rows, lengths)
+        sums, lengths = sums_by_episode(start, waved, self._open, self._rows)
         self._keep(sums[:-1], lengths[:-1])
         self._open, self._rows = sums[-1], int(lengths[-1])
 
