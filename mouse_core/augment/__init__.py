@@ -2,18 +2,17 @@
 
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
 from mouse_core.augment.config import (
+    Affine,
     AugmentMaskProbConfig,
     AugmentScalarSpec,
     AugmentTokensConfig,
     ImageFields,
     MaskFields,
     PermuteFields,
-    RandomCrop,
-    RandomShift,
     ScaleFields,
 )
-from mouse_core.augment.draws import Affine, Draws, cut, draw
-from mouse_core.augment.images import Crop, ImageDraws, ImageShapes
+from mouse_core.augment.draws import Draws, cut, draw
+from mouse_core.augment.images import Crop, ImageDraws, ImageShapes, RandomCrop, RandomShift
 from mouse_core.augment.stream import StreamAugment
 from mouse_core.augment.transform import apply
 

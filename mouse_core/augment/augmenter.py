@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.augment.config import AugmentTokensConfig, check_choice
+from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, draw_shared, with_masks
-from mouse_core.augment.images import ImageShapes, shape_of_images
+from mouse_core.augment.images import ImageShapes, check_choice, shape_of_images
 from mouse_core.augment.transform import apply, check_masked_as
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose, check_seed

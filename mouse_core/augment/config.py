@@ -1,18 +1,34 @@
-"""Configuration of augmentation, frozen and validated."""
+"""Configuration of augmentation, frozen and validated; each augmentation of fields draws its random numbers."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
+from mouse_core._base.memo import memo
+from mouse_core.augment.images import (
+    ImageDraws,
+    ImageShapes,
+    RandomCrop,
+    RandomShift,
+    check_choice,
+    draw_crop,
+    pixel_table,
+    shape_of_images,
+)
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.spec import STANDARD_FIELDS, check_count, check_list, check_unit
+
+C = TypeVar("C")
 
 
 def check_number(where: str, value: Any) -> float:
@@ -22,13 +38,6 @@ def check_number(where: str, value: Any) -> float:
     if not math.isfinite(value):
         raise ConfigError(f"{where}: expected a finite number, found {value}")
     return float(value)
-
-
-def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """ConfigError if ``value`` is not one of ``choices``."""
-    # By identity of type too: 0 == False must not pass for it.
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise ConfigError(f"{where}: expected one of {list(choices)}, found {value!r}")
 
 
 def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> None:
@@ -91,10 +100,22 @@ class AugmentScalarSpec:
         return mean if self.std == 0 else mean + self.std * float(key.normal(1)[0])
 
 
-Names = tuple[str, ...]
+class Affine(NamedTuple):
+    """``x * scale + shift``; None leaves a part out.
 
-PerImage = Literal["sequence", "step"]
-"""Whether one random number holds for all images of a sequence row, or each step has its own."""
+    Args:
+        scale: float64 ``[]``, or None.
+        shift: float64 ``[]``, or None.
+    """
+
+    scale: Any
+    shift: Any
+
+
+Names = tuple[str, ...]
+Stream = Callable[[str], Key]
+There = Callable[[Names], list[str]]
+Drawn = dict[str, dict[str, Any]]
 
 MASKED_AS = {"time": -1}
 """Masked values by field, for fields whose masked value is not 0."""
@@ -131,6 +152,14 @@ class PermuteFields:
     def fields(self) -> Names:
         """All fields of the permutation."""
         return (*self.codes, *self.columns)
+
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Draw one permutation for each row; see ``Change.draw``."""
+        codes, columns = there(self.codes), there(self.columns)
+        if not codes and not columns:
+            return {}
+        drawn = permutations(stream("permute"), shape[0], self.size)
+        return {"permutations": dict.fromkeys(codes, drawn), "columns": dict.fromkeys(columns, drawn)}
 
 
 @dataclass(frozen=True)
@@ -180,54 +209,14 @@ class ScaleFields:
         scale = (from_high - from_low) / (high - low)
         return scale, from_low - low * scale
 
-
-@dataclass(frozen=True)
-class RandomShift:
-    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
-
-    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
-    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
-
-    Args:
-        pad: Pixels, at least 1.
-        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
-
-    Raises:
-        ConfigError: A pad below 1, or another ``per``.
-    """
-
-    pad: int = 4
-    per: PerImage = "sequence"
-
-    def __post_init__(self) -> None:
-        check_count("RandomShift: pad", self.pad, lowest=1)
-        check_choice("RandomShift: per", self.per, get_args(PerImage))
-
-
-@dataclass(frozen=True)
-class RandomCrop:
-    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
-
-    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
-    Data", NeurIPS 2020), there from 100x100 to 84x84.
-
-    Args:
-        height: Rows of the window.
-        width: Columns of the window.
-        per: "sequence": all images of a row are cut alike; "step": each for itself.
-
-    Raises:
-        ConfigError: A size below 1, or another ``per``.
-    """
-
-    height: int
-    width: int
-    per: PerImage = "sequence"
-
-    def __post_init__(self) -> None:
-        check_count("RandomCrop: height", self.height, lowest=1)
-        check_count("RandomCrop: width", self.width, lowest=1)
-        check_choice("RandomCrop: per", self.per, get_args(PerImage))
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Draw a scale and a shift for the batch; see ``Change.draw``."""
+        if self.line is not None:
+            affine = Affine(*map(np.float64, self.line))
+        else:
+            scalars = (("scale", self.scale), ("shift", self.shift))
+            affine = Affine(*(None if spec is None else np.float64(spec.draw(stream(name))) for name, spec in scalars))
+        return {"affine": dict.fromkeys(there(self.fields), affine)}
 
 
 @dataclass(frozen=True)
@@ -266,6 +255,19 @@ class ImageFields:
         both = {"scale": self.scale, "shift": self.shift}
         return {option: spec for option, spec in both.items() if spec is not None}
 
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Draw crops and pixel values, the same for each field that the batch has; see ``Change.draw``."""
+        names, crop = there(self.fields), None
+        drawn = {option: spec.draw(stream(f"pixels {option}")) for option, spec in self.scalars.items()}
+        pixels = pixel_table(drawn.get("scale", 1.0), drawn.get("shift", 0.0)) if drawn else None
+        if names and self.crop is not None:
+            sizes = {field: shape_of_images(image_shape, field) for field in names}
+            if len({size and size[:2] for size in sizes.values()}) > 1:
+                raise ConfigError(f"ImageFields: expected images of one size in an entry with a crop, found {sizes}")
+            streams = stream("crop rows"), stream("crop columns")
+            crop = draw_crop(self.crop, streams, shape, sizes[names[0]], names[0])
+        return {"images": dict.fromkeys(names, ImageDraws(crop, pixels))}
+
 
 @dataclass(frozen=True)
 class MaskFields:
@@ -301,9 +303,79 @@ class MaskFields:
         """Return the value that replaces masked values of a field."""
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Draw which steps are hidden; see ``Change.draw``."""
+        names, drawn = there(self.fields), Drawn()
+        if names:
+            hidden = _bernoulli(stream("mask"), self.probability, shape[0] * shape[1]).reshape(shape)
+            drawn["masks"] = dict.fromkeys(names, hidden)
+        if self.value is not None:
+            value = np.asarray(self.value, np.int64 if isinstance(self.value, int) else np.float64)
+            drawn["fills"] = dict.fromkeys(names, value)
+        return drawn
+
 
 ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
-"""What can be done to fields by their names."""
+"""The augmentations of fields by name."""
+
+# Every option has streams of its own, so that switching one on leaves the others as they are. The numbers are part of
+# the random stream: new ones are added, old ones never change. Masks follow from 16 on.
+_SCALARS = {"reward": {"scale": 0, "shift": 1}, "obs": {"scale": 2, "shift": 3}}
+_IMAGES = {"pixels scale": 4, "pixels shift": 5, "crop rows": 9, "crop columns": 10}
+_PERMUTED = {"permute_action": 6, "permute_done": 7, "permute_obs_discrete": 8}
+_MASKS = 16
+_STREAMS = 256
+# Streams of augmentations by name begin far behind the streams of all calls; each has this many calls.
+_NAMED_STREAMS = 1 << 63
+_CALLS_OF_NAMED = 1 << 32
+
+
+class Change(NamedTuple):
+    """One augmentation, from an option or by name, with its random streams.
+
+    Args:
+        what: The augmentation.
+        streams: Numbers of the streams of an option, by name; None: the streams follow from the names of the fields.
+    """
+
+    what: ByField
+    streams: Mapping[str, int] | None = None
+
+    def draw(self, key: Key, call: int, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Return what is drawn for a batch, by part of ``Draws`` and field.
+
+        Args:
+            key: Names the random numbers.
+            call: The number of the call, for masks; otherwise 0.
+            shape: ``(B, S)`` of the whole batch.
+            there: Returns those of some fields that the batch has.
+            image_shape: See ``draw``.
+        """
+        return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)
+
+    def _stream(self, key: Key, call: int, name: str) -> Key:
+        if self.streams is not None:
+            return key.with_call(call * _STREAMS + self.streams[name])
+        named = hashlib.blake2b(repr((name, *self.what.fields)).encode(), digest_size=8).digest()
+        number = int.from_bytes(named, "little") % (_NAMED_STREAMS // _CALLS_OF_NAMED)
+        return key.with_call(_NAMED_STREAMS + number * _CALLS_OF_NAMED + call % _CALLS_OF_NAMED)
+
+
+def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
+    """Independent uniform permutations of ``range(size)``, int64 ``[rows, size]``."""
+    # Random numbers that carry their place in the low bits, sorted: several times faster than an argsort.
+    low = np.uint64((1 << max(size - 1, 1).bit_length()) - 1)
+    numbered = (key.bits(rows * size).reshape(rows, size) & ~low) | np.arange(size, dtype=np.uint64)
+    numbered.sort(axis=1)
+    return (numbered & low).astype(np.int64)
+
+
+def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_]:
+    """bool ``[count]``, True with ``probability`` to within ``2**-33``."""
+    # Two 32-bit numbers a word, in the same order on every machine.
+    words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
+    threshold = round(probability * 2**32)
+    return np.ones(count, np.bool_) if threshold == 2**32 else words < np.uint32(threshold)
 
 
 def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
@@ -361,12 +433,24 @@ PERMUTED: Mapping[PermuteAction, tuple[str, ...]] = {
 }
 """The fields of each."""
 
-# Whose options scale and shift each field of numbers: "reward" stands for scale_reward and shift_reward.
-_SCALED_BY = {"reward": "reward", "xformed_reward": "reward", "obs_continuous": "obs"}
-DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
-"""How many codes of ``done`` are permuted."""
-IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
-"""The options of scalars that change pixels."""
+_DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
+
+
+@dataclass(frozen=True)
+class _PermuteOption(PermuteFields):
+    """The permutation that the option ``option`` asks for; its size, from the option ``number``, may be unknown (0)."""
+
+    option: str = ""
+    number: str = ""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """See ``PermuteFields.draw``; ConfigError where the size is needed and unknown."""
+        if not self.size and there(self.fields):
+            raise ConfigError(f"{self.option}: expected {self.number} of at least 1, found 0")
+        return super().draw(stream, shape, there, image_shape)
 
 
 @dataclass(frozen=True)
@@ -398,10 +482,6 @@ class AugmentMaskProbConfig:
             if not 0 <= value <= 1:
                 raise ConfigError(f"AugmentMaskProbConfig: expected {option.name} in [0, 1], found {value}")
             object.__setattr__(self, option.name, value)
-
-    def active(self) -> dict[str, float]:
-        """The fields that may be masked, with their probabilities."""
-        return {option.name: p for option in fields(self) if (p := getattr(self, option.name)) > 0}
 
 
 @dataclass(frozen=True)
@@ -467,54 +547,58 @@ class AugmentTokensConfig:
         for name in ("max_num_actions", "max_num_obs_discrete"):
             check_count(f"{where}: {name}", getattr(self, name), lowest=0)
         object.__setattr__(self, "by_field", check_by_field(f"{where}: by_field", self.by_field))
-        check_once(where, "permuted", (*self.renamed, *(name for one in self.permutes for name in one.fields)))
-        scaled = (*self.scaled(self.scalars()), *(name for one in self.scales for name in one.fields))
-        check_once(where, "scaled", (*scaled, *(name for one in self.images if one.scalars for name in one.fields)))
-        check_once(where, "changed as an image", self._as_images)
-        check_once(where, "masked", (*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)))
+        check_once(where, "permuted", self._fields_of(PermuteFields))
+        pixels = [name for one in self.of(ImageFields) if one.scalars for name in one.fields]
+        check_once(where, "scaled", [*self._fields_of(ScaleFields), *pixels])
+        check_once(where, "changed as an image", self._fields_of(ImageFields))
+        check_once(where, "masked", self.masked())
+
+    @memo
+    def changes(self) -> tuple[Change, ...]:
+        """All augmentations, those of options first; without those that leave every batch as it is."""
+        codes, columns = (tuple({name} & {*PERMUTED[self.permute_action]}) for name in ("action", "q_star"))
+        permuted = (
+            _PermuteOption(self.max_num_actions, codes, columns, "permute_action", "max_num_actions"),
+            _PermuteOption(_DONE_CODES, ("done",), (), "permute_done"),
+            _PermuteOption(
+                self.max_num_obs_discrete, ("obs_discrete",), (), "permute_obs_discrete", "max_num_obs_discrete"
+            ),
+        )
+        found = [Change(one, {"permute": _PERMUTED[one.option]}) for one in permuted if getattr(self, one.option)]
+        rewards = ("reward", "xformed_reward") if self.scale_xformed_reward else ("reward",)
+        for option, names in (("reward", rewards), ("obs", ("obs_continuous",))):
+            if scalars := self._scalars(option):
+                found.append(Change(ScaleFields(names, **scalars), _SCALARS[option]))
+        scalars = self._scalars("obs_image")
+        if scalars or self.crop_obs_image is not None:
+            found.append(Change(ImageFields(("obs_image",), self.crop_obs_image, **scalars), _IMAGES))
+        for number, field in enumerate(fields(AugmentMaskProbConfig), _MASKS):
+            if probability := getattr(self.mask_prob, field.name):
+                found.append(Change(MaskFields((field.name,), probability), {"mask": number}))
+        by_name = (one for one in self.by_field if not isinstance(one, MaskFields) or one.probability > 0)
+        return (*found, *map(Change, by_name))
+
+    def _scalars(self, option: str) -> dict[str, Any]:
+        """The scale and the shift of an option that are given and change something."""
+        given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
+        return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}
+
+    def of(self, kind: type[C]) -> list[C]:
+        """The augmentations of one kind, from options and by name."""
+        return [one.what for one in self.changes if isinstance(one.what, kind)]
+
+    def _fields_of(self, kind: type[C]) -> list[str]:
+        return [name for one in self.of(kind) for name in one.fields]  # type: ignore[attr-defined]
 
     @property
     def renamed(self) -> list[str]:
         """The standard fields that are permuted by options of their own."""
-        switched = {"done": self.permute_done, "obs_discrete": self.permute_obs_discrete}
-        return [*PERMUTED[self.permute_action], *(name for name, is_on in switched.items() if is_on)]
-
-    @property
-    def permutes(self) -> list[PermuteFields]:
-        """The permutations by field."""
-        return [one for one in self.by_field if isinstance(one, PermuteFields)]
-
-    @property
-    def scales(self) -> list[ScaleFields]:
-        """The scalings by field."""
-        return [one for one in self.by_field if isinstance(one, ScaleFields)]
-
-    @property
-    def images(self) -> list[ImageFields]:
-        """The image augmentations by field."""
-        return [one for one in self.by_field if isinstance(one, ImageFields)]
-
-    @property
-    def crops(self) -> dict[str, RandomShift | RandomCrop]:
-        """The crop of each image field."""
-        found = {name: one.crop for one in self.images if one.crop is not None for name in one.fields}
-        return found if self.crop_obs_image is None else {"obs_image": self.crop_obs_image, **found}
-
-    @property
-    def _as_images(self) -> list[str]:
-        """The fields that are changed as images, by options and by their names."""
-        by_option = self.crop_obs_image is not None or not IMAGE_SCALARS.isdisjoint(self.scalars())
-        return ["obs_image"] * by_option + [name for one in self.images for name in one.fields]
+        return [name for one in self.of(_PermuteOption) for name in one.fields]
 
     @property
     def redrawn(self) -> set[str]:
         """The fields whose images are changed otherwise than by masks."""
-        return set(self._as_images) if self.enabled else set()
-
-    @property
-    def hides(self) -> list[MaskFields]:
-        """The masks by field that hide anything."""
-        return [one for one in self.by_field if isinstance(one, MaskFields) and one.probability > 0]
+        return set(self._fields_of(ImageFields)) if self.enabled else set()
 
     @property
     def named(self) -> list[str]:
@@ -523,7 +607,7 @@ class AugmentTokensConfig:
 
     def masked(self) -> list[str]:
         """The fields that may be masked."""
-        return [*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)]
+        return self._fields_of(MaskFields)
 
     def check_named(self, fields: Mapping[str, str]) -> None:
         """Raise ConfigError for a field by name that is not among those of a batch.
@@ -540,38 +624,10 @@ class AugmentTokensConfig:
                     f"{meant_among(name, fields)}"
                 )
 
-    def scalars(self) -> dict[str, AugmentScalarSpec]:
-        """The scalars that are drawn, by option: those that are given and not fixed where they would do nothing."""
-        found = {}
-        for name in ("reward", "obs", "obs_image"):
-            for option, nothing in ((f"scale_{name}", 1.0), (f"shift_{name}", 0.0)):
-                spec: AugmentScalarSpec | None = getattr(self, option)
-                if spec is not None and not spec.is_always(nothing):
-                    found[option] = spec
-        return found
-
-    def scaled(self, scalars: Collection[str]) -> dict[str, tuple[str, str]]:
-        """The fields that are scaled or shifted by some of ``scalars``, and the two options that say so; no images."""
-        options = {field: (f"scale_{name}", f"shift_{name}") for field, name in _SCALED_BY.items()}
-        if not self.scale_xformed_reward:
-            del options["xformed_reward"]
-        return {field: both for field, both in options.items() if not set(both).isdisjoint(scalars)}
-
     @property
     def active(self) -> bool:
         """Whether anything is augmented."""
-        return self.enabled and bool(
-            self.scalars()
-            or self.permute_action
-            or self.permute_done
-            or self.permute_obs_discrete
-            or self.crop_obs_image is not None
-            or self.mask_prob.active()
-            or self.permutes
-            or self.scales
-            or self.images
-            or self.hides
-        )
+        return self.enabled and bool(self.changes)
 
     def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:
         """Return a copy with the given numbers of actions and states; 0 keeps the present number."""

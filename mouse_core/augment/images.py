@@ -4,18 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array, is_torch_array
 
-from mouse_core.augment.config import RandomCrop, RandomShift
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
+from mouse_core.spec import check_count
 
 Array = Any
+
+PerImage = Literal["sequence", "step"]
+"""Whether one random number holds for all images of a sequence row, or each step has its own."""
+
+
+def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """ConfigError if ``value`` is not one of ``choices``."""
+    # By identity of type too: 0 == False must not pass for it.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ConfigError(f"{where}: expected one of {list(choices)}, found {value!r}")
+
+
+@dataclass(frozen=True)
+class RandomShift:
+    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
+
+    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
+    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
+
+    Args:
+        pad: Pixels, at least 1.
+        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
+
+    Raises:
+        ConfigError: A pad below 1, or another ``per``.
+    """
+
+    pad: int = 4
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_count("RandomShift: pad", self.pad, lowest=1)
+        check_choice("RandomShift: per", self.per, get_args(PerImage))
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
+
+    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
+    Data", NeurIPS 2020), there from 100x100 to 84x84.
+
+    Args:
+        height: Rows of the window.
+        width: Columns of the window.
+        per: "sequence": all images of a row are cut alike; "step": each for itself.
+
+    Raises:
+        ConfigError: A size below 1, or another ``per``.
+    """
+
+    height: int
+    width: int
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_count("RandomCrop: height", self.height, lowest=1)
+        check_count("RandomCrop: width", self.width, lowest=1)
+        check_choice("RandomCrop: per", self.per, get_args(PerImage))
 
 
 def check_rows(field: str, values: Array, *expected: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.config import MASKED_AS, AugmentTokensConfig
+from mouse_core.augment.config import AugmentTokensConfig, ImageFields, MaskFields, PermuteFields, ScaleFields
 from mouse_core.augment.draws import Draws, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty, crop_size
 from mouse_core.augment.transform import mask, transform, with_steps, without_steps
@@ -64,8 +64,7 @@ class StreamAugment:
 
     @property
     def _scaled(self) -> set[str]:
-        config = self.config
-        return {*config.scaled(config.scalars()), *(name for one in config.scales for name in one.fields)}
+        return {name for one in self.config.of(ScaleFields) for name in one.fields}
 
     @property
     def _image_shapes(self) -> dict[str, tuple[int, int, int]]:
@@ -76,10 +75,10 @@ class StreamAugment:
     def _recoded(self) -> set[str]:
         """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
         config = self.config
-        permuted = {"action": config.permute_action in ("input", "both"), "obs_discrete": config.permute_obs_discrete}
-        by_option = {name for name, is_so in permuted.items() if is_so} | (MASKED_AS.keys() & config.mask_prob.active())
-        coded = {name for one in config.permutes for name in one.codes}
-        return by_option | coded | {name for one in config.hides for name in one.fields if one.fill_of(name) != 0}
+        coded = {name for one in config.of(PermuteFields) for name in one.codes}
+        if config.permute_done:  # all dtypes hold its codes
+            coded -= {"done"}
+        return coded | {name for one in config.of(MaskFields) for name in one.fields if one.fill_of(name) != 0}
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
@@ -89,9 +88,10 @@ class StreamAugment:
             return found
         for name in (self._scaled | self._recoded) & found.keys():
             found[name] = found[name].replace(stored_dtype=found[name].dtype)
-        for name, crop in self.config.crops.items():
+        crops = [(name, one.crop) for one in self.config.of(ImageFields) for name in one.fields]
+        for name, crop in crops:
             image = found.get(name)
-            if image is not None and image.image_shape is not None:
+            if crop is not None and image is not None and image.image_shape is not None:
                 height, width = crop_size(crop, image.image_shape, name)
                 size = (height, width, image.image_shape[2])
                 shape = (*image.shape[:-1], height * width * size[2])
@@ -247,7 +247,8 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 def _check_fields(augment: StreamAugment) -> None:
     """Raise ConfigError for what no array says: masks that have the name of a field, vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
-    for name in (name for one in config.images for name in one.fields):
+    by_name = (one for one in config.by_field if isinstance(one, ImageFields))
+    for name in (name for one in by_name for name in one.fields):
         if arriving[name].image_shape is None or arriving[name].stored_dtype != np.uint8:
             found = f"{arriving[name].stored_dtype} {list(arriving[name].shape)} a step"
             raise ConfigError(f"augment: ImageFields: {name}: expected images of bytes, found {found}")

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
-from mouse_core.augment.config import MASKED_AS, check_choice
-from mouse_core.augment.draws import Affine, Draws
+from mouse_core.augment.config import MASKED_AS, Affine
+from mouse_core.augment.draws import Draws
 from mouse_core.augment.images import (
     Array,
     Empty,
-    ImageDraws,
     ImageShapes,
     arange,
     beside,
     change_images,
+    check_choice,
     check_rows,
     shape_of_images,
 )
@@ -100,10 +100,7 @@ def transform(
     for field, permutation in draws.permutations.items():
         if field in batch:
             check_rows(field, batch[field], len(permutation))
-            if field == "q_star":
-                changed[field] = _permute_columns(field, batch[field], permutation, empty)
-            else:
-                changed[field] = _rename(field, batch[field], permutation, validate)
+            changed[field] = _rename(field, batch[field], permutation, validate)
     for field, permutation in draws.columns.items():
         if field in batch:
             check_rows(field, batch[field], len(permutation))
@@ -111,10 +108,7 @@ def transform(
     for field, affine in draws.affine.items():
         if field in batch:
             changed[field] = _scale_and_shift(field, batch[field], affine, own=field in own)
-    images = draws.images
-    if draws.crop is not None or draws.pixels is not None:
-        images = {"obs_image": ImageDraws(draws.crop, draws.pixels), **images}
-    for field, (crop, pixels) in images.items():
+    for field, (crop, pixels) in draws.images.items():
         if field in batch:
             size = shape_of_images(image_shape, field)
             changed[field] = change_images(batch[field], crop, pixels, size, empty, field)

@@ -148,11 +148,10 @@ def oracle(batch: Batch, draws: Draws) -> Batch:
     for b in range(size):
         for s in range(length):
             for name, permutation in draws.permutations.items():
-                if name == "q_star":
-                    for a in range(len(permutation[b])):
-                        found[name][b, s, permutation[b, a]] = batch[name][b, s, a]
-                else:
-                    found[name][b, s] = permutation[b, batch[name][b, s]]
+                found[name][b, s] = permutation[b, batch[name][b, s]]
+            for name, permutation in draws.columns.items():
+                for a in range(len(permutation[b])):
+                    found[name][b, s, permutation[b, a]] = batch[name][b, s, a]
     for name, (scale, shift) in draws.affine.items():
         dtype = batch[name].dtype.type
         for place in np.ndindex(batch[name].shape):
@@ -163,18 +162,18 @@ def oracle(batch: Batch, draws: Draws) -> Batch:
                 if shift is not None:
                     value = dtype(value + dtype(shift))
             found[name][place] = value
-    if "obs_image" in batch:
-        image = found["obs_image"]
-        if draws.crop is not None:
-            rows, columns = draws.crop
+    for name, (crop, pixels) in draws.images.items():
+        image = found[name]
+        if crop is not None:
+            rows, columns = crop
             cropped = np.empty((size, length, rows.shape[2], columns.shape[2], image.shape[-1]), image.dtype)
             for b, s, y, x in np.ndindex(cropped.shape[:4]):
                 t = min(s, rows.shape[1] - 1)
                 cropped[b, s, y, x] = image[b, s, rows[b, t, y], columns[b, t, x]]
             image = cropped
-        if draws.pixels is not None:
-            image = np.array([int(draws.pixels[v]) for v in image.ravel()], image.dtype).reshape(image.shape)
-        found["obs_image"] = image
+        if pixels is not None:
+            image = np.array([int(pixels[v]) for v in image.ravel()], image.dtype).reshape(image.shape)
+        found[name] = image
     for masks, delivered in ((draws.masks, False), (draws.delivered_masks, True)):
         for name, hidden in masks.items():
             for b, s in np.ndindex(size, length):

@@ -134,8 +134,10 @@ def test_permutations_are_bijections(seed: int, size: int, rows: int) -> None:
         max_num_actions=size,
         max_num_obs_discrete=size,
     )
-    drawn = draw(config, key(seed), (rows, 2)).permutations
-    assert set(drawn) == {"action", "q_star", "done", "obs_discrete"}
+    draws = draw(config, key(seed), (rows, 2))
+    assert set(draws.permutations) == {"action", "done", "obs_discrete"}
+    np.testing.assert_array_equal(draws.columns["q_star"], draws.permutations["action"])
+    drawn = draws.permutations
     for name, permutation in drawn.items():
         expected = np.arange(3 if name == "done" else size)
         np.testing.assert_array_equal(np.sort(permutation, axis=1), np.tile(expected, (rows, 1)))
@@ -152,7 +154,10 @@ def test_permutations_can_be_inverted(seed: int) -> None:
         crop_obs_image=None,
     )
     draws = draw_for(config, batch, key(seed))
-    inverse = draws._replace(permutations={name: np.argsort(p, axis=1) for name, p in draws.permutations.items()})
+    permuted = {"permutations": draws.permutations, "columns": draws.columns}
+    inverse = draws._replace(
+        **{part: {name: np.argsort(p, axis=1) for name, p in drawn.items()} for part, drawn in permuted.items()}
+    )
     assert_same(apply(apply(batch, draws), inverse), batch)
 
 
@@ -387,8 +392,7 @@ def test_the_numbers_are_pinned() -> None:
     assert draws.permutations["done"].tolist() == PINNED["done"]
     assert [float(part) for part in draws.affine["reward"]] == pytest.approx(PINNED["reward"], rel=1e-12)
     assert draws.delivered_masks["obs_continuous"].astype(int).tolist() == PINNED["mask"]
-    assert draws.crop is not None
-    assert draws.crop.rows[0, :, 0].tolist() == PINNED["rows"]
+    assert draws.images["obs_image"].crop.rows[0, :, 0].tolist() == PINNED["rows"]
 
 
 PINNED: dict[str, Any] = {

@@ -319,7 +319,7 @@ def test_frames_of_a_step_are_cut_alike_and_those_of_others_are_not() -> None:
     draws = draw(config, plan.key, (3, 5), image_shape=(6, 5, 1))
     for row, step, frame in np.ndindex(3, 5, 2):
         image = plain["obs_image"][row, step, frame].reshape(6, 5)
-        cut_out = image[np.ix_(draws.crop.rows[row, step], draws.crop.columns[row, step])]
+        cut_out = image[np.ix_(*(places[row, step] for places in draws.images["obs_image"].crop))]
         assert np.array_equal(batch["obs_image"][row, step, frame], cut_out.ravel())
 
 

@@ -116,8 +116,9 @@ def test_what_an_entry_draws_depends_on_its_own_fields_alone() -> None:
     options = draw(
         AugmentTokensConfig(crop_obs_image=RandomShift(2), scale_obs_image=BRIGHTER), KEY, (5, 3), image_shape=(6, 5, 1)
     )
-    assert np.array_equal(found.crop.columns, options.crop.columns)
-    assert np.array_equal(found.pixels, options.pixels)
+    image, same = found.images["obs_image"], options.images["obs_image"]
+    assert np.array_equal(image.crop.columns, same.crop.columns)
+    assert np.array_equal(image.pixels, same.pixels)
 
 
 CONFIG = AugmentTokensConfig(

@@ -87,7 +87,7 @@ def test_a_crop_is_a_part_of_the_image(seed: int, height: int, width: int, per: 
 @pytest.mark.parametrize("per", ["sequence", "step"])
 def test_every_place_is_as_likely(per: Any) -> None:
     shift = AugmentTokensConfig(crop_obs_image=RandomShift(4, per))
-    crop = draw(shift, key(3), (9000, 2), image_shape=(84, 84, 1)).crop
+    crop = draw(shift, key(3), (9000, 2), image_shape=(84, 84, 1)).images["obs_image"].crop
     assert crop is not None
     assert crop.rows.shape == (9000, 2 if per == "step" else 1, 84)
     # Pixel 40 is beyond the reach of the border, so it shows the shift itself.
