@@ -182,6 +182,13 @@ def check_count(where: str, value: Any, lowest: int = 1) -> int:
     return int(value)
 
 
+def check_choice(where: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``choices``."""
+    listed = list(choices)
+    if value not in listed:
+        raise ConfigError(f"{where}: expected one of {listed}, found {value!r:.80}")
+
+
 def check_unit(where: str, value: Any) -> float:
     """``value`` as a float if it is a number from 0 to 1, else ConfigError."""
     try:

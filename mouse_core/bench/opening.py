@@ -19,7 +19,7 @@ from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.remote.clients import is_url, public_url
-from mouse_core.spec import Alignment
+from mouse_core.spec import Alignment, check_choice
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store
 
@@ -151,8 +151,7 @@ def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str
     found = refusals_as_errors(datasets.load_dataset, name)
     parts = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
     for split in splits or ():
-        if split not in parts:
-            raise ConfigError(f"split: expected one of {list(parts)}, found {split!r}")
+        check_choice("split", split, parts)
     parts = {split: parts[split] for split in splits} if splits else parts
     said = joined((f"split {split!r}", read_about(part)) for split, part in parts.items())
     return Opened(name, parts, time.perf_counter() - began, said.alignment or "arrived", image_roots)

@@ -29,6 +29,7 @@ from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns
+from mouse_core.spec import check_choice
 
 __all__ = ["read_openml"]
 
@@ -84,8 +85,7 @@ def read_openml(
     names = [attribute.name for attribute in attributes]
     said = _said(file)
     chosen = target or (said if said in names else names[-1])
-    if chosen not in names:
-        raise ConfigError(f"target: expected one of {names}, found {chosen!r}")
+    check_choice("target", chosen, names)
     place = names.index(chosen)
 
     def rows() -> Iterator[Columns]:

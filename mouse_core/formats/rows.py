@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core._base.threads import in_order
 from mouse_core.about.dataset import About, joined, read_about
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import DataError, SchemaError
 from mouse_core.files import arrow
 from mouse_core.files.manifest import check_counts, check_parquet_checksum, check_schemas, read_manifest
 from mouse_core.files.reading import damaged, read_json_object, reading
@@ -21,6 +21,7 @@ from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
+from mouse_core.spec import check_choice
 
 _INFO = "dataset_info.json"
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
@@ -88,8 +89,7 @@ def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
 
 def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None, root: Path) -> list[Path]:
     for name in splits or ():
-        if name not in found:
-            raise ConfigError(f"split: expected one of {list(found)}, found {name!r}")
+        check_choice("split", name, found)
     files = [file for name in splits or found for file in found[name]]
     if not files:
         raise damaged(root, f"expected files of rows, found none in the splits {list(splits or found)}")

@@ -38,7 +38,7 @@ from mouse_core.groups.scoring import Advantage, BatchAdvantage, Rloo, are_equal
 from mouse_core.groups.stored import StoredGroup, read_wanted
 from mouse_core.groups.versions import Versions, version_name, version_order
 from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 
 _OLDER_GROUPS = ("drop", "until_as_large", "keep")
 # Why rollouts leave, or are not taken; a retention's name is another reason.
@@ -242,8 +242,7 @@ class WantedGroups:
     """
 
     def __init__(self, older: str, pool: bool) -> None:
-        if older not in _OLDER_GROUPS:
-            raise ConfigError(f"older_groups: expected one of {list(_OLDER_GROUPS)}, found {older!r}")
+        check_choice("older_groups", older, _OLDER_GROUPS)
         self._older, self._pool = older, pool
         self._versions: dict[tuple[str, str], list[VersionGroups]] = {}
         self._next = 0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.records import RolloutRecord, check_rewarded
+from mouse_core.spec import check_choice
 
 BASELINES = ("mean", "leave_one_out")
 """What a reward is compared with: the mean of its group, or that of the others in it."""
@@ -317,8 +318,7 @@ class RewardToGo:
     baseline: str = "leave_one_out"
 
     def __post_init__(self) -> None:
-        if self.baseline not in BASELINES:
-            raise ConfigError(f"baseline: expected one of {list(BASELINES)}, found {self.baseline!r:.80}")
+        check_choice("baseline", self.baseline, BASELINES)
         if not isinstance(self.discount, int | float) or not 0 <= self.discount <= 1:
             raise ConfigError(f"discount: expected a number in [0, 1], found {self.discount!r}")
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import check_seconds
+from mouse_core._base.checks import check_choice, check_seconds
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
@@ -45,8 +45,7 @@ class MicroBatch:
 
     def __post_init__(self) -> None:
         tokens = check_count("max_tokens", self.max_tokens)
-        if self.collate not in COLLATIONS:
-            raise ConfigError(f"collate: expected one of {list(COLLATIONS)}, found {self.collate!r}")
+        check_choice("collate", self.collate, COLLATIONS)
         for name in ("max_examples", "max_turns"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))

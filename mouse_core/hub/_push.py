@@ -32,6 +32,7 @@ from mouse_core.hub._card import (
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
 from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
+from mouse_core.spec import check_choice
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
 
@@ -167,8 +168,7 @@ def check_options(
     max_bytes = check_size("max_shard_size", max_shard_size)
     if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
         raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
-    if compression not in _COMPRESSIONS:
-        raise ConfigError(f"compression: expected one of {list(_COMPRESSIONS)}, found {compression!r}")
+    check_choice("compression", compression, _COMPRESSIONS)
     if temp_dir is not None and not os.path.isdir(temp_dir):
         raise ConfigError(f"temp_dir: expected an existing folder, found {os.fspath(temp_dir)!r}")
     return ShardOptions(max_bytes, max_rows, compression)

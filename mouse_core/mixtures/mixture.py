@@ -36,7 +36,7 @@ from mouse_core.sampling import (
     WindowSampler,
 )
 from mouse_core.sampling.shares import Schedule, Shares, StagedShares, exact
-from mouse_core.spec import DIMS, Alignment, Field, FieldSpec
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_choice
 from mouse_core.store import Store
 from mouse_core.store.fields import FieldReader, SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
@@ -629,8 +629,7 @@ class Mixture(Store):
         for name, store in stores.items():
             if not isinstance(name, str) or not isinstance(store, Store | Snapshot):
                 raise ConfigError(f"mixture: expected stores by name, found {store!r:.80} as {name!r}")
-        if per not in get_args(Per):
-            raise ConfigError(f"per: expected one of {list(get_args(Per))}, found {per!r}")
+        check_choice("per", per, get_args(Per))
         if not is_number(temperature) or not temperature > 0:
             raise ConfigError(f"temperature: expected a number above 0, found {temperature!r}")
         if field is not None and (not isinstance(field, str) or not field):

@@ -15,7 +15,7 @@ import numpy as np
 
 from mouse_core.dtypes import convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Field
+from mouse_core.spec import Field, check_choice
 
 Row = dict[str, Any]
 
@@ -91,8 +91,7 @@ def observation_columns(parts: list[ValuePart], images: str, *, declared: bool =
         images: "raw" or "png".
         declared: Whether arrays are kept in the dtype that their space says, rather than the one that they come in.
     """
-    if images not in IMAGES:
-        raise ConfigError(f"images: expected one of {list(IMAGES)}, found {images!r}")
+    check_choice("images", images, IMAGES)
     columns = []
     for part in parts:
         whole = {"whole": "observation_discrete", "text": "observation_text"}.get(part.kind, "observation")

@@ -18,7 +18,7 @@ from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError,
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running, adopt
-from mouse_core.spec import Alignment
+from mouse_core.spec import Alignment, check_choice
 from mouse_core.store.dataset_store import DatasetStore
 
 SEED = "metadata_episode_seed"
@@ -269,8 +269,7 @@ class EpisodeWriter:
 
 def check_on_interrupted(choice: str) -> str:
     """``choice`` if it is "mark" or "cut", else ConfigError."""
-    if choice not in ON_INTERRUPTED:
-        raise ConfigError(f"on_interrupted: expected one of {list(ON_INTERRUPTED)}, found {choice!r}")
+    check_choice("on_interrupted", choice, ON_INTERRUPTED)
     return choice
 
 

@@ -14,6 +14,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.nested import as_array, find, flatten, map_tree, stack_leaves
 from mouse_core.replay._assembly import REDUCTIONS
 from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Storage, Writer
+from mouse_core.spec import check_choice
 
 _NONE = np.empty(0, np.int64)
 
@@ -72,8 +73,7 @@ class MaxValueWriter:
     ordered = False
 
     def __init__(self, rank_key: FieldKey = "reward", reduction: str = "sum") -> None:
-        if reduction not in REDUCTIONS:
-            raise ConfigError(f"reduction: expected one of {[*REDUCTIONS]}, found {reduction!r}")
+        check_choice("reduction", reduction, REDUCTIONS)
         self.rank_key = rank_key
         self.reduction = reduction
         # (rank, -slot) of every row, lowest first; None where the rows must be looked at again.

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import as_record, is_text, is_whole
+from mouse_core._base.checks import as_record, check_choice, is_text, is_whole
 from mouse_core.dtypes import RowError, check_exact, kind_of, largest_of, namespace, number_kind, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.rollouts.returns import check_codes, check_truncation
@@ -179,8 +179,7 @@ def motion_mimic_fields(
     Raises:
         ConfigError: An unknown training type, or what is no shape.
     """
-    if training_type not in get_args(TrainingType):
-        raise ConfigError(f"training_type: expected one of {list(get_args(TrainingType))}, found {training_type!r}")
+    check_choice("training_type", training_type, get_args(TrainingType))
     if actions_shape is None:
         raise ConfigError("actions_shape: expected the shape of actions, found None")
     actions, column = RolloutField(check_shape("actions_shape", actions_shape)), RolloutField((1,))

@@ -33,7 +33,7 @@ from mouse_core.sampling.plan import (
     slice_sections,
     whole_windows,
 )
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -273,8 +273,7 @@ class EpisodeWindows:
     _order: WindowSampler = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.weighting not in get_args(Weighting):
-            raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {self.weighting!r}")
+        check_choice("weighting", self.weighting, get_args(Weighting))
         if self.weighting != "step" and self.sampling != "random":
             raise ConfigError(f"weighting: expected 'step' with sampling {self.sampling!r}, found {self.weighting!r}")
         if not isinstance(self.pad, bool | int | float | np.number):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import check_choice as check_choice
 from mouse_core._base.checks import check_count as check_count
 from mouse_core._base.checks import check_list as check_list
 from mouse_core._base.checks import check_unit as check_unit
@@ -51,8 +52,7 @@ Alignment = Literal["arrived", "outgoing"]
 def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
     """Return ``alignment`` if it is "arrived" or "outgoing", ``default`` for None, else raise ConfigError."""
     alignment = default if alignment is None else alignment
-    if alignment not in get_args(Alignment):
-        raise ConfigError(f"alignment: expected one of {list(get_args(Alignment))}, found {alignment!r}")
+    check_choice("alignment", alignment, get_args(Alignment))
     return alignment  # type: ignore[return-value]
 
 

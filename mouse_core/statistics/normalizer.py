@@ -15,7 +15,7 @@ from mouse_core._base.memory import ArrayMemory
 from mouse_core.dtypes import RowError, convert, is_ml_float, kind_of, namespace
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.spec import FieldSpec
+from mouse_core.spec import FieldSpec, check_choice
 from mouse_core.statistics.by_field import FieldStatistics, Statistics, statistics
 from mouse_core.store.fields import meant_by
 from mouse_core.store.snapshot import Snapshot
@@ -274,8 +274,7 @@ def _check_kinds(kinds: Any) -> None:
     if not isinstance(kinds, Mapping):
         raise ConfigError(f"normalize: expected kinds by field or a Normalizer, found {kinds!r:.80}")
     for name, kind in kinds.items():
-        if kind not in get_args(Normalization):
-            raise ConfigError(f"normalize: {name}: expected one of {list(get_args(Normalization))}, found {kind!r:.80}")
+        check_choice(f"normalize: {name}", kind, get_args(Normalization))
 
 
 def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mouse_core.digest import host_array
 from mouse_core.dtypes import kind_of, namespace, widened
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 
 Array = Any
 
@@ -65,8 +65,7 @@ def kl_estimates(
         k2 [0.24 0.24]
         k3 [0.193 0.307]
     """
-    if estimator not in ESTIMATORS:
-        raise ConfigError(f"estimator: expected one of {list(ESTIMATORS)}, found {estimator!r}")
+    check_choice("estimator", estimator, ESTIMATORS)
     _check_arrays(logprobs=logprobs, reference_logprobs=reference_logprobs, mask=mask)
     _check(logprobs, reference_logprobs, mask)
     xp = namespace(logprobs)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from array_api_compat import array_namespace
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.spec import STANDARD_FIELDS, Field, check_count, check_dtype
+from mouse_core.spec import STANDARD_FIELDS, Field, check_choice, check_count, check_dtype
 from mouse_core.text.encoding import Encoder
 
 _Made = TypeVar("_Made")
@@ -130,12 +130,6 @@ def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
     return {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in keep.items()}
 
 
-def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
-    """Raise ConfigError unless ``value`` is one of ``words``."""
-    if value not in words:
-        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, words))}, found {value!r:.80}")
-
-
 class PaddedRecipe:
     """A recipe of padded rows: checks of its arguments, and the columns and fields of its rows.
 
@@ -155,7 +149,7 @@ class PaddedRecipe:
 
     def __post_init__(self) -> None:
         check_count("max_length", self.max_length)
-        check_word("padding_side", self.padding_side, ("right", "left"))
+        check_choice("padding_side", self.padding_side, ("right", "left"))
         check_id("pad_id", self.pad_id)
         taken = (*self._names, *self._numbers, *(one.name for one in self._more_fields), *self._sources)
         object.__setattr__(self, "keep", checked_keep(self.keep, taken))

@@ -14,6 +14,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
+from mouse_core.spec import check_choice
 from mouse_core.view._inspecting import told
 from mouse_core.view.columns import described, read_numbers
 from mouse_core.view.counting import Query, shortest
@@ -95,8 +96,7 @@ def _share(asked: dict[str, str], name: str) -> float:
 
 def _one_of(asked: dict[str, str], name: str, known: tuple[str, ...]) -> str:
     value = asked.get(name, "") or known[0]
-    if value not in known:
-        raise ConfigError(f"{name}: expected one of {list(known)}, found {value!r:.80}")
+    check_choice(name, value, known)
     return value
 
 
@@ -404,8 +404,7 @@ class Answers:
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")
         known = {column["name"]: column for column in described(one.snapshot) if column["kind"] == "numbers"}
-        if name not in known:
-            raise ConfigError(f"column: expected one of {list(known)}, found {name!r:.80}")
+        check_choice("column", name, known)
         width = max(int(known[name]["width"]), 1)
         dims = [whole({"dim": text}, "dim", 0, 0, 1 << 20) for text in asked.get("dims", "0").split(",")]
         if len(dims) > _MOST_DIMENSIONS:

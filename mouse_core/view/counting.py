@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import ConfigError
 from mouse_core.formats.columns.named import MISSING
-from mouse_core.spec import codes_called
+from mouse_core.spec import check_choice, codes_called
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.columns import Singles, is_filler, single_columns
 
@@ -198,8 +198,7 @@ class EpisodeList:
         own = self.columns()
         if name in own:
             return own[name] if numbers is None else own[name][numbers]
-        if name not in self.names():
-            raise ConfigError(f"column: expected one of {self.names()}, found {name!r:.80}")
+        check_choice("column", name, self.names())
         if name == MARKS and self._marks is not None:
             marks = np.zeros(len(own["start"]))
             for number, count in self._marks.items():

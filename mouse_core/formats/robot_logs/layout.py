@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from mouse_core.errors import ConfigError
 from mouse_core.formats.layouts.layout import Aligned, Paths
+from mouse_core.spec import check_choice
 
 ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
 _MATCHES = ("nearest", "hold")
@@ -117,8 +118,7 @@ class TopicLayout(Aligned):
             ("stamps", ("log", "header")),
             ("gaps", ("refuse", "cut")),
         ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"layout: {name}: expected one of {list(allowed)}, found {getattr(self, name)!r}")
+            check_choice(f"layout: {name}", getattr(self, name), allowed)
         if self.files is not None and (not isinstance(self.files, str) or not self.files or "/" in self.files):
             raise ConfigError(f"layout: files: expected names of recordings in the folder, found {self.files!r:.80}")
         if not isinstance(self.definitions, Mapping) or not all(

@@ -20,6 +20,7 @@ from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED
 from mouse_core.formats.ted._reading import Key, environments, has_next, opened, steps_of
 from mouse_core.formats.ted._writing import FolderWriter
 from mouse_core.nested import nest
+from mouse_core.spec import check_choice
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
 _ABOUT = ("shift", "is_full", "_storage_shape")
@@ -67,8 +68,7 @@ def write_checkpoint(
         StorageError: It cannot be written; nothing is left then.
         ImportError: h5py is not installed, for "h5".
     """
-    if layout not in _LAYOUTS:
-        raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
+    check_choice("layout", layout, _LAYOUTS)
     if hasattr(steps, "storage"):
         arrays, capacity, cursor = _of_storage(steps.storage)
         batch_size = batch_size or steps.batch_size

@@ -20,7 +20,7 @@ from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.sources import pieces_of
 from mouse_core.formats.ted._reading import Key
-from mouse_core.spec import check_list
+from mouse_core.spec import check_choice, check_list
 
 _LAYOUTS = ("ted", "flat", "nested")
 _NEEDED = ("reward", "done", "episode_step")
@@ -57,8 +57,7 @@ def write_ted(
             cannot hold it.
     """
     target = Path(path)
-    if layout not in _LAYOUTS:
-        raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
+    check_choice("layout", layout, _LAYOUTS)
     columns = None if columns is None else check_list("columns", columns)
     is_file = target.suffix in (".h5", ".hdf5")
     with (

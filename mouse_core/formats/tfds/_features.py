@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.images.pixels import decode_image
+from mouse_core.spec import check_choice
 
 Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
@@ -259,8 +260,7 @@ def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
     info = dict(read_json_object(path, most_bytes=_MOST_JSON))
     with reading(path):
         kind = info.get("fileFormat", "tfrecord")
-        if kind not in READERS:
-            raise ConfigError(f"{path}: fileFormat: expected one of {list(READERS)}, found {kind!r}")
+        check_choice(f"{path}: fileFormat", kind, READERS)
         splits = [_split(folder, info, split, kind) for split in info.get("splits", ())]
         splits = [split for split in splits if split.files]
         if not splits:

@@ -13,7 +13,7 @@ from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import Apply, Cast, Pad
-from mouse_core.spec import Alignment, check_alignment, check_count
+from mouse_core.spec import Alignment, check_alignment, check_choice, check_count
 
 Order = Literal["random", "epochs", "queue"]
 """In which order rows come: drawn from all, each once an epoch, or each once, the oldest first."""
@@ -119,8 +119,7 @@ def check_order(
     order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
 ) -> None:
     """ConfigError unless rows can come in this order."""
-    if order not in get_args(Order):
-        raise ConfigError(f"order: expected one of {[*get_args(Order)]}, found {order!r}")
+    check_choice("order", order, get_args(Order))
     if priorities is not None and order != "random":
         raise ConfigError(f"priorities: expected order='random', found {order!r}")
     if order == "random":

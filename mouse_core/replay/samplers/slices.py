@@ -24,7 +24,7 @@ from mouse_core.replay.samplers.priorities import (
 )
 from mouse_core.replay.samplers.rows import BaseSampler, Epochs
 from mouse_core.sampling.windows import Weighting
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 
 Int64s = npt.NDArray[np.int64]
 
@@ -274,8 +274,7 @@ class SliceSampler(SliceSampling):
         keys = (traj_key, end_key, truncated_key)
         options: dict[str, Any] = {"strict_length": strict_length, "pad": pad, "span": span}
         super().__init__(sequence_length, keys, **options, period=period, dilation=dilation, burn_in=burn_in)
-        if weighting not in get_args(Weighting):
-            raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
+        check_choice("weighting", weighting, get_args(Weighting))
         self.weighting = weighting
 
     def __repr__(self) -> str:

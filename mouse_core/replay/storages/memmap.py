@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import UNREADABLE
+from mouse_core._base.checks import UNREADABLE, check_choice
 from mouse_core.columns.memory import ByteRing, Columns, Refs, Values, blocks_of, ring_pieces, varying_of
 from mouse_core.columns.schema import Bytes, RowSchema, checked, whole
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError, StorageError
@@ -597,8 +597,7 @@ class MemmapStorage(RowStorage):
         outgoing = None if alignment is None else int(check_alignment(alignment) == "outgoing")
         super().__init__(ndim, ragged)
         self._sync = sync
-        if sync not in get_args(Sync):
-            raise ConfigError(f"sync: expected one of {list(get_args(Sync))}, found {sync!r:.80}")
+        check_choice("sync", sync, get_args(Sync))
         self.path = path = Path(path).absolute()
         self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
         self._num_places = 0

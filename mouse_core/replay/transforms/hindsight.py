@@ -35,7 +35,7 @@ from mouse_core.replay.transforms._fields import (
     valid_steps,
 )
 from mouse_core.replay.transforms.transitions import NextView
-from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
+from mouse_core.spec import Alignment, check_alignment, check_choice, check_count, check_unit
 
 Array = Any
 Strategy = Literal["future", "final", "episode", "random"]
@@ -107,10 +107,7 @@ class HindsightRelabel:
         _check_call("compute_reward", self.compute_reward)
         if self.compute_done is not None:
             _check_call("compute_done", self.compute_done)
-        if self.strategy not in get_args(Strategy):
-            raise ConfigError(
-                f"HindsightRelabel: strategy: expected one of {list(get_args(Strategy))}, found {self.strategy!r}"
-            )
+        check_choice("HindsightRelabel: strategy", self.strategy, get_args(Strategy))
         check_unit("HindsightRelabel: ratio", self.ratio)
         if self.horizon is not None:
             check_count("HindsightRelabel: horizon", self.horizon, lowest=0)

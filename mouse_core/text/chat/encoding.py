@@ -14,11 +14,10 @@ from mouse_core.digest import host_array
 from mouse_core.dtypes import widened
 from mouse_core.errors import DataError
 from mouse_core.groups import Turn
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 from mouse_core.text.chat.messages import Message, from_openai, to_openai
 from mouse_core.text.chat.template import ChatTemplate, Renderings, messages_of
 from mouse_core.text.encoding import with_offsets
-from mouse_core.text.recipes import check_word
 
 # A text that nobody writes.
 _PROBE = "\ufdd0"
@@ -213,7 +212,7 @@ def encode_chat(
         DataError: As ``render_chat``; a token that straddles, where that is refused.
     """
     check_cut(max_length, truncation_side)
-    check_word("straddling", straddling, STRADDLING)
+    check_choice("straddling", straddling, STRADDLING)
     rendered = render_chat(template, messages, tools=tools, documents=documents, end_of_turn=end_of_turn)
     ids, offsets = tokens_of(tokenizer, [rendered.text], add_special_tokens)[0]
     mask, kept = mask_of(rendered, offsets, straddling), kept_of(max_length, truncation_side)
@@ -250,7 +249,7 @@ def encode_preference(
         DataError: As ``ChatTemplate.render``; the text of the prompt is not that with which a whole chat begins; a
             token that straddles, where that is refused.
     """
-    check_word("straddling", straddling, ("include", "refuse"))
+    check_choice("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
     return preference_of(tokens_of_pairs(tokenizer, [texts])[0], straddling)
 
@@ -387,7 +386,7 @@ def kept_of(max_length: int | None, truncation_side: str) -> slice:
 
 def check_cut(max_length: Any, truncation_side: Any) -> None:
     """Check ``max_length`` and ``truncation_side``."""
-    check_word("truncation_side", truncation_side, ("right", "left"))
+    check_choice("truncation_side", truncation_side, ("right", "left"))
     if max_length is not None:
         check_count("max_length", max_length, 1)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Field
+from mouse_core.spec import Field, check_choice
 from mouse_core.text.chat.encoding import (
     STRADDLING,
     Ids,
@@ -28,7 +28,7 @@ from mouse_core.text.chat.encoding import (
 from mouse_core.text.chat.messages import Message, from_openai, from_sharegpt
 from mouse_core.text.chat.template import ChatTemplate
 from mouse_core.text.encoding import Encoder
-from mouse_core.text.recipes import JSON, PaddedRecipe, batch_of, check_word, each, ended, flat_of, padded, values_of
+from mouse_core.text.recipes import JSON, PaddedRecipe, batch_of, each, ended, flat_of, padded, values_of
 
 _Side = Literal["right", "left"]
 _Straddling = Literal["include", "exclude", "refuse"]
@@ -49,7 +49,7 @@ class _OfChats:
     def __post_init__(self) -> None:
         _check_template(self.template)
         check_cut(self.max_length, self.truncation_side)
-        check_word("straddling", self.straddling, STRADDLING)
+        check_choice("straddling", self.straddling, STRADDLING)
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
@@ -216,7 +216,7 @@ class Preferences(PaddedRecipe):
         _check_template(self.template)
         super().__post_init__()
         check_cut(self.max_length, self.truncation_side)
-        check_word("straddling", self.straddling, ("include", "refuse"))
+        check_choice("straddling", self.straddling, ("include", "refuse"))
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
-from mouse_core.spec import check_count
+from mouse_core.spec import check_choice, check_count
 from mouse_core.text.chat.messages import ARGUMENTS, Message, checked_messages, for_template, from_openai, plain
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class ChatTemplate:
                 f"chat template: expected a str, and variables as a dict, found {self.source!r:.80} and "
                 f"{self.variables!r:.80}"
             )
-        if self.arguments not in ARGUMENTS:
-            raise ConfigError(f"arguments: expected one of {list(ARGUMENTS)}, found {self.arguments!r:.80}")
+        check_choice("arguments", self.arguments, ARGUMENTS)
         check_count("max_chars", self.max_chars, 1)
         check_count("max_steps", self.max_steps, 1)
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
