@@ -106,17 +106,6 @@ def is_dopamine(path: Path) -> bool:
     return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
 
 
-def is_roboset(path: Path) -> bool:
-    """A folder of HDF5 files of trials that RoboHive logged."""
-    first = min(path.glob("*.h5"), default=None) if path.is_dir() else None
-    return first is not None and is_roboset_file(hdf5_names(first) or ())
-
-
-def is_roboset_file(names: Sequence[str]) -> bool:
-    """Trials of RoboHive, by the names in an HDF5 file."""
-    return any(re.fullmatch(r"(Trial|Rollout)\d+", name) for name in names)
-
-
 def is_dreamerv3(path: Path) -> bool:
     """A folder of pieces of DreamerV3's replay, or one of them, by their names."""
     names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
@@ -182,33 +171,6 @@ def is_rllib(path: Path) -> bool:
     return False
 
 
-def is_minari_file(names: Sequence[str]) -> bool:
-    """Minari, by the names in an HDF5 file."""
-    return any(re.fullmatch(r"episode_\d+", name) for name in names)
-
-
-def layout_of(names: Sequence[str]) -> str | None:
-    """The name of the layout that a tree of arrays has, by the names in it and below them; None: none that has one."""
-    tops = {name.split("/")[0] for name in names}
-    if any(re.fullmatch(r"data/demo_\d+", name) for name in names):
-        return "robomimic"
-    if "meta/episode_ends" in names and any(name.startswith("data/") for name in names):
-        return "diffusion_policy"
-    trajectory = {name.split("/")[1] for name in names if re.fullmatch(r"traj_\d+/.+", name)}
-    if "actions" in trajectory and "done" not in trajectory:
-        return "maniskill"
-    if {"_meta/obs", "_meta/act"} <= set(names):
-        return "tianshou"
-    if {"columns", "num_episodes"} <= tops and tops & {"observations_0", "observations_0_0"}:
-        return "d3rlpy"
-    if {"action", "reward"} <= tops:
-        if {"observation", "discount"} <= tops:
-            return "drqv2"
-        if "image" in tops and tops & {"discount", "is_terminal"}:
-            return "dreamer"
-    return "aloha" if "action" in tops and "observations/qpos" in names else None
-
-
 def names_of_arrays(path: Path) -> list[str]:
     """Return the names in a zarr group, an npz file, or a folder's first such or HDF5 file, and in their groups."""
     if is_zarr(path):
@@ -226,22 +188,8 @@ def names_of_arrays(path: Path) -> list[str]:
     return []
 
 
-def is_ted_file(names: Sequence[str]) -> bool:
-    """Whether the names in an HDF5 file are those that TensorDict writes."""
-    if layout_of(names) is not None:
-        return False
-    return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
-
-
-def is_d4rl(names: Sequence[str]) -> bool:
-    """D4RL, by the names in an HDF5 file; one that cannot be looked into is taken for it, whose reader says why."""
-    return not names or bool({"observations", "actions", "rewards", "terminals"} & set(names))
-
-
 def is_ogbench(path: Path) -> bool:
-    """A file of ``numpy.savez``, and no episode of another library's."""
-    if layout_of(names_of_arrays(path)) is not None:
-        return False
+    """A file of ``numpy.savez``."""
     return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 
@@ -285,20 +233,30 @@ class _Format:
     Args:
         name: For ``format=``.
         sign: What is looked for, in words.
-        is_there: Whether it is found at a path; of HDF5 files, among the names in it.
-        hdf5: Whether it is recognised by the names in an HDF5 file.
+        is_there: Whether it is found at a path; None for a format that is recognised by names in a tree of arrays.
+        names: Regular expressions with blanks between them, each of which matches a name in the tree, or its beginning.
+        lacks: Regular expression that matches none of these names.
+        hdf5: Whether the tree is an HDF5 file.
         layout: What ``read_layouts`` reads it by, where it is no format with a reader of its own.
     """
 
     name: str
     sign: str
-    is_there: Callable[[Any], bool]
+    is_there: Callable[[Path], bool] | None = None
+    names: str = ""
+    lacks: str = "(?!)"
     hdf5: bool = False
     layout: Any = None
 
+    def is_among(self, names: Sequence[str]) -> bool:
+        """Whether the names of a tree of arrays are those of the format."""
+        known = {*names, *(name.split("/")[0] for name in names)}
+        lacking = not any(re.fullmatch(self.lacks, name) for name in known)
+        return lacking and all(any(re.fullmatch(one, name) for name in known) for one in self.names.split())
 
-def _of_layout(name: str, sign: str) -> _Format:
-    return _Format(name, sign, lambda _: False, layout=name)  # by layout_of, for all of them at once
+
+def _layout(name: str, sign: str, names: str = "", **options: Any) -> _Format:
+    return _Format(name, sign, names=names, layout=name, **options)
 
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
@@ -309,28 +267,26 @@ _FORMATS = (
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", is_tfds),
     _Format("ted", "meta.json of a memory-mapped TensorDict", is_memmap),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", is_dopamine),
-    _Format("roboset", "a folder of HDF5 files with groups TrialN", is_roboset, layout="roboset"),
     _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
     _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", is_rllib),
-    _Format(
-        "gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_gen_dgrl, layout="gen_dgrl"
-    ),
+    _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
-    _Format("roboset", "an HDF5 file with groups TrialN", is_roboset_file, hdf5=True, layout="roboset"),
-    _Format("minari", "an HDF5 file with groups episode_N", is_minari_file, hdf5=True),
-    _of_layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such"),
-    _of_layout("maniskill", "an HDF5 file with traj_N/actions, or a folder of such"),
-    _of_layout("diffusion_policy", "a zarr group with meta/episode_ends and data"),
-    _of_layout("drqv2", "npz files with observation, action, reward and discount"),
-    _of_layout("dreamer", "npz files with image, action, reward and discount or is_terminal"),
-    _of_layout("tianshou", "an HDF5 file with _meta/obs and _meta/act"),
-    _of_layout("d3rlpy", "an HDF5 file with columns, num_episodes and observations_0"),
-    _of_layout("aloha", "a folder of HDF5 files with action and observations/qpos, or one of them"),
-    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", is_ted_file, hdf5=True),
-    _Format("d4rl", "an HDF5 file with observations and actions", is_d4rl, hdf5=True, layout="d4rl"),
-    _Format("ogbench", "an npz file with observations and actions", is_ogbench, layout="ogbench"),
+    _layout("roboset", "an HDF5 file with groups TrialN, or a folder of such", r"(Trial|Rollout)\d+"),
+    _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such", r"data/demo_\d+"),
+    _layout("diffusion_policy", "a zarr group with meta/episode_ends and data", "meta/episode_ends data/.*"),
+    _layout("maniskill", "HDF5 files with traj_N/actions", r"traj_\d+/actions", lacks=r"traj_\d+/done"),
+    _layout("tianshou", "an HDF5 file with _meta/obs and _meta/act", "_meta/obs _meta/act"),
+    _layout("d3rlpy", "an HDF5 file of columns and num_episodes", "columns num_episodes observations_0(_0)?"),
+    _layout("drqv2", "npz files of single observations and discounts", "observation action reward discount"),
+    _layout("dreamer", "npz files with image, action and reward", "image action reward discount|is_terminal"),
+    _layout("aloha", "HDF5 files with action and observations/qpos", "action observations/qpos"),
+    _Format("minari", "an HDF5 file with groups episode_N", names=r"episode_\d+", hdf5=True),
+    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", names=r"next|traj_\d+", hdf5=True),
+    _Format("ted", "an HDF5 file with done and shift", names="done shift", hdf5=True),
+    _layout("d4rl", "an HDF5 file with observations", "observations|actions|rewards|terminals", hdf5=True),
+    _layout("ogbench", "an npz file with observations and actions", is_there=is_ogbench),
 )
 
 
@@ -486,10 +442,12 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
 
 def _recognised(root: Path) -> _Format | None:
     names, beside = hdf5_names(root), names_of_arrays(root)
-    layout = layout_of(names or beside)
-    found = [one for one in _FORMATS if not one.hdf5 and one.is_there(root)]
-    found += [one for one in _FORMATS if one.hdf5 and names is not None and one.is_there(names)]
-    found = [one for one in _FORMATS if layout is not None and one.layout == layout] + found
+    layouts = (one for one in _FORMATS if one.is_there is None and not one.hdf5 and one.is_among(names or beside))
+    found = [*islice(layouts, 1), *(one for one in _FORMATS if one.is_there is not None and one.is_there(root))]
+    # An HDF5 file that cannot be looked into is taken for D4RL, whose reader says why.
+    found += [
+        one for one in _FORMATS if one.hdf5 and (one.is_among(names) if names else names == [] and one.name == "d4rl")
+    ]
     if root.is_dir() and len({one.name for one in found}) > 1:
         # Taking the first would leave out what the others would have read.
         raise ConfigError(
