@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,25 +31,8 @@ ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 _MOST_BYTES = 1 << 30  # of a file in an archive, and of a pickle
 
 
-class Tree(Protocol):
-    """An open file or folder of groups and arrays; ``H5File`` has these methods."""
-
-    path: str
-
-    def names(self, path: str = "/") -> list[str]:
-        """Names of the groups and arrays in a group."""
-
-    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Description of the group or array at each path; None if nothing lies there."""
-
-    def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Attributes of groups, by path and name; None for an attribute that does not exist."""
-
-    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Read rows ``[first, stop)`` of several arrays."""
-
-    def close(self) -> None:
-        """Close the file."""
+Tree = H5File | NpzTree
+"""An open file or folder of groups and arrays."""
 
 
 class ZarrTree(H5File):
