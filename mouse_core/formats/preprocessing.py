@@ -33,6 +33,7 @@ from mouse_core.formats.columns.named import Columns, from_arrow, to_arrow
 from mouse_core.formats.function_identity import identity, pickled
 from mouse_core.formats.opening import open
 from mouse_core.formats.rows import read_rows
+from mouse_core.formats.store import as_schema
 from mouse_core.spec import check_count, check_list
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import stored_types
@@ -314,8 +315,7 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
         first += segment.num_rows
         if low >= high:
             continue
-        table = segment.take(low, high - low)
-        parts.append(pa.table([_column(table, field) for field in schema], schema=schema))
+        parts.append(as_schema(segment.take(low, high - low), schema))
     return pa.concat_tables(parts).combine_chunks()
 
 
@@ -330,14 +330,6 @@ def contents(table: pa.Table) -> str:
 def quick_digest(schema: pa.Schema) -> RowDigest:
     """Return a digest of rows that detects accidental changes, many times as fast as SHA-256."""
     return RowDigest(schema, RunningDigest)
-
-
-def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.schema.names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(field.name)
-    # Not cast where nothing changes: pyarrow's cast breaks slices of structs that hold nulls throughout.
-    return column if column.type == field.type else column.cast(field.type)
 
 
 def _with_images(table: pa.Table, snapshot: Snapshot, where: str) -> pa.Table:

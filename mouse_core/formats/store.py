@@ -69,11 +69,17 @@ def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) 
             table = segment.take(first, min(_ROWS, segment.num_rows - first))
             with reading(path):
                 table.validate(full=True)
-                columns = [
-                    table.column(one.name).cast(one.type)
-                    if one.name in table.schema.names
-                    else pa.chunked_array([pa.nulls(table.num_rows, one.type)])
-                    for one in schema
-                ]
-            for block in blocks(pa.Table.from_arrays(columns, schema=schema).to_batches()):
+                table = as_schema(table, schema)
+            for block in blocks(table.to_batches()):
                 yield from pa.Table.from_batches([block]).to_batches(max_chunksize=batch_rows)
+
+
+def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the columns and types of a schema; columns that they lack are null."""
+    columns = []
+    for field in schema:
+        there = field.name in table.schema.names
+        column = table.column(field.name) if there else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        # Not cast where nothing changes: pyarrow's cast breaks slices of structs that hold nulls throughout.
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=schema)

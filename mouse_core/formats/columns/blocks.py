@@ -69,17 +69,4 @@ def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _concatenate(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pending) == 1:
-        return pending[0]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.concat_arrays([_decode_dictionary(batch.column(place)) for batch in pending])
-            for place in range(pending[0].num_columns)
-        ],
-        names=pending[0].schema.names,
-    )
-
-
-def _decode_dictionary(array: pa.Array) -> pa.Array:
-    """Decode a dictionary array: dictionaries may differ between batches, and only arrays of one type can be joined."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return pending[0] if len(pending) == 1 else pa.concat_batches(pending)
