@@ -7,11 +7,10 @@ import json
 import math
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._base.locks import ProcessLock
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
@@ -247,7 +245,7 @@ def _read(place: Path) -> _Bounds:
     return {(name, size, time): records for (name, size, time, _), records in found}
 
 
-# Of so many records it is kept where their features lie, and so many shards stay open.
+# The positions of the features of so many records stay in memory, and so many shards stay open.
 _MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
 
 
@@ -291,7 +289,7 @@ class RecordFiles(DecodedFiles):
     ) -> None:
         self._again = records, leaves, schema, final, last_step, verify
         self._last_step = last_step
-        self.records, self._leaves, self._final, self._verify = records, leaves, final, verify
+        self.records, self._leaves, self._final = records, leaves, final
         self._images = image_columns(leaves)
         self._numbers = {name: leaf for name, leaf in leaves.items() if name not in self._images.values()}
         is_open = records.steps <= OPEN
@@ -310,10 +308,9 @@ class RecordFiles(DecodedFiles):
             for at, path in enumerate(records.files)
         ]
         super().__init__(None, files, schema)  # type: ignore[arg-type]
-        self._opened: OrderedDict[int, IO[bytes]] = OrderedDict()
-        self._known: OrderedDict[int, _Known] = OrderedDict()
-        self._right = np.zeros(len(records.steps), bool)
-        self._know = ProcessLock()
+        opened = lru_cache(_MOST_OPEN)(lambda shard: records.files[shard].open("rb", buffering=0))
+        verified = np.full(len(records.steps), not verify)
+        self._record_at = lru_cache(_MOST_KNOWN)(partial(_record_at, records, opened, verified))
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
         """See ``Files``."""
@@ -382,39 +379,26 @@ class RecordFiles(DecodedFiles):
                 found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
         return image_column(found)
 
-    def _record_at(self, record: int) -> _Known:
-        """Return the positions of the features of a record; the first time, compare its CRC."""
-        with self._know:
-            if record in self._known:
-                self._known.move_to_end(record)
-                return self._known[record]
-            begin, length = int(self.records.offset[record]), int(self.records.length[record])
-            read = self._reader(int(self.records.shard[record]), begin)
-            if self._verify and not self._right[record]:
-                data = read(0, length)
-                if masked_crc32c(data) != int.from_bytes(read(length, length + 4), "little"):
-                    raise DataError(f"the CRC of the record's {length} bytes does not match")
-                self._right[record] = True
-            found = self._known[record] = _Known(read, feature_places(read, length))
-            while len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-            return found
-
-    def _reader(self, shard: int, begin: int) -> Callable[[int, int], bytes]:
-        def read(first: int, stop: int) -> bytes:
-            with self._know:
-                if shard not in self._opened:
-                    self._opened[shard] = self.records.files[shard].open("rb", buffering=0)
-                self._opened.move_to_end(shard)
-                file = self._opened[shard]
-                while len(self._opened) > _MOST_OPEN:
-                    self._opened.popitem(last=False)
-            return reader(file.fileno(), begin)(first, stop)
-
-        return read
-
     def __reduce__(self) -> tuple[Any, ...]:
         return RecordFiles, self._again
+
+
+def _record_at(
+    records: Records, opened: Callable[[int], IO[bytes]], verified: npt.NDArray[np.bool_], record: int
+) -> _Known:
+    """Return the positions of the features of a record; compare its CRC unless it is verified."""
+    begin, length = int(records.offset[record]), int(records.length[record])
+
+    def read(first: int, stop: int) -> bytes:
+        file = opened(int(records.shard[record]))  # stays open as long as this name, whatever the cache drops
+        return reader(file.fileno(), begin)(first, stop)
+
+    if not verified[record]:
+        data = read(0, length)
+        if masked_crc32c(data) != int.from_bytes(read(length, length + 4), "little"):
+            raise DataError(f"the CRC of the record's {length} bytes does not match")
+        verified[record] = True
+    return _Known(read, feature_places(read, length))
 
 
 def _seen(piece: Stack) -> Stack:
