@@ -1,4 +1,4 @@
-"""Objects elsewhere: what reads them, and the local file in which their bytes lie once they were asked for."""
+"""Remote objects: clients that read them, and the local cache file of their bytes."""
 
 from mouse_core.remote.client import ObjectClient, ObjectInfo
 from mouse_core.remote.clients.options import Reaching

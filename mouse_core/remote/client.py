@@ -9,13 +9,13 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object as it is now.
+    """The current state of an object.
 
     Args:
-        path: Its name, below the client's ``url``.
-        size: Bytes.
-        version: What another content would have another of: an ETag, a version, a commit. Empty where the server says
-            nothing of that kind: the object is then taken to be one that never changes.
+        path: Name of the object, below the client's ``url``.
+        size: Size in bytes.
+        version: A text that changes with the content: an ETag, a version, a commit. Empty if the server has none; the
+            object then counts as one that never changes.
     """
 
     path: str
@@ -29,14 +29,13 @@ class ObjectClient(Protocol):
     A client may have a third method, ``get_all(wanted, versions)``: ranges of several objects at once, each a path, its
     first byte and its end, and the versions by path. A mirror calls it instead of ``get_ranges`` for each object.
 
-    What a call raises says whether it may help to try again:
+    The kind of an error tells whether another try may help:
 
-    - ``StorageError``: the object was not reached, which may pass: a time-out, a connection that was dropped, an
-      error 500 or 503.
-    - ``ChangedError``: the object is another one now.
-    - ``DataError``: there is no such object, or it is not for us.
+    - ``StorageError``: a temporary failure: a time-out, a dropped connection, status 500 or 503.
+    - ``ChangedError``: the object has another version now.
+    - ``DataError``: the object is missing, or access is denied.
 
-    No message names a credential, and no address in one has a query.
+    No message contains a credential, or an address with a query.
     """
 
     @property
@@ -48,28 +47,28 @@ class ObjectClient(Protocol):
         """Return the current size and version of an object.
 
         Raises:
-            DataError: There is none, or it is not for us.
-            StorageError: It was not reached.
+            DataError: The object is missing, or access is denied.
+            StorageError: The request failed, and may succeed later.
         """
         ...
 
     def get_ranges(
         self, path: str, begins: Sequence[int], ends: Sequence[int], version: str
     ) -> Sequence[bytes | memoryview]:
-        """Some ranges of an object, at once.
+        """Return some ranges of an object.
 
         Args:
-            path: Its name.
+            path: Name of the object.
             begins: The first byte of each range.
-            ends: The byte behind its last.
-            version: The version that the object must have; "": any, as whoever asks can tell by the bytes.
+            ends: The byte behind the last one of each range.
+            version: The version that the object must have; "": any, because the caller compares checksums.
 
         Returns:
-            The bytes of each range, all of them; nobody writes to them any more.
+            The bytes of each range, complete, in memory that never changes.
 
         Raises:
-            ChangedError: The object is another one now.
-            DataError: It is not there, or not for us, or ends before a range does.
-            StorageError: It was not reached.
+            ChangedError: The object has another version now.
+            DataError: The object is missing, access is denied, or the object ends before a range does.
+            StorageError: The request failed, and may succeed later.
         """
         ...

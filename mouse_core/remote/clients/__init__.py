@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 __all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url", "without_secrets"]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
-"""Schemes that obstore reads; "hf" is looked up at the Hub first."""
+"""Schemes that obstore reads; ``HubClient`` reads "hf"."""
 
 
 def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> FolderClient:
-    """A client of the objects below an address; none is asked for yet.
+    """Return a client of the objects below an address; it makes no request yet.
 
     Args:
         url: ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://``, ``file:///``, or ``hf://datasets/name/of/it``,
-            with ``@revision`` behind the name for another one than the newest.
-        storage_options: What obstore's store of that kind is told, beside what it finds in the environment:
-            ``{"aws_endpoint": ..., "client_options": {...}}``; of the Hub: "token".
+            with ``@revision`` behind the name for another revision than the newest.
+        storage_options: Options of obstore's store, beside the environment: ``{"aws_endpoint": ..., "client_options":
+            {...}}``; for the Hub: "token".
 
     Raises:
-        ConfigError: No such address, or options that its client does not know.
+        ConfigError: An invalid address, or options that its client does not know.
         ImportError: The client is not installed; the message says what to install.
     """
     from mouse_core.errors import ConfigError

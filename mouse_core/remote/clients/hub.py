@@ -1,7 +1,7 @@
-"""Files of a dataset on the Hub, looked up by huggingface_hub and read as those of a web server.
+"""Client of the files of a dataset on the Hub: huggingface_hub lists them, and obstore reads them from a web server.
 
-A revision is settled once, when the first file is asked for: what it names never changes. Where the bytes of a large
-file lie is an address that is signed for some time; it is asked for again when it is refused.
+The first request resolves the revision to a commit, which never changes. The address of the bytes of a large file is
+signed for a limited time; after an error the client asks for a new address.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class HubClient(FolderClient):
 
     Args:
         url: ``hf://datasets/namespace/name``, ``@revision`` behind it, and then a folder.
-        options: "token" and "endpoint", where they are not those that huggingface_hub finds, and "client_options" of
-            obstore.
+        options: "token" and "endpoint", by default as huggingface_hub finds them, and "client_options" of obstore.
     """
 
     def __init__(self, url: str, options: StorageOptions) -> None:
@@ -54,7 +53,7 @@ class HubClient(FolderClient):
 
     @memo
     def _commit(self) -> str:
-        """The commit that the revision names."""
+        """The commit of the revision."""
         info = self._of_hub(partial(self._api.dataset_info, self._name, revision=self._revision))
         return str(info.sha)
 
@@ -82,7 +81,7 @@ class HubClient(FolderClient):
         failure: ConfigError | StorageError
         try:
             return call()
-        except Exception as error:  # its own, and those of what it sends requests with
+        except Exception as error:  # errors of huggingface_hub and of its HTTP library
             status = getattr(getattr(error, "response", None), "status_code", None)
             said = f"{type(error).__name__}{f' {status}' if status else ''}"
             kind = ConfigError if status in (401, 403, 404) else StorageError
@@ -108,7 +107,7 @@ class HubClient(FolderClient):
         except (ConfigError, MissingObject):
             raise
         except Exception:
-            # Where its time has run out there is another one.
+            # The address may have expired.
             self._places.pop(path, None)
             content = await self._got(path, begin, end)
         self._check_whole(path, content, begin, end)
@@ -118,9 +117,9 @@ class HubClient(FolderClient):
         return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
 
     async def _got(self, path: str, begin: int, end: int) -> memoryview:
-        """A range of a file, from where its bytes lie."""
+        """Return a range of a file."""
         if path not in self._places:
-            await self._head(path)  # says so where there is none
+            await self._head(path)  # raises an error for a missing file
         place = self._places.get(path)
         if place is None:
             running = asyncio.get_running_loop().run_in_executor(None, self._find, path)
@@ -129,7 +128,7 @@ class HubClient(FolderClient):
         return memoryview(await found.bytes_async())
 
     def _find(self, path: str) -> Any:
-        """A client of the address at which a file's bytes lie."""
+        """Return a client of the address of a file's bytes."""
         import huggingface_hub
 
         name = f"{self._folder}/{path}" if self._folder else path

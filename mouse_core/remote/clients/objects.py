@@ -1,6 +1,7 @@
 """Client of remote objects by the package obstore: S3, Google, Azure, web servers and folders.
 
-First come the errors of requests, in our words, and the configuration of obstore from options, environment and profile.
+The parts in order: errors of requests, converted to ours; the configuration of obstore from options, environment and
+profile; a thread that runs requests; a helper process for forked processes; and the client.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class MissingObject(DataError):
 
 
 def imported() -> Any:
-    """The package obstore; an ImportError that says what to install where it is missing."""
+    """Return the package obstore; ImportError, with the remedy, if it is missing."""
     try:
         import obstore
         import obstore.store
@@ -56,10 +57,10 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
     """Convert a client's error to one of ours.
 
     Args:
-        error: It.
+        error: The error.
         shown: The object's address.
-        changed: What is said where the object is another one.
-        asked: Says who was asked and where it was looked for keys, for an object that is not for us.
+        changed: Message for an object that has another version now.
+        asked: Returns a description of the server and of the source of keys, for an access that is denied.
     """
     if isinstance(error, MouseError):
         return error
@@ -69,17 +70,16 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
         return MissingObject(f"{shown}: expected an object, found none")
     if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
         return ChangedError(changed)
-    if isinstance(error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return DataError(f"{shown}: expected leave to read it, found none ({said}); {asked()}")
-    if re.match(r"401|403", said):
+    denied = PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+    if isinstance(error, denied) or re.match(r"401|403", said):
         return DataError(f"{shown}: expected leave to read it, found none ({said}); {asked()}")
     if isinstance(error, exceptions.NotSupportedError | NotImplementedError):
         return DataError(f"{shown}: expected a server that answers ranges of bytes, found one that does not")
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
-    if re.match(r"4\d\d(?<!408)(?<!429)", said):  # a second try is answered alike
+    if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another try gets the same answer
         return DataError(f"{shown}: expected an answer, found a refusal ({said})")
-    # Without any keys the machine's own role is asked for, which most machines do not have.
+    # Without keys, obstore asks for the role of the machine, which most machines lack.
     more = f"; {asked()}" if _ROLES in str(error) else ""
     return StorageError(f"{shown}: not reached: {said}{more}")
 
@@ -102,7 +102,7 @@ def _said(error: Exception) -> str:
 
 
 def first_line(error: BaseException, hidden: set[str]) -> str:
-    """The first line of an error, without what is hidden."""
+    """Return the first line of an error, without the texts ``hidden``."""
     lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
     text = without_secrets(next((line for line in lines if line), type(error).__name__))
     for one in sorted(hidden, key=len, reverse=True):
@@ -111,12 +111,12 @@ def first_line(error: BaseException, hidden: set[str]) -> str:
 
 
 _TIMES = {"connect_timeout": "5s", "timeout": "30s"}
-# Of a folder, not of the objects in it.
+# Options that are not part of obstore's configuration.
 _OURS = ("client_options", "retry_config", "credential_provider")
 _ENDPOINT = re.compile(r"(aws_|google_|azure_)?(storage_)?endpoint(_url)?(_s3)?$")
 _HTTP = re.compile(r"(\w+_)?allow_http$", re.IGNORECASE)
 _UNSIGNED = re.compile(r"(\w+_)?skip_signature$")
-# What says who asks: by the scheme, as options and variables of the environment are called.
+# Names of options and environment variables with credentials, by scheme.
 _KEYS = {
     "s3": re.compile(
         r"(aws_)?(access_key_id|secret_access_key|(session_)?token|web_identity_token_file|container_\w+)$"
@@ -156,7 +156,7 @@ def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of obstore's HTTP client: time-outs, and whether it may connect without TLS."""
     told = {**_TIMES, **dict(options.get("client_options", {}))}
-    # obstore takes "allow_http" for one of the client's, but by its own name alone.
+    # For obstore, "allow_http" is an option of the client, and has this name only.
     allowed = [value for name, value in options.items() if _HTTP.match(name)]
     said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
     endpoints = [url, *(value for name, value in said.items() if _ENDPOINT.match(name.lower()))]
@@ -228,7 +228,7 @@ def _profile() -> dict[str, str]:
     name = _profile_name()
     found: dict[str, str] = {}
     for which in ("config", "credentials"):
-        # Sections of "config" are called "profile NAME", but for the default one.
+        # Sections of "config" are called "profile NAME", apart from the default one.
         for section in dict.fromkeys((name, f"profile {name}")):
             parser = configparser.ConfigParser(interpolation=None, strict=False)
             try:
@@ -241,37 +241,37 @@ def _profile() -> dict[str, str]:
 
 
 AT_ONCE = 128
-"""Requests that are under way together."""
+"""Largest number of concurrent requests."""
 
 GROUP = 10
-"""Ranges that obstore asks for together in one call; of calls with several, so many fewer are under way."""
+"""Ranges in one call of obstore; of calls with several ranges, fewer run at once."""
 
-# How long to wait for requests that were given up, for the client's own threads behind them, and for those that have
-# told what a request gave.
+# Seconds to wait for cancelled requests, for the client's own threads behind them, and for threads that deliver
+# results.
 _SECONDS, _NOTICED, _TOLD = 2.0, 0.4, 0.01
 
 _T = TypeVar("_T")
-# How many forks lay between the first process and the one in which the client's threads began: one set for all clients.
+# Number of forks before the process in which the client's threads began; all clients share the threads.
 _begun: list[int] = []
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from one that had made requests, whose threads it lacks."""
+    """Whether this process was forked from a process that had made requests, so that it lacks the client's threads."""
     return bool(_begun) and _begun[0] != forks()
 
 
 class Asking:
-    """Runs requests of any number of threads, so many at a time; its thread is there from the first request on."""
+    """Runs the requests of any number of threads, a limited number at once, in a thread that begins with the first."""
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, ProcessLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = -1
-        # Those that wait for their turn, and those that are under way.
+        # Tasks that wait for their turn, and tasks that run.
         self._tasks: tuple[set[Any], set[Any]] = (set(), set())
-        # Set when the program ends: whoever asks for more from then on is refused.
+        # Set when the program ends; further requests are errors.
         self._ended = threading.Event()
-        # One for each thread that tells the loop something now.
+        # An entry for each thread that calls the loop now.
         self._telling: list[None] = []
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
@@ -279,11 +279,11 @@ class Asking:
         """Return the results of requests in order; raise the first error and cancel the rest.
 
         Args:
-            requests: Them.
-            in_groups: Whether each of them is one of up to ``GROUP`` ranges.
+            requests: Functions that begin a request.
+            in_groups: Whether each request has up to ``GROUP`` ranges.
 
         Raises:
-            ForkError: Requests were made in the process that this one was forked from; see ``helping``.
+            ForkError: This process was forked from a process that had made requests; see ``Helper``.
         """
         loop = self._running()
         try:
@@ -329,17 +329,17 @@ class Asking:
         finally:
             waiting.discard(task)
             under_way.discard(task)
-            del task  # which knows what was raised, and that this frame
+            del task  # refers to the error, and that to this frame
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)
 
 
 def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.AbstractEventLoop:
-    """The loop, with an entry in ``telling`` for each thread that is in its ``call_soon_threadsafe``.
+    """Return the loop, with an entry in ``telling`` for each thread that is in its ``call_soon_threadsafe``.
 
-    The client's threads call it with what a request gave. It wakes the loop before it returns: the program may have its
-    result, and end, while the thread that brought it is still there, and waits for the interpreter.
+    The client's threads call it with results. It wakes the loop before it returns: so the program may have the result,
+    and end, while the thread that delivered it still waits for the interpreter.
     """
     tell = loop.call_soon_threadsafe
 
@@ -361,12 +361,13 @@ def _end(
     ended: threading.Event,
     telling: list[None],
 ) -> None:
-    """Give up what is under way, and wait until the client has noticed: its threads must not come back to an
-    interpreter that has ended, neither for what was given up nor from telling what was asked for last.
+    """Cancel all requests, and wait until the client's threads have noticed.
+
+    A thread of the client that returns to an interpreter that has ended would abort the process.
     """
     if known != forks() or not loop.is_running():
         return
-    if asyncio._get_running_loop() is loop:  # the last who had it was a request
+    if asyncio._get_running_loop() is loop:  # a request held the last reference
         loop.stop()
         return
     ended.set()
@@ -375,12 +376,12 @@ def _end(
     latest = time.monotonic() + _SECONDS
     while telling and time.monotonic() < latest:
         time.sleep(_TOLD)
-    time.sleep(_TOLD)  # from the last line of Python that they run to where they need no interpreter
+    time.sleep(_TOLD)  # until these threads have left the interpreter
     loop.call_soon_threadsafe(loop.stop)
 
 
 async def _give_up(waiting: Any, under_way: Any) -> None:
-    # The client's own threads come back once for each that is given up.
+    # The client's own threads return once for each cancelled request.
     left = [task for task in under_way if not task.done()]
     for task in list(waiting):
         task.cancel()
@@ -398,21 +399,21 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-# Requests that are worked on at a time; each may be of many ranges.
+# Largest number of concurrent calls in a helper; each may have many ranges.
 _THREADS = 32
 _HEAD = 8
 
 
 class Helper:
-    """A process that makes requests of a client.
+    """A process that makes the requests of a client.
 
     Args:
-        client: What makes the client there, and what of.
+        client: The client's class and its arguments.
     """
 
     def __init__(self, *client: Any) -> None:
         command = [sys.executable, "-c", "from mouse_core.remote.clients.objects import main; main()"]
-        # What a program prints must not be read as answers, nor its paths be lost.
+        # Answers have a pipe of their own, and the helper gets the module paths of this process.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock, self._number = threading.Lock(), 0
@@ -488,11 +489,11 @@ def main() -> None:
             pass
 
 
-# Of fewer ranges each is asked for on the condition that the object is the one that was opened, if there is one.
+# Below this number of ranges, each request is conditional on the version of the object, if that is given.
 _FEW = 3
-# A range of more bytes is asked for in several requests at once.
+# Larger ranges are split into several concurrent requests.
 _MOST_BYTES = 8 << 20
-# How long to try by default; obstore's own three minutes would look like a program that hangs.
+# Retries by default; with obstore's own three minutes, a program would seem to hang.
 _RETRY = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=30),
@@ -514,14 +515,14 @@ class FolderClient:
         self._asking = Asking(self.url)
         self._lock = ProcessLock()
         self._helper: tuple[int, Helper] | None = None
-        # Objects of a folder of this machine that lie in it.
+        # Checked objects of a local folder: none is a link that leads out of it.
         self._inside = set[str]()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What a signed address is signed with is told to nobody but processes that are started here.
+        # Only processes that are started here get the signature of a signed address.
         query = StorageOptions({"query": self._query} if self._query else {})
         return _again, (type(self), self.url, query, self._options)
 
@@ -547,11 +548,11 @@ class FolderClient:
         return self.get_all(wanted, {path: version})
 
     def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> list[bytes | memoryview]:
-        """Ranges of several objects, at once; see ``ObjectClient.get_ranges``.
+        """Return ranges of several objects; see ``ObjectClient.get_ranges``.
 
         Args:
-            wanted: The path, first byte and end of each.
-            versions: That the objects must have, by path.
+            wanted: Path, first byte and end of each range.
+            versions: The versions that objects must have, by path.
         """
         self._check_inside(dict.fromkeys(path for path, _, _ in wanted))
         if is_forked():
@@ -576,11 +577,11 @@ class FolderClient:
         return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
 
     def read(self, path: str, *, most_bytes: int) -> tuple[bytes, str]:
-        """Read a whole object, and return it with its version.
+        """Return a whole object and its version.
 
         Raises:
-            DataError: It has more than ``most_bytes`` bytes, or is not there.
-            StorageError: It was not reached.
+            DataError: The object has more than ``most_bytes`` bytes, or is missing.
+            StorageError: The request failed, and may succeed later.
         """
         info = self.head(path)
         if info.size > most_bytes:
@@ -590,7 +591,7 @@ class FolderClient:
         return bytes(self.get_ranges(path, [0], [info.size], info.version)[0]), info.version
 
     def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         try:
             self.head(path)
         except MissingObject:
@@ -598,11 +599,11 @@ class FolderClient:
         return True
 
     def listed(self, path: str = "") -> list[ObjectInfo]:
-        """The objects below a folder, in the order of their names.
+        """Return the objects below a folder, in the order of their names.
 
         Raises:
-            ConfigError: The server has no lists, as web servers do not.
-            StorageError: It was not reached.
+            ConfigError: The server cannot list objects, such as a web server.
+            StorageError: The request failed, and may succeed later.
         """
         if self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.shown(path)}: expected a storage that lists what it has, found a web server")
@@ -614,11 +615,11 @@ class FolderClient:
 
     @memo
     def _here(self) -> Path | None:
-        """The folder of this machine that the address is of; None of a storage."""
+        """The local folder of a ``file://`` address; None for other addresses."""
         return Path(unquote(urlsplit(self.url).path)) if self.url.startswith("file://") else None
 
     def _check_inside(self, paths: Iterable[str]) -> None:
-        """Raise DataError where an object is a pipe, or a link that leads out of the folder."""
+        """Raise DataError for an object that is a pipe, or a link that leads out of the folder."""
         if self._here is not None and (new := [path for path in paths if path not in self._inside]):
             check_inside([self._here / path for path in new], self._here)
             self._inside |= set(new)
@@ -626,35 +627,35 @@ class FolderClient:
     # ------------------------------------------------------------------ writing
 
     def make(self) -> None:
-        """Have a folder of this machine be there; storages have none."""
+        """Create the folder of a ``file://`` address; object storage needs none."""
         if self._here is not None:
             with storing(self.url):
                 self._here.mkdir(parents=True, exist_ok=True)
 
     def put(self, path: str, content: bytes | Path, *, version: str | None = None) -> str:
-        """Write an object, whole or not at all.
+        """Write an object, completely or not at all.
 
         Args:
-            path: Its name.
-            content: Its bytes, or a file that has them.
-            version: The version that the object must have that is there; "": there must be none; None: any.
+            path: Name of the object.
+            content: The bytes, or a file with them.
+            version: The version of the object that is replaced; "": no object may exist; None: any.
 
         Returns:
-            Its version.
+            The version of the new object.
 
         Raises:
-            ChangedError: Another one is there.
-            StorageError: It cannot be written.
+            ChangedError: An object with another version exists.
+            StorageError: The object cannot be written.
         """
         (written,) = self._ask([(path, partial(self._put, path, content, version))])
         return str(written)
 
     def put_all(self, files: Sequence[tuple[str, bytes | Path]]) -> None:
-        """Write several objects, at once; see ``put``."""
+        """Write several objects; see ``put``."""
         self._ask([(path, partial(self._put, path, file, None)) for path, file in files])
 
     def shown(self, path: str) -> str:
-        """An object's address, for messages."""
+        """Return an object's address for messages."""
         return f"{self.url}/{path}" if path else self.url
 
     # ------------------------------------------------------------------ obstore
@@ -674,7 +675,7 @@ class FolderClient:
             if self.url.startswith("file://"):
                 return obstore.store.from_url(self.url)
             return obstore.store.from_url(self.url, config=config, client_options=times, **more)
-        except BaseException as error:  # options that are no such thing end in their base class, or in a panic
+        except BaseException as error:  # for invalid options, obstore raises its base class, or a panic
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             failed = first_line(error, {str(value) for value in self._options.values()})
@@ -692,7 +693,7 @@ class FolderClient:
     async def _get(self, path: str, begin: int, end: int, version: str) -> memoryview:
         options: dict[str, Any] = {"range": (begin, end)}
         if version.startswith('"'):
-            # Weak tags, and times, are compared with what comes back.
+            # Weak tags and times are compared with those of the answer.
             options["if_match"] = version
         found = await imported().get_async(self._store, path, options=options)
         if version and _version(found.meta) != version:
@@ -709,11 +710,10 @@ class FolderClient:
             )
 
     async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
-        """Up to ``GROUP`` ranges of an object.
+        """Return up to ``GROUP`` ranges of an object.
 
-        In one call they take a third of the processor's time that they take one by one, but on no condition: where
-        there is one the object is looked at afterwards. What it is then it was before, as no two contents have the same
-        version.
+        One call for all takes a third of the processor time of single calls, but cannot be conditional: so the version
+        is compared afterwards. As no two contents have the same version, the ranges have it too.
         """
         if version and len(ranges) < _FEW:
             return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
@@ -745,7 +745,7 @@ class FolderClient:
         try:
             done = await obstore.put_async(self._store, path, content, **options)
         except (obstore.exceptions.NotSupportedError, NotImplementedError):
-            # A storage without conditions: nothing keeps two writers apart but this.
+            # A storage without conditional writes: this check alone keeps two writers apart.
             there = ""
             try:
                 there = (await self._head(path)).version
@@ -780,16 +780,16 @@ class FolderClient:
         except _Failed as failed:
             changed, asked = self._is_another(failed.path), partial(asked_as, self.url, self._options)
             failure = error_of(failed.error, self.shown(failed.path), changed, asked)
-            failed.__traceback__ = None  # in which are the tasks, which know it
-        # Outside of the except block: what the client raised shows addresses as they were asked for.
+            failed.__traceback__ = None  # it refers to the tasks, and these to the error
+        # Outside of the except block: the client's error contains addresses with their queries.
         try:
             raise failure
         finally:
-            del failure  # which has this frame in its traceback, and so all that whoever asked had
+            del failure  # its traceback refers to this frame, and so to all objects of the caller
 
 
 class _Failed(Exception):
-    """A request that failed, and of which object."""
+    """The error of a request, and the path of its object."""
 
     def __init__(self, path: str, error: Exception) -> None:
         super().__init__(path)
@@ -800,7 +800,7 @@ async def _named(path: str, request: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await request()
     except Exception as error:
-        # The client's threads may hold on to it, and it would to all that whoever asked had.
+        # The client's threads may keep the error, whose traceback refers to all objects of the caller.
         raise _Failed(path, error.with_traceback(None)) from None
 
 
@@ -818,5 +818,5 @@ def _version(found: Any) -> str:
     if found.get("e_tag"):
         return str(found["e_tag"])
     changed = found.get("last_modified")
-    # obstore gives an object without a time the beginning of time.
+    # An object without a time has the time 0.
     return "" if changed is None or not changed.timestamp() else f"{changed.isoformat()} {found['size']}"

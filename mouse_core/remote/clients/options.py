@@ -1,4 +1,4 @@
-"""Addresses of remote objects, the options of their clients, and which parts of both may be shown."""
+"""Addresses of remote objects and options of their clients, and the parts of both that may be shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mouse_core.errors import ConfigError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _QUERY = re.compile(r"\?[^\s'\"),]*")
-# Options that say where and how is asked, and nothing of who asks.
+# Options without credentials: they state server and way of a request.
 _OPEN = re.compile(
     r"(aws_|google_|azure_)?(storage_)?(endpoint(_url)?(_s3)?|(default_)?region|bucket(_name)?|container_name|account_name"
     r"|virtual_hosted_style_request|skip_signature|allow_http|s3_express|request_payer|unsigned_payload|imdsv1_fallback"
@@ -30,24 +30,24 @@ _USER = re.compile(r"(://)[^/\s@]*@")
 
 
 def is_url(path: object) -> bool:
-    """Whether something is the address of objects elsewhere, ``s3://bucket/runs``, and no path."""
+    """Whether ``path`` is the address of remote objects, such as ``s3://bucket/runs``, and not a local path."""
     return isinstance(path, str) and _SCHEME.match(path) is not None
 
 
 def without_secrets(text: str) -> str:
-    """A text in which no address has a query, as signed ones do, or a user."""
+    """Return the text without the queries and users of addresses, which may contain credentials."""
     return _USER.sub(r"\1", _QUERY.sub("", text))
 
 
 def public_url(url: str) -> str:
-    """The address that everyone may see, without a query and a last slash.
+    """Return the address without a query and a last slash.
 
     Raises:
-        ConfigError: It has a user or a password, which would be seen by everyone who sees the address.
+        ConfigError: The address has a user or a password, which messages would show.
     """
     parts = urlsplit(url)
     user, mark, _ = parts.netloc.rpartition("@")
-    # Of Azure's addresses, abfss://container@account, the part before the @ is no user.
+    # In addresses of Azure, abfss://container@account, the part before the @ is no user.
     if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
             f"{without_secrets(url)}: expected an address without a user, found one; the environment or "
@@ -57,14 +57,14 @@ def public_url(url: str) -> str:
 
 
 class StorageOptions(Mapping[str, Any]):
-    """Options of a client: keys, endpoints, time-outs. No text shows them.
+    """Options of a client: keys, endpoints, time-outs. No message contains them.
 
-    They go with an object to processes that ``multiprocessing`` starts. Every other pickle has those that say where and
-    how is asked, such as an endpoint, a region and time-outs, and none that says who asks: keys and tokens are found
-    again as the client's own conventions have them, in the environment or a profile.
+    Processes that ``multiprocessing`` starts get all options. Every other pickle contains only options without
+    credentials, such as an endpoint, a region and time-outs; the client finds keys and tokens again in the environment
+    or a profile.
 
     Args:
-        options: By name.
+        options: The options by name.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -91,7 +91,7 @@ class StorageOptions(Mapping[str, Any]):
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are nobody's secret, by a list of those that are known to be none."""
+    """Return the options without credentials, by a list of their names."""
     plain = {name: value for name, value in options.items() if _OPEN.match(name) and _is_open(value)}
     for name, known in (("client_options", _OPEN_OF_CLIENTS), ("retry_config", None)):
         told = options.get(name)
@@ -110,18 +110,18 @@ class Reaching:
     """The options of ``DatasetStore.open``, and of whatever else takes an address.
 
     Args:
-        storage_options: What the client is told, where the environment, or a profile, does not say it:
-            ``{"aws_endpoint": ..., "client_options": {"timeout": "10s"}}``. Names are those of obstore; for the Hub
-            "token" and "endpoint". They never show, and no state, fingerprint or pickle has them, but for those of
-            processes that ``multiprocessing`` starts.
-        cache: The folder in which what was read is kept, for all processes of a machine and for the next run; None: the
-            one that ``MOUSE_CACHE`` names, or one among the user's caches.
-        cache_bytes: How many bytes it may take, at least 4 MB; None: half of what is free on its disk.
-        fail: What becomes of requests that fail in a way that may pass: they are made again for half a minute before
-            the error is raised ("raise"), or for ever ("retry").
+        storage_options: Options of the client beside those in the environment or a profile: ``{"aws_endpoint": ...,
+            "client_options": {"timeout": "10s"}}``. Names are those of obstore; for the Hub "token" and "endpoint". No
+            message, state or fingerprint contains them, and no pickle except for processes that ``multiprocessing``
+            starts.
+        cache: The folder of the cache, for all processes of a machine and for later runs; None: the folder in
+            ``MOUSE_CACHE``, or one among the user's caches.
+        cache_bytes: Largest size of the cache, at least 4 MB; None: half of the free space of its disk.
+        fail: The effect of temporary failures: requests are repeated for half a minute before the error is raised
+            ("raise"), or without end ("retry").
 
     Raises:
-        ConfigError: Options that are no mapping by name, a cache that is no folder of this machine, another ``fail``.
+        ConfigError: Options that are no mapping by name, a cache that is no local folder, or another ``fail``.
     """
 
     storage_options: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""A local file that holds what was read of objects elsewhere: bounded, shared by processes, read through its memory."""
+"""A local cache file of remote objects: bounded, shared by processes, and read as mapped memory."""
 
 from mouse_core.remote.mirror.mirror import Mirror, MirrorObject, cache_folder
 

@@ -1,4 +1,4 @@
-"""Threads that bring what is asked for into a mirror, what is read first before the rest."""
+"""Threads that fetch requested pages into a mirror, in the order in which they will be read."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.pages import Int64s, joined, pages_of, pieces
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-# What came damaged is asked for so often, as it may have been damaged on the way.
+# Requests for damaged bytes, which may have been damaged on the way.
 _TRIES = 3
 
 
 # Most requests wait for the network, in which Python takes no part.
 _THREADS = 16
 _IDLE_SECONDS = 2.0
-# One call of a client brings at most so many pages, fewer where something must go for them; a block counts as some, as
-# it is likely a request.
+# Pages of one call of a client, fewer if the mirror is full. A block counts as 4 pages at least, as it is likely a
+# request of its own.
 _MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 512, 256, 4
-# Nothing more is begun with ahead while as much is on its way as came in so many seconds, of the last so many, but for
-# so many pages: what is read first shares the network with it.
+# While as many pages are in flight as came in 0.1 s (measured over 0.5 s), and more than 2048, no more are fetched
+# ahead: urgent pages share the network with them.
 _ON_ITS_WAY, _RATE_SECONDS, _FEW_ON_ITS_WAY = 0.1, 0.5, 2048
-# Who finds no room, or pages that are being fetched already, looks again.
+# Seconds until the next try without room, or while another process fetches the pages.
 _AGAIN_SECONDS = 0.01
-# How far ahead things come where others must go for them, in the table's time.
+# How far ahead pages are fetched into a full mirror, in the table's time.
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
-# What is read no sooner than that is begun with so many batches at a time, in the order in which it lies.
+# Pages that are read later than this are fetched for 8 batches together, in the order of their positions.
 _NEAR, _TOGETHER = 32, 8
-# What is begun with and not read yet is at most this part of all that is kept: as long as there is room, and then.
+# Pages in flight or not read yet are at most this part of all pages: while there is room, and in a full mirror.
 _ROOM_PART, _AHEAD_PART = 2, 4
 
 
 @dataclass(order=True)
 class Task:
-    """Pages that are to come with one call of a client.
+    """Pages to fetch with one call of a client.
 
     Args:
-        when: When they are read; what is waited for has a time before all others.
-        number: Counts tasks.
+        when: The time at which they are read; 0 for pages that a reader waits for.
+        number: Number of the task.
         blocks: Blocks, ascending, int64 ``[n]``.
         masks: Pages of each, int64 ``[n]``.
-        urgent: Whether somebody waits for them.
-        steal: Whether to take over what another process has been fetching for too long.
+        urgent: Whether a reader waits for them.
+        steal: Whether to take over pages that another process has been fetching for too long.
     """
 
     when: int
@@ -68,24 +68,24 @@ class Task:
 
 
 class Fetcher:
-    """The threads of a process that fetch. They end when there is nothing to do for some seconds.
+    """The threads of a process that fetch pages. They end after some seconds without a task.
 
     Args:
-        keeper: Puts into the mirror what they bring.
-        pace: Knows what was read meanwhile.
+        keeper: Writes fetched pages into the mirror.
+        pace: Knows which batches were read.
     """
 
     def __init__(self, keeper: Keeper, pace: Pace) -> None:
         self.keeper, self._table, self._pace = keeper, keeper.table, pace
         self._limits, self._counters = keeper.limits, keeper.counters
         lock = threading.RLock()
-        self._more = threading.Condition(lock)  # told when there is something to do
+        self._more = threading.Condition(lock)  # notified of new tasks
         self.changed = threading.Condition(lock)
-        """Told when pages came, or could not."""
+        """Notified when pages came, or failed."""
         self.errors: dict[int, Exception] = {}
-        self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # not begun with: when, number, blocks, masks
-        self._begun: deque[tuple[int, int]] = deque()  # begun with and not read: when, pages
-        self._begun_pages = 0  # of all of them
+        self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # not fetched yet: when, number, blocks, masks
+        self._begun: deque[tuple[int, int]] = deque()  # fetched or in flight, and not read: when, pages
+        self._begun_pages = 0  # sum of these
         self._heap: list[Task] = []
         self._later: list[tuple[float, Task]] = []
         self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
@@ -95,13 +95,13 @@ class Fetcher:
         self._came: deque[tuple[float, int]] = deque()  # when pages came, and how many
         self._horizon = _FIRST_HORIZON
 
-    # ------------------------------------------------------------------ what others ask for
+    # ------------------------------------------------------------------ requests of readers
 
     def ask(self, parts: Sequence[tuple[int, Int64s, Int64s]]) -> None:
-        """Have pages of some blocks brought until a time, and looked at where another process brought them.
+        """Fetch pages of some blocks until a time, or verify them if another process fetched them.
 
         Args:
-            parts: Several of that: a time, blocks, ascending, int64 ``[n]``, and masks.
+            parts: For each batch the time, blocks, ascending, int64 ``[n]``, and masks.
         """
         with self.changed:
             for when, blocks, masks in parts:
@@ -110,11 +110,11 @@ class Fetcher:
         self.reach()
 
     def reach(self) -> None:
-        """Begin with what was asked for, as far ahead as it pays.
+        """Begin to fetch requested pages, as far ahead as it helps.
 
-        As long as there is room, that is up to half of what is kept. Then what comes takes the place of something else,
-        and the earlier it comes, the sooner that has to go: so it comes just in time. Whatever had to be waited for
-        doubles the time, as far as a part of all that is kept goes: of the rest what is there may have to go too soon.
+        While there is room, up to half of the mirror is fetched ahead. In a full mirror, new pages replace others, and
+        pages that come early replace useful ones: so pages are fetched just in time. Each wait of a reader doubles how
+        far ahead that is, up to a quarter of the mirror.
         """
         self._follow()
         with self.changed:
@@ -127,13 +127,13 @@ class Fetcher:
                     break
                 is_far = not is_full and when > self._table.clock + _NEAR
                 if is_far and len(self._asked) < _TOGETHER:
-                    break  # fewer and fuller requests take less of the processor
+                    break  # fewer and larger requests take less processor time
                 self._begin(_TOGETHER if is_far else 1)
 
     def _begin(self, count: int) -> None:
-        """Begin with so many of what was asked for, those that are read first; ``changed`` is held."""
+        """Begin to fetch the ``count`` requests that are read first; the caller holds ``changed``."""
         first = [heapq.heappop(self._asked) for _ in range(count)]
-        # Without what was read meanwhile.
+        # Requests that were read meanwhile are left out.
         first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
         for when, _, blocks, masks in first:
             self._begun.append((when, self.keeper.pages(blocks, masks)))
@@ -145,26 +145,26 @@ class Fetcher:
         wanted = masks & ~state & ~self._coming[blocks]
         self._coming[blocks] |= wanted
         some = wanted != 0
-        # What others brought is looked at, too, before it is read.
+        # Pages that other processes fetched are verified before they are read.
         some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
         self._push(blocks[some], masks[some], first[0][0])
 
     def _is_busy(self) -> bool:
-        """Whether enough is on its way, or asked for and not read yet."""
+        """Whether enough pages are in flight, or fetched and not read yet."""
         tasks = len(self._heap) + len(self._later) + self._threads - self._idle
         return tasks >= _THREADS or self._is_begun_with(_AHEAD_PART)
 
     def _is_begun_with(self, part: int) -> bool:
-        """Whether more than one of so many parts of all that is kept is begun with and not read yet."""
+        """Whether more than one ``part``-th of the mirror is fetched or in flight, and not read yet."""
         return self._begun_pages > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
-        """Wait until pages of some blocks are there; raises what went wrong with them."""
+        """Wait until pages of some blocks are there; raise the error of fetching them."""
         self._follow()
         table, began, pushed = self._table, time.monotonic(), -np.inf
         table.ask(pages_of(blocks, masks), table.clock + 1)
         with self.changed:
-            # What was on its way, or not begun with, came too late; what had to go before it was read, too early.
+            # Pages in flight, or not fetched yet, were too late; pages that were evicted before, too early.
             late = bool((self._coming[blocks] & masks).any() or (self._asked and self._asked[0][0] <= table.clock + 1))
             self._horizon = float(np.clip(self._horizon * (2 if late else 0.5), _FIRST_HORIZON, _LONGEST_HORIZON))
             while True:
@@ -176,7 +176,7 @@ class Fetcher:
                 blocks, masks = blocks[lacking], masks[lacking]
                 self._raise(blocks)
                 now, claims = time.monotonic(), table.claim[blocks]
-                # What nobody fetches (any more), and now and then what others do, who may have died.
+                # Pages that no process fetches; and now and then those of other processes, which may have died.
                 due = claims == 0 if now - pushed > _AGAIN_SECONDS / 2 else claims < 0
                 if now - pushed > 10 * _AGAIN_SECONDS:
                     due = claims >= 0
@@ -187,7 +187,7 @@ class Fetcher:
         self._counters.add(waits=1, seconds=time.monotonic() - began)
 
     def _raise(self, blocks: Int64s) -> None:
-        """Raise what went wrong with a block, once."""
+        """Raise the error of a block, once."""
         for block in blocks.tolist():
             error = self.errors.pop(block, None)
             if error is not None:
@@ -196,7 +196,7 @@ class Fetcher:
                 try:
                     raise error
                 finally:
-                    del error  # whose traceback has this frame
+                    del error  # its traceback refers to this frame
 
     def queued(self) -> int:
         """Return how many pages are requested and not there yet."""
@@ -207,11 +207,11 @@ class Fetcher:
         return sum(lacking) + self.keeper.in_flight
 
     def in_time(self) -> None:
-        """Something was there when it was to be read: less far ahead may do."""
+        """Shorten how far ahead pages are fetched, as some were there in time."""
         self._horizon = max(_SHRINKING * self._horizon, _FIRST_HORIZON)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Cancel all tasks that have not begun."""
         with self.changed:
             self._closed = True
             self._asked.clear()
@@ -221,7 +221,7 @@ class Fetcher:
             self.changed.notify_all()
 
     def _follow(self) -> None:
-        """Have room for blocks that objects were given meanwhile."""
+        """Extend the arrays to blocks that objects got meanwhile."""
         if len(self._coming) < len(self._table.rows):
             with self.changed:
                 self._coming = longer(self._coming, len(self._table.rows))
@@ -236,7 +236,7 @@ class Fetcher:
         steal: bool = False,
         alone: bool = False,
     ) -> None:
-        """Queue what is to come, a task for what one call brings; ``changed`` is held."""
+        """Queue a task for each call of a client; the caller holds ``changed``."""
         if not len(blocks):
             return
         sizes = np.maximum(self._table.sizes(masks), _REQUEST_PAGES)
@@ -255,10 +255,10 @@ class Fetcher:
             self._threads += 1
             threading.Thread(target=_work, args=(weakref.ref(self),), name="mouse-fetch", daemon=True).start()
 
-    # ------------------------------------------------------------------ what the threads do
+    # ------------------------------------------------------------------ threads
 
     def next(self) -> Task | None:
-        """The task that is due first; None where this thread is to end."""
+        """Return the first task that is due; None if the thread ends."""
         until = time.monotonic() + _IDLE_SECONDS
         with self._more:
             while not self._closed:
@@ -281,14 +281,14 @@ class Fetcher:
             return None
 
     def _is_filled(self, now: float) -> bool:
-        """Whether so much is on its way that more would come no sooner."""
+        """Whether so many pages are in flight that more would come no sooner."""
         while self._came and self._came[0][0] < now - _RATE_SECONDS:
             self._came.popleft()
         rate = sum(pages for _, pages in self._came) / _RATE_SECONDS
         return self.keeper.in_flight > max(_FEW_ON_ITS_WAY, rate * _ON_ITS_WAY)
 
     def run(self, task: Task) -> None:
-        """Bring what is not there of a task; what went wrong is kept for whoever waits."""
+        """Fetch the missing pages of a task; an error is kept for the reader that waits."""
         held, again, has_room = task.blocks[:0], False, True
         try:
             state = self._table.state[task.blocks]
@@ -296,7 +296,7 @@ class Fetcher:
             now = self._table.clock
             claimed = self.keeper.claim(task.blocks, task.masks, task.when, urgent=task.urgent, steal=task.steal)
             if claimed is None:
-                # What is read later finds no room either, as long as nothing more was read.
+                # Later tasks find no room either, until more is read.
                 self._waiting, has_room = now, False
             else:
                 held = claimed[0]
@@ -306,16 +306,16 @@ class Fetcher:
         except Exception as error:
             with self.changed:
                 if isinstance(error, DataError) and len(self.keeper.known.of(task.blocks)) > 1:
-                    # It is wrong with one of the objects; each by itself says with which.
+                    # One of the objects is damaged; each alone shows which.
                     self._push(task.blocks, task.masks, task.when, urgent=True, alone=True)
                 else:
                     if isinstance(error, MouseError):
-                        error.__traceback__ = None  # it has this thread's frames, and they all that there is
+                        error.__traceback__ = None  # it refers to the frames of this thread, and so to all objects
                     self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
         finally:
             with self.changed:
                 if len(held):
-                    self._waiting = -1  # what came is not on its way any more
+                    self._waiting = -1  # fewer pages are in flight
                 if again and not has_room and not self._closed:
                     heapq.heappush(self._heap, task)
                 elif again and not self._closed:
@@ -339,12 +339,12 @@ class Fetcher:
                 self.errors.pop(block, None)
 
     def _got(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
-        """The bytes of some runs of pages, and the pages' digests, held against those that are known.
+        """Return the bytes of some runs of pages, and the digests of the pages, which equal the known ones.
 
         Raises:
-            ChangedError: An object is another one now.
-            DataError: It is not there, or not what was written.
-            StorageError: It was not reached.
+            ChangedError: An object has another version now.
+            DataError: An object is missing or damaged.
+            StorageError: A request failed, and may succeed later.
         """
         tries = 0
         while True:
@@ -362,10 +362,10 @@ class Fetcher:
                     del error
 
     def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
-        """The bytes of runs of pages, asked for again as long as that is of use.
+        """Return the bytes of runs of pages, with repeated requests after temporary failures.
 
-        Where digests say whether bytes are those that were written, nobody else is asked whether the object is the one
-        that was opened: only once something is wrong with it (``sure``).
+        Digests tell whether bytes are those that were written. So the version of an object with known digests is
+        compared only after an error (``sure``).
         """
         objects = wanted.objects
         sure = sure or all(placed.sums is None for placed in objects)
@@ -389,13 +389,13 @@ class Fetcher:
                     sure = True
                     continue
                 if len(objects) == 1:
-                    objects[0].error = copy.copy(error)  # it stays so; its traceback would keep whoever asked
+                    objects[0].error = copy.copy(error)  # without its traceback, which refers to the reader
                 raise
             self._counters.add(retries=1)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _requested(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
-        """The bytes of runs of pages, asked for once."""
+        """Return the bytes of runs of pages, from one request."""
         objects, (begins, ends) = wanted.objects, (some.tolist() for some in wanted.bytes())
         client: Any = objects[0].client
         paths = [one.info.path for one in objects]

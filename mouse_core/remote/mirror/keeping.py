@@ -1,4 +1,4 @@
-"""The work of one process on a mirror's bytes: count, claim blocks, evict, write, verify what others wrote."""
+"""The work of one process on a mirror's bytes: count, claim blocks, evict, write, and verify pages of others."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Counters:
     """Sums since the mirror was opened here; bytes are those of whole pages.
 
     Args:
-        read: Bytes that were waited for, there or not.
+        read: Bytes that were read, whether they were there or not.
         fetched: Bytes that came over the network.
-        wanted: Those of them that somebody here had asked for.
-        evicted: Bytes let go of for others.
-        requests: Ranges asked for.
-        retries: Requests that failed, and were made again.
-        damaged: How often bytes were not what had been written: of a block in the cache, or of a request.
-        waits: How often something was not there when it was to be read.
-        seconds: Seconds that were waited for it.
+        wanted: Fetched bytes that this process had requested.
+        evicted: Evicted bytes.
+        requests: Requested ranges.
+        retries: Repeated requests after a failure.
+        damaged: Blocks of the cache, and requests, with other bytes than were written.
+        waits: Reads of pages that were not there yet.
+        seconds: Seconds of waiting in these reads.
     """
 
     read: int = 0
@@ -48,7 +48,7 @@ class Counters:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **more: float) -> None:
-        """Add to some of them."""
+        """Add to some counters."""
         with self._lock:
             for name, value in more.items():
                 setattr(self, name, getattr(self, name) + value)
@@ -59,11 +59,11 @@ class Counters:
             return {name: value for name, value in vars(self).items() if name[0] != "_"}
 
 
-# Room is made for more than what comes next, as finding what may go takes a look at every block.
+# More pages are evicted than the next ones need, as the choice looks at every block.
 _SPARE = 128
-# Where something must go for what comes, no more than this part of all is on its way.
+# In a full mirror, at most this part of all pages is in flight.
 _COMING = 32
-# Where the disk is full, at least so many pages are let go of at once; if there are none, somebody else may be at it.
+# On a full disk, at least so many pages are evicted at once; without any, another process may be evicting.
 _FEW, _TRIES, _PAUSE = 64, 20, 0.02
 
 
@@ -83,16 +83,16 @@ class Limits:
 
 
 class Keeper:
-    """Puts bytes into a mirror for one process.
+    """Writes pages of one process into a mirror.
 
     Args:
-        table: What is there.
-        file: The bytes.
-        memory: The same, mapped; None as long as there are none.
+        table: The table of blocks and pages.
+        file: The file of bytes.
+        memory: The mapped file; None without blocks.
         known: The objects.
         sharer: This process.
-        limits: What may be kept.
-        counters: What is counted.
+        limits: The limits of the mirror.
+        counters: The counters of this process.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Keeper:
         self.in_flight = 0
         """Number of pages being fetched."""
         self.whole = False
-        """Whether blocks are brought whole where something must go for them."""
-        self._verified = np.zeros(0, np.int64)  # states in which blocks were found to be what had been written
+        """Whether blocks are fetched as a whole in a full mirror."""
+        self._verified = np.zeros(0, np.int64)  # states in which blocks were verified
 
     def is_full(self) -> bool:
-        """Whether something must go for what comes, or must soon."""
-        # By so much that it is full also after some was let go of.
+        """Whether new pages replace others, or will soon."""
+        # The margin makes the answer stay the same after an eviction.
         return self.table.pages + self.in_flight > self._most - self._most // 8
 
     def pages(self, blocks: Int64s, masks: Int64s) -> int:
@@ -127,18 +127,17 @@ class Keeper:
     def claim(
         self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool
     ) -> tuple[Int64s, Int64s] | None:
-        """Claim what nobody fetches, and make room for it.
+        """Claim blocks that no process fetches, and make room for them.
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
             masks: The pages wanted of each, int64 ``[n]``.
-            when: When they are read: what is needed until then stays.
-            urgent: Whether somebody waits for them, so that they come though there be no room.
-            steal: Whether to take over what another process has been fetching for too long.
+            when: The time at which they are read; pages that are needed before stay.
+            urgent: Whether a reader waits for them, so that they are fetched without room.
+            steal: Whether to take over blocks that another process has been fetching for too long.
 
         Returns:
-            The blocks that are claimed, ascending, int64 ``[m]``, and the pages to be fetched of each; None where there
-            is no room yet.
+            The claimed blocks, ascending, int64 ``[m]``, and the pages to fetch of each; None without room.
         """
         table, me = self.table, self.sharer.number
         if not (masks & ~table.state[blocks]).any():
@@ -162,21 +161,21 @@ class Keeper:
         return held, masks
 
     def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> tuple[Int64s, Int64s] | None:
-        """Let go of what is needed last, if there are to be more pages than are kept; under the table's lock.
+        """Evict the pages that are needed last, if the mirror gets too large; the caller holds the table's lock.
 
         Args:
-            pages: How many come.
-            before: What is needed until then stays.
-            all_or_none: Whether nothing is let go of where that would not be enough.
+            pages: Number of new pages.
+            before: Pages that are needed until this time stay.
+            all_or_none: Whether no page is evicted if that is not enough.
 
         Returns:
-            Blocks, and masks of their pages that are to be emptied; None where too few may go.
+            Blocks, and masks of their pages to be emptied; None if too few pages may be evicted.
         """
         over = self.table.pages + self.in_flight + pages - self._most
         if over <= 0 or not pages:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         if all_or_none and self.in_flight > self._most // _COMING:
-            return None  # what was let go of for more would be fetched again
+            return None  # pages that were evicted for more would be fetched again
         most = over + self._most // _SPARE
         blocks, masks = self.table.needed_last(self.sharer.number, most, before, self.sharer.lives)
         freed = self.table.count(self.table.state[blocks] & masks)
@@ -187,7 +186,7 @@ class Keeper:
         return blocks, masks
 
     def _empty(self, blocks: Int64s, masks: Int64s) -> None:
-        """Give back the room of pages that were let go of; of blocks of which none is left, all of it."""
+        """Free the disk space of evicted pages; of blocks without pages, all of it."""
         if len(blocks):
             none_left = (self.table.state[blocks] & ALL_PAGES) == 0
             self._file.empty(pages_of(blocks, np.where(none_left, ALL_PAGES, masks)))
@@ -195,7 +194,7 @@ class Keeper:
                 self.table.unclaim(self.sharer.number, blocks)
 
     def failed(self, held: Int64s, masks: Int64s) -> None:
-        """Fetch no more what was claimed."""
+        """Give up claimed blocks whose request failed."""
         with self.table.lock:
             self.in_flight -= self.table.count(masks)
             self.table.unclaim(self.sharer.number, held)
@@ -205,18 +204,18 @@ class Keeper:
     def store(
         self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: PageChecksums
     ) -> None:
-        """Write what came into its place, as far as its blocks are claimed, and say that it is there.
+        """Write fetched pages of claimed blocks to their places, and mark them as there.
 
         Args:
-            held: Blocks that ``claim`` gave, ascending, int64 ``[n]``.
-            masks: The pages that it gave.
-            came: What came.
-            contents: The bytes of each run of it.
-            digests: Of all its pages, uint32 ``[m]``.
+            held: Blocks from ``claim``, ascending, int64 ``[n]``.
+            masks: The pages from ``claim``.
+            came: The fetched runs of pages.
+            contents: The bytes of each run.
+            digests: Digests of all pages of the runs, uint32 ``[m]``.
         """
         self._follow()
         before = self.table.state[held]
-        # Of all pages at once, as most runs have few: the number of each, and the row of its block in ``held``.
+        # For all pages at once, as most runs are short: their numbers, and the rows of their blocks in ``held``.
         pages = came.pages
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
         is_held = held[rows] == pages // PAGES
@@ -235,7 +234,7 @@ class Keeper:
         self._verified[held[known]] = after[known]
 
     def _write(self, parts: list[tuple[memoryview, int]]) -> None:
-        """Write some bytes into their places; where the disk is full, less is kept."""
+        """Write bytes to their places; on a full disk, evict pages and lower the limit."""
         tries = _TRIES
         while True:
             try:
@@ -246,13 +245,13 @@ class Keeper:
                 if not tries:
                     raise StorageError(f"cache: expected room on its disk, found it full: {error}") from error
             with self.table.lock:
-                # Some room is left: in a file system in memory even reading what is not there takes some.
+                # Some room is left: in a file system in memory, even reading a hole takes some.
                 self._most = min(self._most, self.table.pages) * 7 // 8
                 gone = self._let_go(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
             if gone is not None and len(gone[0]):
                 self._empty(*gone)
             else:
-                # What others let go of is being given back, or nothing is left.
+                # Another process is freeing space, or no page is left.
                 tries -= 1
                 time.sleep(_PAUSE)
 
@@ -263,13 +262,13 @@ class Keeper:
         return found
 
     def _follow(self) -> None:
-        """Have room for blocks that objects were given meanwhile."""
+        """Extend the array to blocks that objects got meanwhile."""
         if len(self._verified) < len(self.table.rows):
             with self._lock:
                 self._verified = longer(self._verified, len(self.table.rows))
 
     def verify(self, blocks: Int64s) -> None:
-        """Look whether the bytes of some blocks are those that were written; others are let go of."""
+        """Compare the bytes of some blocks with their digests; evict damaged blocks."""
         states = self.table.state[blocks]
         blocks = self.unverified(blocks, states, states & ALL_PAGES)
         for placed, part in self.known.of(blocks):
@@ -278,10 +277,10 @@ class Keeper:
                     self._drop(placed, block)
 
     def _drop(self, placed: Placed, block: int) -> None:
-        """Let go of a block whose bytes are others, unless somebody is fetching more of it."""
+        """Evict a damaged block, unless a process is fetching pages of it."""
         one, table = np.array([block]), self.table
         with table.lock:
-            # Only so it is certain that the sum was not being changed.
+            # Without a claim, no process is changing the digests.
             holder = int(table.claim[block])
             is_free = not holder or not self.sharer.lives(holder)
             damaged = is_free and not self._is_whole(placed, block)
@@ -292,7 +291,7 @@ class Keeper:
             self._empty(one, np.array([ALL_PAGES]))
 
     def _is_whole(self, placed: Placed, block: int) -> bool:
-        """Whether the pages of a block have the digests that were noted; it is remembered."""
+        """Whether the pages of a block have the noted digests; the result is kept."""
         state, checks = int(self.table.state[block]), self.table.check[block].tolist()
         assert self.memory is not None  # as there are blocks
         with memoryview(self.memory) as memory:
@@ -328,7 +327,7 @@ def _together(
 
 
 def longer(values: Int64s, size: int) -> Int64s:
-    """Some values with zeros behind them, int64 ``[size]``; what is not written takes no memory."""
+    """Return the values with zeros behind them, int64 ``[size]``; zeros take no memory until they are written."""
     found: Int64s = sparse_zeros(max(size, len(values)), np.int64)
     found[: len(values)] = values
     return found

@@ -1,4 +1,4 @@
-"""The local file that caches bytes of remote objects, and what each process that shares the file has of its own."""
+"""The local file that caches bytes of remote objects, and the state of each process that shares it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from mouse_core.remote.mirror.pace import Pace
 from mouse_core.remote.mirror.pages import BLOCK, PAGES, Int64s, ascending, pages_of, pieces, touched
 from mouse_core.remote.mirror.table import Sharer, SparseFile, Table, address_of, folder_of, same_pages
 
-# Where every other block is asked for, blocks are brought whole: what else is in them will be read before long.
-# Not so where less of all is kept than a part, or than some times what is read at once: much would go before that.
+# If batches soon read every other block, blocks are fetched as a whole, as their other pages will be read soon. Not if
+# the mirror holds less than 3/4 of all blocks, or less than 4 times the blocks of a batch: they would be evicted first.
 _DENSE, _KEPT, _TIMES = 0.5, 0.75, 4
-# What several batches read is sorted at once, as if each had a mirror of its own, so many bytes long.
+# The ranges of several batches are sorted together, as if each batch had a mirror of its own of this size.
 _APART = 1 << 48
 _NONE = np.zeros(0, np.int64)
 
@@ -43,11 +43,11 @@ class Process:
         self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
         self.fetcher = Fetcher(self.keeper, self.pace)
         self._table, self._known, self._limits = table, known, limits
-        self._forks, self.together = forks(), 0  # how many blocks were read at once, at most
+        self._forks, self.together = forks(), 0  # largest number of blocks read at once
         self._touched = (_NONE, _NONE), (_NONE, _NONE)
 
     def touched(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-        """See ``pages.touched``; of the same bytes as the last time, as what is looked for is then waited for."""
+        """See ``pages.touched``; the last result is kept, as ``there`` and ``wait`` ask for the same ranges."""
         ranges, found = self._touched
         if not (np.array_equal(ranges[0], begins) and np.array_equal(ranges[1], ends)):
             found = touched(begins, ends)
@@ -55,7 +55,7 @@ class Process:
         return found
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Ask for what batches will read: bytes of the mirror, as ``RemoteMemory.ask`` takes them."""
+        """Request ranges of the mirror that batches will read; see ``RemoteMemory.ask``."""
         heads = np.flatnonzero(np.append(True, batches[1:] != batches[:-1]))
         apart = np.repeat(np.arange(len(heads)) * _APART, np.diff(np.append(heads, len(batches))))
         blocks, masks = touched(begins + apart, ends + apart)
@@ -68,7 +68,7 @@ class Process:
             some, few = slice(*by_block[number : number + 2]), slice(*by_page[number : number + 2])
             when = self.pace.ahead(batch, blocks[some], pages[few], self._table.clock)
             parts.append((when, blocks[some], masks[some]))
-        # Of a page that several read, the first is noted last.
+        # The first batch that reads a page is noted last, and counts.
         whens = np.repeat(np.array([when for when, _, _ in parts], np.int64), np.diff(by_page))
         self._table.ask(pages[::-1], whens[::-1])
         if self.keeper.is_full():
@@ -79,26 +79,26 @@ class Process:
         self.fetcher.ask(parts)
 
     def end(self) -> None:
-        """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""
+        """Stop fetching, and leave the sharers; a forked child does nothing with the state of its parent."""
         if self._forks != forks():
             return
         self.fetcher.close()
         self.sharer.leave()
 
 
-# What is copied at once of what is read privately.
+# Bytes of one piece of a private copy.
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
-# What is to stay is chosen by what is read later, as far as it reads so many times as many pages as are kept: what is
-# needed after that may go, of however much data they are a part.
+# Eviction looks ahead over batches that read 4 times as many pages as the mirror holds; pages that are needed later may
+# be evicted.
 _KNOWN = 4
 VARIABLE = "MOUSE_CACHE"
-"""The variable of the environment that names the folder."""
+"""The environment variable with the folder of caches."""
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of what was read of objects elsewhere: the one given, else the one that ``MOUSE_CACHE`` names, else
-    ``mouse-data`` where the system has its caches.
+    """Return the folder of caches: ``cache``, else the folder in ``MOUSE_CACHE``, else ``mouse-data`` in the system's
+    folder of caches.
     """
     named = cache or os.environ.get(VARIABLE)
     if named:
@@ -109,24 +109,23 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 class Mirror:
-    """Objects elsewhere, laid one behind another in one sparse local file, whose bytes come when they are asked for.
+    """Remote objects, one behind another in one sparse local file, whose pages are fetched on request.
 
-    All processes of a machine share the file: each byte is fetched once, and what one of them reads soon is not let go
-    of for another. It is known by content, so an object that changed is another one; what a folder holds is of use to
-    the next run. Nothing in it is trusted: each process looks at the digest of what another wrote before it reads it.
+    All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another reads
+    soon. An object is identified by its content, so a changed object is another one, and later runs use the same cache.
+    Its content is not trusted: each process compares digests of pages that another one wrote before it reads them.
 
     Args:
-        cache: The folder in which it is kept, as ``cache_folder`` takes it; made if it is not there. It must be on a
-            disk of this machine.
-        cache_bytes: The most bytes that are kept, at least 4 MB; None: half of what is free on the disk. What is needed
-            last by what was asked for is let go of first. What a single batch reads is kept though it be more.
-        fail: What becomes of a request that failed in a way that may pass: it is made again for ``patience`` seconds,
-            with growing pauses, before whoever waits for it gets the error ("raise"); or for ever ("retry").
+        cache: The folder, as in ``cache_folder``, on a local disk; created if it is missing.
+        cache_bytes: Largest size, at least 4 MB; None: half of the free space of the disk. The pages that the requested
+            batches need last are evicted first. All pages of a single batch stay, even if these are more.
+        fail: The effect of a temporary failure: the request is repeated for ``patience`` seconds, with growing pauses,
+            before the reader gets the error ("raise"), or without end ("retry"). On a full disk, fewer pages are kept.
         patience: Seconds.
 
     Raises:
-        ConfigError: A limit that cannot be, or a system without file locks.
-        StorageError: The folder cannot be made or written.
+        ConfigError: An invalid limit, or a system without file locks.
+        StorageError: The folder cannot be created or written.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class Mirror:
                 cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
             self._limits = Limits(cache_bytes // PAGE, fail, patience)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
-            # The newest map as long as somebody has it: it knows the mirror, which is to end with its last user.
+            # The newest map while it is in use. It refers to the mirror, which ends with its last user.
             self._memory: mmap.mmap | None = None
             self._newest: Callable[[], _Map | None] = lambda: None
             self._processes: dict[int, Process] = {}
@@ -166,13 +165,13 @@ class Mirror:
     def add(
         self, client: ObjectClient, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()
     ) -> list[MirrorObject]:
-        """Give objects their places, and nothing else: no byte is fetched.
+        """Return objects with places in the mirror, without fetching any byte.
 
         Args:
-            client: Who reads them.
-            infos: What they are, as ``client.head`` says; what is returned has one for each.
-            sums: Of each who knows the digests of its pages, against which they are held when they come; none: they
-                are taken as they come.
+            client: The client of the objects.
+            infos: The objects, from ``client.head``.
+            sums: For each object the source of the digests of its pages, with which fetched pages are compared; empty:
+                pages are not compared.
 
         Raises:
             StorageError: The cache has no room for the list of objects.
@@ -187,7 +186,7 @@ class Mirror:
                 if self._places.blocks > self._table.blocks:
                     self._table.grow(self._places.blocks, lambda blocks: self._file.lengthen(blocks * BLOCK))
                 self._table.follow()
-                self._file.lengthen(self._table.room * BLOCK)  # which somebody may have removed or cut off
+                self._file.lengthen(self._table.room * BLOCK)  # another program may have removed or cut it
                 placed = [
                     self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFF, found)
                     for begin, key, info, found in zip(begins, keys, infos, known, strict=True)
@@ -202,7 +201,7 @@ class Mirror:
         return [MirrorObject(found_map, found_map.begin + one.begin, one.info) for one in placed]
 
     def _map(self, size: int) -> _Map:
-        """A map of so many bytes at least; those that others have stay, as addresses in them were given away."""
+        """Return a map of at least ``size`` bytes; earlier maps stay, as their addresses are in use."""
         if self._memory is None or len(self._memory) < size:
             self._memory, self._newest = self._file.map(), lambda: None
             for process in self._processes.values():
@@ -222,7 +221,7 @@ class Mirror:
         return process.counters.said() | more
 
     def close(self) -> None:
-        """Fetch nothing more. What was mapped stays until nobody uses it."""
+        """Stop fetching. Maps stay until their last user ends."""
         for process in self._processes.values():
             process.end()
 
@@ -245,12 +244,12 @@ class Mirror:
 
 
 class MirrorObject(NamedTuple):
-    """An object that lies in a mirror.
+    """An object in a mirror.
 
     Args:
-        backing: The memory that it lies in; asked before bytes at its address are copied.
-        address: Address of its first byte, as long as ``backing`` lives.
-        info: What it is.
+        backing: The memory of the object; its ``wait`` is called before bytes are copied.
+        address: Address of the first byte, as long as ``backing`` lives.
+        info: The object.
     """
 
     backing: _Map
@@ -259,9 +258,9 @@ class MirrorObject(NamedTuple):
 
 
 class _Map:
-    """The mirror's file as memory: the ``RemoteMemory`` of columns that lie in it."""
+    """The mirror's file as mapped memory, a ``RemoteMemory``."""
 
-    # No page lies between such. The mirror itself knows what is better fetched as one.
+    # Ranges with a page between them stay apart; the mirror itself joins requests.
     gap = PAGE - 1
 
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
@@ -271,12 +270,12 @@ class _Map:
         self.room: int | None = mirror._limits.pages * PAGE
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Fetch what batches will read: bytes at some addresses, as ``RemoteMemory.ask`` takes them."""
+        """Request ranges of addresses that batches will read; see ``RemoteMemory.ask``."""
         if len(begins):
             self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
 
     def looks_further(self) -> bool:
-        """Whether what stays would be better chosen if more was known of what is read later."""
+        """Whether knowledge of later batches would improve the choice of pages to evict."""
         process = self._mirror._process()
         return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._mirror._limits.pages)
 
@@ -284,7 +283,7 @@ class _Map:
         """Whether the bytes at some addresses are there."""
         process = self._mirror._process()
         if process.keeper.is_full():
-            return False  # what comes just in time is counted batch by batch
+            return False  # in a full mirror, each batch waits by itself
         blocks, masks = process.touched(begins - self.begin, ends - self.begin)
         return not (masks & ~self._table.state[blocks]).any()
 
@@ -298,7 +297,7 @@ class _Map:
             lacking = (masks & ~states) != 0
             if lacking.any():
                 waited = True
-                table.ask(pages, table.clock + 1)  # what is there of the same batches stays, too
+                table.ask(pages, table.clock + 1)  # so that the other pages of these batches stay
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
             unverified = process.keeper.unverified(blocks, states, masks)
@@ -318,12 +317,12 @@ class _Map:
         return blocks, masks, states
 
     def still(self, token: Any) -> bool:
-        """Whether nothing that was waited for was let go of since."""
+        """Whether no page was evicted since ``wait``."""
         blocks, masks, states = token
         return bool(same_pages(self._table.state[blocks], states, masks).all())
 
     def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
-        """Private copies of the bytes at some addresses, in any order, of whichever objects."""
+        """Return copies of the bytes at some addresses, in any order, of any objects."""
         found: list[bytes] = []
         if len(begins) and int((ends - begins).sum()) > _PIECE:
             wanted = touched(*ascending(begins - self.begin, ends - self.begin))

@@ -1,4 +1,4 @@
-"""The places of objects in a mirror: the file of places, and the objects that a process reads."""
+"""Places of objects in a mirror: the file of places, and the objects that a process reads."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ _APART = 1 << 40
 
 
 class PageSums(Protocol):
-    """Knows the digests of an object's pages, or finds them; pickles. Several threads may call it at once."""
+    """Source of the digests of an object's pages; it can be pickled. Several threads may call it at once."""
 
     def __call__(self) -> PageChecksums:
-        """The digests, as ``page_checksums`` returns them.
+        """Return the digests, as ``page_checksums`` does.
 
         Raises:
-            DataError: The object is not what was written.
-            StorageError: It was not reached.
+            DataError: The object is damaged.
+            StorageError: A request failed, and may succeed later.
         """
         ...
 
     def find(self, others: Sequence[Any]) -> None:
-        """Find those of others, which are of its own kind, with requests at once as far as that is possible.
+        """Find the digests of ``others``, sources of the same class, with as few requests as possible.
 
         Raises:
-            StorageError: They were not reached.
+            StorageError: A request failed, and may succeed later.
         """
         ...
 
     def named(self, message: str) -> str:
-        """A message that names the object."""
+        """Return the message with the name of the object."""
         ...
 
 
 @dataclass(eq=False)
 class Placed:
-    """An object that has its place in a mirror.
+    """An object with its place in a mirror.
 
     Args:
-        client: Who reads it.
-        info: What it is.
-        begin: Where its bytes begin in the mirror; they are followed by zeros up to the end of a block.
-        salt: Of what the mirror notes of its pages' digests, 32 bits: bytes of another object are none of its own.
-        sums: Knows the digests that its pages had when it was written; None: they come as they are.
+        client: The client that reads it.
+        info: The object.
+        begin: Offset of its first byte in the mirror; zeros follow its end up to the end of a block.
+        salt: 32 bits that are combined with the digests in the table, so that bytes of another object do not match.
+        sums: Source of the digests of its pages; None: pages are not compared.
     """
 
     client: ObjectClient
@@ -75,15 +75,15 @@ class Placed:
 
     @property
     def page(self) -> int:
-        """The page of the mirror at which it begins."""
+        """Number of its first page in the mirror."""
         return self.begin // PAGE
 
     def known_sums(self) -> PageChecksums | None:
-        """The digests of its pages, where they are to be known; raises as ``PageSums``."""
+        """Return the digests of its pages; None without a source. Errors as ``PageSums``."""
         return None if self.sums is None else self.sums()
 
     def damaged(self, page: int) -> DataError:
-        """Says that a page, counted from its beginning, is not what was written."""
+        """Return the error for a damaged page, counted from the beginning of the object."""
         assert self.sums is not None
         begin = page * PAGE
         end = min(begin + PAGE, self.info.size)
@@ -93,24 +93,24 @@ class Placed:
 
 
 class Runs:
-    """Runs of pages that are fetched together, of several objects.
+    """Runs of pages of several objects, which are fetched together.
 
     Args:
         objects: The objects.
-        whose: Of each run the number of its object, int64 ``[n]``.
-        firsts, ends: The first page of the mirror in each, and the one behind its last, int64 ``[n]``.
+        whose: Number of the object of each run, int64 ``[n]``.
+        firsts, ends: Number of the first page of each run in the mirror, and of the page behind it, int64 ``[n]``.
     """
 
     def __init__(self, objects: Sequence[Placed], whose: Int64s, firsts: Int64s, ends: Int64s) -> None:
         self.objects, self.whose, self.firsts, self.ends = objects, whose, firsts, ends
         self.counts = ends - firsts
         self.bounds = np.append(0, np.cumsum(self.counts))
-        """The number of each run's first page among all pages, and how many these are, int64 ``[n + 1]``."""
+        """Number of each run's first page among all pages of the runs, and of all pages, int64 ``[n + 1]``."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Placed, slice]], blocks: Int64s, masks: Int64s) -> Runs:
         """Return the runs that bring pages of blocks, given the objects of ``Known.of``."""
-        # Runs do not go on from one object to the next, as if these were far apart.
+        # The offset between objects keeps runs from continuing into the next object.
         numbers = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
         firsts, ends = runs(pages_of(blocks + numbers * (_APART // PAGES), masks))
         whose = firsts // _APART
@@ -124,12 +124,12 @@ class Runs:
 
     @memo
     def pages(self) -> Int64s:
-        """The numbers of all their pages, int64 ``[m]``."""
+        """Numbers of all pages, int64 ``[m]``."""
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
     def digests(self, contents: Sequence[memoryview]) -> PageChecksums:
-        """The digests of all their pages, whose bytes came, as ``page_checksums`` returns them, uint32 ``[m]``."""
+        """Return the digests of all pages from the bytes of the runs, as ``page_checksums`` does, uint32 ``[m]``."""
         begins = np.array([one.page for one in self.objects])[self.whose]
         return page_checksums(contents, (self.firsts - begins).tolist())
 
@@ -143,7 +143,7 @@ class Runs:
         return [slice(*cut) for cut in pairwise(cuts)]
 
     def find_sums(self) -> None:
-        """Find the digests of all objects, where they are to be known; raises as ``PageSums``."""
+        """Find the digests of all objects that have a source; errors as ``PageSums``."""
         known = [placed.sums for placed in self.objects if placed.sums is not None]
         if len(known) > 1:
             known[0].find(known)
@@ -167,12 +167,12 @@ class Runs:
 
 
 class Places(Descriptor):
-    """The file that says which object lies where; a line for each, of three numbers and their checksum.
+    """The file with the place of each object: lines of three numbers and their checksum.
 
-    What is called here is called by one at a time, of all processes.
+    The caller holds the mirror's lock, so that one process at a time calls the methods.
 
     Args:
-        path: The file, made if it is not there.
+        path: The file; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -183,7 +183,7 @@ class Places(Descriptor):
         """Number of blocks given to objects."""
 
     def follow(self) -> None:
-        """Read what others added. A last line that a power cut tore is removed."""
+        """Read lines that other processes added. A last line that a power cut tore is removed."""
         content = os.pread(self._file, os.fstat(self._file).st_size - self._read, self._read)
         for line in content.splitlines(keepends=True):
             found = _parsed(line)
@@ -196,7 +196,7 @@ class Places(Descriptor):
             self._read += len(line)
 
     def place(self, keys: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """The blocks at which objects begin; those that have no place get one behind all others, and it is kept."""
+        """Return the first block of each object; new objects get a place behind all others, which is written."""
         lines = []
         for key, size in zip(keys, sizes, strict=True):
             if key not in self._known:
@@ -230,7 +230,7 @@ def _line(key: int, begin: int, blocks: int) -> bytes:
 
 
 def _parsed(line: bytes) -> tuple[int, int, int] | None:
-    """The numbers of a line; None where it is not whole."""
+    """Return the numbers of a line; None if it is damaged."""
     said, _, check = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or f"{checksum(said):016x}".encode() != check:
         return None
@@ -239,7 +239,7 @@ def _parsed(line: bytes) -> tuple[int, int, int] | None:
 
 
 class Known:
-    """The objects of a mirror that a process reads, by where they lie."""
+    """The objects of a mirror that a process reads, by their places."""
 
     def __init__(self) -> None:
         self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
@@ -248,27 +248,27 @@ class Known:
         """Number of blocks of all objects."""
 
     def add(self, objects: Sequence[Placed]) -> None:
-        """Know more of them; one at a time calls it."""
+        """Add objects; one thread at a time calls it."""
         known = self._by_block | {one.begin // BLOCK: one for one in objects}
         begins = sorted(known)
-        # At once, for those who look meanwhile.
+        # One assignment, as other threads read it meanwhile.
         self._ordered = (np.array(begins, np.int64), [known[begin] for begin in begins])
         self._by_block = known
         self.blocks = sum(-(-one.info.size // BLOCK) for one in known.values())
 
     def get(self, block: int) -> Placed | None:
-        """The object that begins with a block."""
+        """Return the object that begins with a block."""
         return self._by_block.get(block)
 
     def pages(self, blocks: Int64s) -> Int64s:
-        """Masks of all pages that there are in some blocks (ascending, int64 ``[n]``): at an object's end, fewer."""
+        """Return masks of all pages of blocks (ascending, int64 ``[n]``); the last block of an object has fewer."""
         begins, objects = self._ordered
         ends = np.array([objects[int(number)].end for number in np.searchsorted(begins, blocks, "right") - 1], np.int64)
         masks: Int64s = (1 << np.minimum(PAGES, -((blocks * BLOCK - ends) // PAGE))) - 1
         return masks
 
     def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
-        """The objects that some blocks (ascending, int64 ``[n]``) lie in, and which of the blocks lie in each."""
+        """Return the objects of some blocks (ascending, int64 ``[n]``), each with the slice of its blocks."""
         begins, objects = self._ordered
         numbers = np.searchsorted(begins, blocks, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(blocks)]
@@ -279,7 +279,7 @@ class Known:
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
-            alone: Whether each object is asked for by itself.
+            alone: Whether each object has a request of its own.
         """
         found: list[slice] = []
         before: Placed | None = None

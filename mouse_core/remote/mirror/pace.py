@@ -1,4 +1,4 @@
-"""When what a process asked for will be read, in the time that all who share a mirror have in common."""
+"""Estimates when the requested batches of a process will be read, in the common time of a mirror's processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from mouse_core.remote.mirror.pages import Int64s
 
-# Asked for and not read; of a loader that was given up they are never read.
+# Largest number of requested batches that are not read yet; those of an abandoned loader are never read.
 _MOST, _MOST_PAGES = 4096, 1 << 18
 _FAR = 4096
-# So many batches are read soon.
+# The next batches count as read soon.
 _SOON = 64
-# How much the last wait counts.
+# Weight of the last measurement.
 _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A batch's number, its blocks, by which it is known, their numbers, its pages, and when it is read."""
+    """A requested batch: its number, its blocks, the same as a list, its pages, and when it is read."""
 
     batch: int
     blocks: Int64s
@@ -30,25 +30,25 @@ class _Asked(NamedTuple):
     when: int
 
     def among(self, blocks: set[int]) -> bool:
-        """Whether its blocks are all among others."""
+        """Whether all of its blocks are among ``blocks``."""
         return blocks.issuperset(self.numbers)
 
 
 class Pace:
-    """Tells by what is read which batch a process is at, and so how far ahead others are.
+    """Finds by the blocks that are read which batch a process reads, and so when the next ones will be read.
 
-    Time is what ``Table.tick`` counts: the batches of all processes. Where four read equally fast, a batch that is 10
-    ahead of the one that is read will be read in 40.
+    ``Table.tick`` counts the batches of all processes, which is the common time. If four processes read equally fast, a
+    batch that is 10 ahead of the current one will be read in 40.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: deque[_Asked] = deque()
-        # By the page: when batches that are asked for read it. None as long as nothing has to go: it takes long.
+        # By page: the times at which requested batches read it. None until the mirror is full, as it takes long.
         self._uses: dict[int, list[int]] | None = None
         self._at: int | None = None
         self._ticks = 1.0
-        # When batches were last found among those that are read, how many, and how often none was since.
+        # When requested batches were last read, how many, and the number of unknown reads since then.
         self._last = self._count = self._unknown = 0
         self._read: Int64s | None = None
         self.pages_ahead = 0
@@ -60,17 +60,17 @@ class Pace:
             return sum(len(asked.blocks) for asked in islice(self._asked, _SOON))
 
     def knows(self, pages: int) -> bool:
-        """Whether so many pages are asked for and not read yet, or as many as are kept in mind."""
+        """Whether ``pages`` pages are requested and not read yet, or the largest number that is kept."""
         return self.pages_ahead >= min(pages, _MOST_PAGES) or len(self._asked) >= _MOST - _SOON
 
     def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
-        """When a batch will be read that is asked for at a time.
+        """Return the time at which a requested batch will be read.
 
         Args:
-            batch: Its number.
-            blocks: What it reads, ascending, int64 ``[n]``.
-            pages: The same by the page, int64 ``[m]``.
-            now: The time.
+            batch: Number of the batch.
+            blocks: Its blocks, ascending, int64 ``[n]``.
+            pages: Its pages, int64 ``[m]``.
+            now: The current time.
         """
         with self._lock:
             if self._at is None:
@@ -89,7 +89,7 @@ class Pace:
             return when
 
     def choose(self) -> None:
-        """From now on say when pages that are read will be read again."""
+        """Begin to record when pages will be read again."""
         if self._uses is None:
             with self._lock:
                 if self._uses is None:
@@ -100,17 +100,17 @@ class Pace:
                     self._uses = uses
 
     def awaits(self, blocks: Int64s) -> bool:
-        """Whether a batch is still to be read that was asked for with this very array of blocks."""
+        """Whether the batch that was requested with this array object of blocks is not read yet."""
         with self._lock:
             return any(asked.blocks is blocks for asked in self._asked)
 
     def read(self, blocks: Int64s, pages: Int64s, now: int) -> tuple[int, Int64s]:
-        """Note that some blocks (ascending, int64 ``[n]``) are read, at a time, and which pages, int64 ``[m]``.
+        """Note that blocks (ascending, int64 ``[n]``) and pages, int64 ``[m]``, are read now.
 
         Returns:
-            How many batches were read, those that were passed over among them, at least 1, and 0 of what was read just
-            before: who waits again because something went meanwhile is no further; and when each page is read again,
-            int64 ``[m]``: ``now`` where nobody asked for it, or ``choose`` was not called.
+            The number of batches that were read, with skipped ones, at least 1; 0 if the same blocks were read just
+            before, as after an eviction. And the time at which each page is read again, int64 ``[m]``: ``now`` if that
+            is unknown, or ``choose`` was not called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)
@@ -131,7 +131,7 @@ class Pace:
             return count, again
 
     def _forget(self) -> int:
-        """Forget the batch that was asked for first, and when it was to be read; its number."""
+        """Forget the oldest requested batch, and return its number."""
         batch, _, _, pages, when = self._asked.popleft()
         self.pages_ahead -= len(pages)
         if self._uses is not None:
@@ -145,18 +145,18 @@ class Pace:
         return batch
 
     def _arrive(self, blocks: Int64s, now: int) -> int:
-        """Find the batches that are read, and forget them, and those that were asked for before; how many it were.
+        """Forget the requested batches that read ``blocks``, and all earlier ones; return their number.
 
-        Where batches open stretches that others read, too, few are known by their blocks: the others are passed over.
+        Batches that share stretches cannot all be found by their blocks; they are skipped with the next one found.
         """
-        # What was asked for before the first of them is not read any more.
+        # Batches before the first of them count as skipped.
         there = set(blocks.tolist())
         skipped = next((number for number, asked in enumerate(self._asked) if asked.among(there)), None)
         if skipped is None:
             self._unknown += 1
             return 1
         count = 0
-        # Several batches may be read at once: 5, 6 and 7, if all three were asked for one after the other.
+        # Several batches may be read at once, such as 5, 6 and 7, if they were requested one after the other.
         while skipped or (self._asked and self._asked[0].among(there)):
             self._at = self._forget()
             skipped, count = max(0, skipped - 1), count + 1
