@@ -16,7 +16,7 @@ from jax import lax
 from mouse_core import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
 from mouse_core.replay import Priorities
-from mouse_core.replay.device import Order, Ring, Slices
+from mouse_core.replay.device import DeviceSampler, Order, Ring, Slices
 from mouse_core.replay.device.episodes import EpisodeIndex
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
 from mouse_core.replay.device.samplers import sampler_of
@@ -54,6 +54,7 @@ def init(
     alignment: Alignment = "outgoing",
     priorities: Priorities | None = None,
     order: Order = "random",
+    sampler: Callable[..., DeviceSampler] | None = None,
     memory: Memory = "device",
     seed: int | jax.Array = 0,
 ) -> Replay:
@@ -79,6 +80,8 @@ def init(
         order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
             before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
             the oldest first. ``take`` gives what comes next.
+        sampler: A sampler of your own in place of ``priorities`` and ``order``: a class that inherits from
+            ``mouse_core.replay.device.DeviceSampler``, or a function of ``units`` that gives one.
         memory: Where rows lie: "device", or "host" for more of them than a device has room for. Then ``add`` and
             ``sample`` are called outside of ``jax.jit``: ``add`` writes in place, so that the replay it was given is
             used up, and ``sample`` gathers on the host and begins to copy to JAX's default device, without waiting; see
@@ -119,13 +122,13 @@ def init(
         index = EpisodeIndex(slices, marks, ids, tiled=order == "epochs")
     beta = None if priorities is None else priorities.beta
     schedule = beta if callable(beta) else None
-    sampler = sampler_of(capacity, index, priorities, order, 0 if composition is None else composition.reach)
-    layout = Layout(capacity, num_envs, int(batch_size), sampler, composition, alignment, memory, schedule)
+    draws = sampler_of(capacity, index, priorities, order, 0 if composition is None else composition.reach, sampler)
+    layout = Layout(capacity, num_envs, int(batch_size), draws, composition, alignment, memory, schedule)
     lead = (layout.steps,) if num_envs is None else (layout.steps, num_envs)
 
     def empty() -> Replay:
         rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
-        state = sampler.init(JAX, Ring(cursor, size, layout.steps, num_envs))
+        state = draws.init(JAX, Ring(cursor, size, layout.steps, num_envs))
         exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
         return Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
 

@@ -10,4 +10,5 @@ from mouse_core.replay.device.arrays import Ring as Ring
 from mouse_core.replay.device.options import Order as Order
 from mouse_core.replay.device.options import Slices as Slices
 from mouse_core.replay.device.samplers import DeviceSampler as DeviceSampler
+from mouse_core.replay.device.samplers import HostSampler as HostSampler
 from mouse_core.replay.device.samplers import Plan as Plan

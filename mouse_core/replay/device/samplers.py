@@ -6,21 +6,29 @@ arrays. The adapters of torch and JAX keep the arrays, and call the functions in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey
+from mouse_core.randomness import Key
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex, Table, Windows
 from mouse_core.replay.device.options import Order
 from mouse_core.replay.device.sum_tree import SumTree, touched
-from mouse_core.replay.protocols import Sampler, Storage
-from mouse_core.replay.samplers.priorities import PrioritizedSampler
-from mouse_core.replay.samplers.rows import ConsumingSampler, Epochs, RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.protocols import Draw, Sampler, Storage, Write
+from mouse_core.replay.samplers.priorities import PrioritizedSampler, beta_at
+from mouse_core.replay.samplers.rows import (
+    BaseSampler,
+    ConsumingSampler,
+    Epochs,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    rows_in,
+)
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
 
@@ -210,10 +218,8 @@ class DeviceSampler:
         """Tables in NumPy that the framework keeps on its device."""
         return {}
 
-    @property
-    def order(self) -> Order:
-        """The order in which units come."""
-        return "random"
+    order: ClassVar[str] = "random"
+    """The name of the order in which units come; with any other than "random" a draw changes the state."""
 
     @property
     def what(self) -> str:
@@ -261,6 +267,8 @@ class DeviceSampler:
 
     def host(self, beta: Any) -> Sampler:
         """The sampler of a buffer on the host that draws the same; ``beta`` is the exponent of importance weights."""
+        if type(self) is not DeviceSampler:
+            return HostSampler(self, beta)
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
@@ -273,7 +281,7 @@ class DeviceSampler:
             batch_size: Units in a batch.
         """
         found: dict[str, Any] = sampler.state_dict()
-        return found
+        return found | flat_state(state) if isinstance(sampler, HostSampler) else found
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """The state that goes on where a buffer's sampler is; with a sampler of another kind the same state.
@@ -284,7 +292,7 @@ class DeviceSampler:
             sampler: A sampler on the host.
             storage: Its storage.
         """
-        return state
+        return sampler.settled(storage) if isinstance(sampler, HostSampler) else state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
         """The state that was copied from NumPy, with what the framework keeps beside it."""
@@ -307,10 +315,7 @@ class EpochSampler(DeviceSampler):
     number of the sample with which it began; ``position``, how many units have come.
     """
 
-    @property
-    def order(self) -> Order:
-        """Epochs."""
-        return "epochs"
+    order: ClassVar[str] = "epochs"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
         """No epoch has begun."""
@@ -387,10 +392,7 @@ class QueueSampler(DeviceSampler):
     The state ``turns``: ``left``, how many rows, the newest, have not come.
     """
 
-    @property
-    def order(self) -> Order:
-        """A queue."""
-        return "queue"
+    order: ClassVar[str] = "queue"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
         """No row has come."""
@@ -559,7 +561,12 @@ class ByPriority(DeviceSampler):
 
 
 def sampler_of(
-    capacity: int, slices: EpisodeIndex | None, priorities: Priorities | None, order: Order, reach: int
+    capacity: int,
+    slices: EpisodeIndex | None,
+    priorities: Priorities | None,
+    order: Order,
+    reach: int,
+    kind: Callable[..., DeviceSampler] | None = None,
 ) -> DeviceSampler:
     """The sampler of some options.
 
@@ -569,13 +576,137 @@ def sampler_of(
         priorities: How priorities become weights, where there are some.
         order: In which order units come.
         reach: How many rows behind each row transforms read.
+        kind: A sampler of the caller's own, by a function of ``units``; None: the sampler of the other options.
+
+    Raises:
+        ConfigError: A sampler of one's own, and priorities or an order.
     """
     units: Units = RowUnits(reach) if slices is None else SliceUnits(slices)
+    if kind is not None:
+        if priorities is not None or order != "random":
+            raise ConfigError(
+                f"sampler: expected neither priorities nor an order beside it, found {priorities}, {order!r}"
+            )
+        return kind(units=units)
     if priorities is not None:
         alpha, eps = float(priorities.alpha), float(priorities.eps)
         return ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))
-    kind = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}[order]
-    return kind(units=units)
+    kinds = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}
+    return kinds[order](units=units)
+
+
+class HostSampler(BaseSampler):
+    """A sampler of devices as the sampler of a buffer on the host, which draws the same.
+
+    Args:
+        sampler: The sampler.
+        beta: The exponent of ``priority_weight``, where rows have weights.
+    """
+
+    needs_order = True
+
+    def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
+        self.sampler, self._beta = sampler, beta
+        self._arrays = Arrays(sampler.constants)
+        self._state_now: State | None = {}  # None: the rows are to be read again
+        self._kinds = dict.fromkeys(flat_state(sampler.init(self._arrays, Ring(0, 0, 1, None))), "biuf")
+        self._loaded: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"HostSampler({self.sampler})"
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of written rows; rows that are changed in place are read again."""
+        if write.first is None or self._state_now is None:
+            self._state_now = None
+        else:
+            self._extend(storage, write.read, write.first, len(write.slots))
+
+    def reset(self, storage: Storage) -> None:
+        """Take note that all rows may be others."""
+        self._state_now, self._loaded = None, {}
+
+    def grew(self, storage: Storage) -> None:
+        """Take note of more capacity; all rows are read again."""
+        self._state_now = None
+
+    def settled(self, storage: Storage) -> State:
+        """The state of all rows of a storage."""
+        self._unflatten(_ring(storage, storage.written))
+        if self._state_now is None:
+            count, first = len(storage), storage.written - len(storage)
+            slots = (first + np.arange(count)) % storage.capacity
+            self._state_now = {}
+            self._extend(storage, lambda key: storage.read(key, slots), first, count)
+        return self._state_now
+
+    def _extend(self, storage: Storage, read: Callable[[FieldKey], Any], first: int, count: int) -> None:
+        before, after = _ring(storage, first), _ring(storage, first + count)
+        self._unflatten(before)
+        state, steps = self._state_now or self.sampler.init(self._arrays, before), count // before.envs
+        state = self.sampler.extend(self._arrays, state, _Reads(read), steps, before)
+        self._state_now = self.sampler.settle(self._arrays, state, steps, after)
+
+    def _unflatten(self, ring: Ring) -> None:
+        """Go on with the state that was loaded, whose shapes the ring says."""
+        if self._loaded:
+            like = self.sampler.init(self._arrays, ring)
+            self._state_now = {
+                part: {name: self._loaded[f"{part}.{name}"].reshape(array.shape) for name, array in arrays.items()}
+                for part, arrays in like.items()
+            }
+            self._loaded = {}
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """The rows of a batch.
+
+        Raises:
+            ConfigError: Too little to draw.
+        """
+        rows_in(storage)
+        state, ring, xp = self.settled(storage), _ring(storage, storage.written), self._arrays
+        check_left(self.sampler, int(self.sampler.left(xp, state, ring)), batch_size, ring.size, "sample")
+        self._state_now, plan = self.sampler.draw(xp, state, ring, DrawKey(key.seed, key.index), batch_size)
+        extra = {}
+        if plan.ids is not None or plan.traj_id is not None:
+            ids = plan.traj_id if plan.ids is None else storage.read(plan.ids, plan.index[:, 0]).reshape(-1, 1)
+            extra["traj_id"] = np.repeat(ids, plan.index.shape[1], 1)
+        weight = None if plan.times is None else plan.times ** -beta_at(self._beta, key.index)
+        return Draw(plan.index, plan.mask, weight, pad=plan.pad, extra=extra)
+
+    def _state(self) -> dict[str, Any]:
+        unknown: dict[str, Any] = dict.fromkeys(self._kinds, np.zeros(0))
+        return unknown | (self._loaded or flat_state(self._state_now or {}))
+
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        is_known = all(len(array) for array in values.values())
+        self._loaded, self._state_now = (dict(values), {}) if is_known else ({}, None)
+
+
+class _Reads(dict[FieldKey, Any]):
+    """Fields of rows, read when they are asked for."""
+
+    def __init__(self, read: Callable[[FieldKey], Any]) -> None:
+        self._read = read
+
+    def __missing__(self, key: FieldKey) -> Any:
+        return self._read(key)
+
+
+def flat_state(state: State) -> dict[str, Any]:
+    """Arrays of a state ``[n]`` by the names of their part and their own."""
+    return {
+        f"{part}.{name}": np.reshape(array, -1).copy()
+        for part, arrays in state.items()
+        for name, array in arrays.items()
+    }
+
+
+def _ring(storage: Storage, written: int) -> Ring:
+    """The ring of a storage when so many rows were written."""
+    num_envs = None if storage.ndim == 1 else storage.num_envs
+    steps, count = storage.capacity // (num_envs or 1), written // (num_envs or 1)
+    return Ring(count % steps, min(count, steps), steps, num_envs)
 
 
 def check_left(sampler: DeviceSampler, left: int, batch_size: int, size: int, caller: str) -> None:
