@@ -175,22 +175,41 @@ def _written(replay: Replay, rows: Any) -> Replay:
     count, sizes = len(leaves[0]), [leaf.nbytes for leaf in leaves]
     few = (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
     put_in = _put_few_in if few else _put_in
-    memory, state = put_in((replay.rows, replay.state), rows, replay.cursor, layout)
+    # A loop would copy what it only hands on.
+    changed = _extended(replay.state, rows, layout)
+    memory, state = put_in((replay.rows, {part: replay.state[part] for part in changed}), rows, replay.cursor, layout)
     made = replace(
         replay,
         rows=memory,
         cursor=(replay.cursor + count) % layout.steps,
         size=jnp.minimum(replay.size + count, layout.steps),
     )
-    return replace(made, state=layout.sampler.settle(JAX, state, count, made.ring))
+    return replace(made, state=layout.sampler.settle(JAX, {**replay.state, **state}, count, made.ring))
+
+
+def _extended(state: Any, rows: Any, layout: Layout) -> list[str]:
+    """The parts of the state that change as rows are written, before the sampler settles."""
+    changed: list[str] = []
+
+    def look(state: Any, rows: Any) -> None:
+        after = _noted(state, rows, jnp.int32(0), layout)
+        changed.extend(part for part in after if after[part] is not state[part])
+
+    jax.eval_shape(look, state, rows)
+    return changed
+
+
+def _noted(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+    """The state of the sampler before rows are written from the cursor on."""
+    ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
+    return layout.sampler.extend(JAX, state, named(rows), count, ring)
 
 
 def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
-    """The memory of rows and the state of the sampler, with more of them."""
+    """The memory of rows and the part of the state that changes, with more of them."""
     memory, state = kept
-    count = len(jax.tree.leaves(rows)[0])
-    state = layout.sampler.extend(JAX, state, named(rows), count, Ring(cursor, None, layout.steps, layout.num_envs))
-    places = JAX.places(cursor, count, layout.steps)
+    places = JAX.places(cursor, len(jax.tree.leaves(rows)[0]), layout.steps)
+    state = _noted(state, rows, cursor, layout)
     return jax.tree.map(lambda memory, more: JAX.write(memory, places, more), memory, rows), state
 
 

@@ -236,7 +236,7 @@ class DeviceSampler:
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
         """The state that takes note of ``count`` time steps, before they are written from the cursor on.
 
-        Time steps may come one by one. Memory of the state may be changed in place.
+        Time steps may come one by one. Memory of the state may be changed in place. Parts that stay are not read.
 
         Args:
             xp: Functions over arrays.
