@@ -21,7 +21,7 @@ from typing import Any
 
 from mouse_core.bench import machine
 from tests.bench.results import Results, Settings, Table
-from tests.bench.show import console_or_none, page, picture, show_figures, show_table, show_text
+from tests.bench.show import page, picture, show, show_goals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = (
@@ -109,13 +109,12 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     """Measure all workloads, or those with `only` in their names."""
     import torch
 
-    console = console_or_none()
     torch.set_num_threads(1)
     results = Results(machine(), _versions(), {"quick": quick, "rounds": settings.rounds, "rows": settings.rows})
     if only.startswith(ON_DEVICE):
         results.machine["JAX computes on"] = _module("on_device").device_name()
         results.machine["torch computes on"] = _module("on_device_torch").device_name()
-    show_text(console, " · ".join(f"{name}: {value}" for name, value in results.machine.items()))
+    print(" · ".join(f"{name}: {value}" for name, value in results.machine.items()))
     began = time.perf_counter()
     for name, (module, function, *arguments) in WORKS.items():
         if only not in name:
@@ -123,15 +122,13 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
         made = getattr(_module(module), function)(settings, *arguments)
         gc.collect()  # the peers' copies of the data
         for found in made if isinstance(made, list) else [made]:
-            if isinstance(found, Table):
-                results.tables.append(found)
-                show_table(console, found)
-            else:
-                results.figures.append(found)
-        show_text(console, f"  {time.perf_counter() - began:.0f} s")
+            show(found)
+            every: list[Any] = results.tables if isinstance(found, Table) else results.figures
+            every.append(found)
+        print(f"  {time.perf_counter() - began:.0f} s", flush=True)
     results.machine["load average at the end"] = machine().get("load average", "")
     results.settings["seconds"] = round(time.perf_counter() - began)
-    show_figures(console, results)
+    show_goals(results)
     return results
 
 

@@ -40,19 +40,13 @@ _VALUES_IN_BLOCK = 1 << 21
 
 @dataclass(frozen=True)
 class Kind:
-    """What a row holds.
-
-    Args:
-        name: For messages.
-        make: Columns besides action, reward, done and episode_step, for row numbers int64 `[n]` and their hash.
-        values: About how many numbers a row has.
-        batch_rows: Rows in a record batch as `datasets` writes them.
-    """
+    """What a row holds."""
 
     name: str
+    # Columns besides action, reward, done and episode_step, for row numbers int64 `[n]` and their hash.
     make: Callable[[Int64s, npt.NDArray[np.uint32]], Columns]
-    values: int
-    batch_rows: int = 1000
+    values: int  # about how many numbers a row has
+    batch_rows: int = 1000  # in a record batch as `datasets` writes them
 
 
 # ---------------------------------------------------------------------- values as a function of the row number

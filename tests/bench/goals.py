@@ -18,23 +18,14 @@ Value = Callable[[Results], float | None]
 
 @dataclass(frozen=True)
 class Goal:
-    """One line of the table of goals.
+    """One line of the table of goals."""
 
-    Args:
-        work: What is measured.
-        goal: What is wanted, in words.
-        value: What a run found; None where it did not measure it.
-        limit: The bound.
-        at_most: Whether the bound is an upper one.
-        unit: What follows the number.
-    """
-
-    work: str
-    goal: str
-    value: Value
-    limit: float
-    at_most: bool = True
-    unit: str = ""
+    work: str  # what is measured
+    goal: str  # what is wanted, in words
+    value: Value  # what a run found; None where it did not measure it
+    limit: float  # the bound
+    at_most: bool = True  # whether the bound is an upper one
+    unit: str = ""  # what follows the number
 
     def met(self, value: float) -> bool:
         """Whether a value is on the right side of the limit."""

@@ -19,66 +19,39 @@ Quartiles = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Settings:
-    """How thorough a run is.
+    """How thorough a run is."""
 
-    Args:
-        folder: For datasets and the peers' copies of them.
-        rounds: Turns of a fast contender.
-        budget: Seconds that a contender may take in a table, about.
-        rows: Steps of the datasets of numbers.
-        images: Steps of the datasets of images.
-        cores: Cores this process may use.
-        quick: Whether to leave out what takes long.
-    """
-
-    folder: Path
-    rounds: int
-    budget: float
-    rows: int
-    images: int
-    cores: int
-    quick: bool
+    folder: Path  # for datasets and the peers' copies of them
+    rounds: int  # turns of a fast contender
+    budget: float  # seconds that a contender may take in a table, about
+    rows: int  # steps of the datasets of numbers
+    images: int  # steps of the datasets of images
+    cores: int  # that this process may use
+    quick: bool  # whether to leave out what takes long
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender of a table.
-
-    Args:
-        name, kind: The contender's.
-        seconds: Quartiles of the time a batch takes.
-        ratio: Quartiles of that time over the reference's, round by round.
-        rounds: In how many it took part.
-    """
+    """One contender of a table."""
 
     name: str
     kind: str
-    seconds: Quartiles
-    ratio: Quartiles
-    rounds: int
+    seconds: Quartiles  # of the time a batch takes
+    ratio: Quartiles  # of that time over the reference's, round by round
+    rounds: int  # in how many it took part
 
 
 @dataclass(frozen=True)
 class Table:
-    """Contenders measured in turns.
+    """Contenders measured in turns."""
 
-    Args:
-        key: For goals to refer to.
-        title: What was measured.
-        rows: The contenders; ratios are over the first of them.
-        nbytes: What the first moves for a batch.
-        notes: What a reader should know.
-        units: How many of `unit` a batch has.
-        unit: What else is counted, "images" for one.
-    """
-
-    key: str
-    title: str
-    rows: Sequence[Row]
-    nbytes: int = 0
-    notes: Sequence[str] = ()
-    units: int = 0
-    unit: str = ""
+    key: str  # for goals to refer to
+    title: str  # what was measured
+    rows: Sequence[Row]  # ratios are over the first of them
+    nbytes: int = 0  # what the first moves for a batch
+    notes: Sequence[str] = ()  # what a reader should know
+    units: int = 0  # how many of `unit` a batch has
+    unit: str = ""  # what else is counted, "images" for one
 
     def row(self, start: str) -> Row | None:
         """The first row whose name begins so."""
@@ -87,21 +60,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A single number.
+    """A single number."""
 
-    Args:
-        key: For goals to refer to.
-        name: What it is.
-        value: How much.
-        unit: Of what.
-        quartiles: Lower and upper quartile, where it was taken many times.
-    """
-
-    key: str
+    key: str  # for goals to refer to
     name: str
     value: float
     unit: str
-    quartiles: tuple[float, float] | None = None
+    quartiles: tuple[float, float] | None = None  # where it was taken many times
 
 
 @dataclass

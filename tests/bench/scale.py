@@ -26,7 +26,7 @@ from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.loaders import fresh_report
 from tests.bench.pages import drop, read_whole
 from tests.bench.results import Figure, Results, Table, contenders, table_of
-from tests.bench.show import console_or_none, page, picture, show_figures, show_table, show_text
+from tests.bench.show import page, picture, show, show_goals
 from tests.bench.workloads import NARROW
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,7 +82,6 @@ def main() -> None:
 
 def run(folder: Path, rows: int) -> Results:
     """Write what is not there yet, and measure it."""
-    console = console_or_none()
     results = Results(machine(), {}, {"rows": rows})
     for size in sizes(rows):
         data = folder / f"{size.key}-{size.rows}"
@@ -93,16 +92,18 @@ def run(folder: Path, rows: int) -> Results:
                 f"writing {data.name}", total=size.rows, unit="steps", enabled=sys.stderr.isatty()
             ) as bar:
                 generate.write(generate.STATE, data, size.rows, files=size.files, advance=bar)
-        show_text(console, f"{data.name}: written in {time.perf_counter() - began:.0f} s")
+        print(f"{data.name}: written in {time.perf_counter() - began:.0f} s", flush=True)
         results.figures += _cold(data, size)
         results.figures += _first(data, size)
         results.tables += [_warm(data, size, batch_size) for batch_size in (32, 256)]
         for table in results.tables[-2:]:
-            show_table(console, table)
+            show(table)
         drop(data)
     results.figures += larger.figures(folder / f"larger-{rows // 6}", rows // 6)
     results.figures += elsewhere.figures(folder / f"elsewhere-{rows // 50}", rows // 50)
-    show_figures(console, results)
+    for figure in results.figures:
+        show(figure)
+    show_goals(results)
     return results
 
 

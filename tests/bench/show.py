@@ -1,13 +1,12 @@
-"""Showing results: on the terminal, as a page of the documentation, and as a picture."""
+"""Results as tables of text, as a page of the documentation, and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.bench.goals import SCALES, goals
-from tests.bench.results import Quartiles, Results, Row, Table
+from tests.bench.results import Figure, Quartiles, Results, Row, Table
 
 _GOAL_HEAD = ("work", "goal", "found", "met")
 
@@ -58,65 +57,27 @@ def _cells(table: Table, row: Row) -> tuple[str, ...]:
     return tuple(cells)
 
 
-# ---------------------------------------------------------------------- terminal
+def show(found: Table | Figure) -> None:
+    """Print a table, or a single figure."""
+    print(
+        "\n".join(_lines(found)) if isinstance(found, Table) else " | ".join(filter(None, _figure(found))), flush=True
+    )
 
 
-def console_or_none() -> Any:
-    """A console of rich; None where that is not installed, and what is shown is plain."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    return console
+def show_goals(results: Results) -> None:
+    """Print the goals that were measured."""
+    print(_markdown(_GOAL_HEAD, [row for row in goal_rows(results) if row[3]]))
 
 
-def show_text(console: Any, text: str) -> None:
-    """Print a line."""
-    if console is None:
-        print(text)
-    else:
-        console.print(text, style="dim")
+def _lines(table: Table) -> list[str]:
+    rows = [_cells(table, row) for row in table.rows]
+    notes = [f"- {note}" for note in table.notes]
+    return [f"## {table.title}\n", _markdown(_head(table), rows), *notes, *([""] if notes else [])]
 
 
-def show_table(console: Any, table: Table) -> None:
-    """Print one table."""
-    if console is None:
-        print(table.title, _markdown(_head(table), [_cells(table, row) for row in table.rows]), *table.notes, sep="\n")
-        return
-    from rich.table import Table as RichTable
-
-    shown = RichTable(*_head(table), title=table.title, title_justify="left", title_style="bold")
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in table.rows:
-        shown.add_row(*_cells(table, row), style={"ours": "bold green", "floor": "cyan"}.get(row.kind, ""))
-    console.print(shown)
-    for note in table.notes:
-        console.print(f"  {note}", style="dim")
-
-
-def show_figures(console: Any, results: Results) -> None:
-    """Print the single figures and the goals."""
-    if console is None:
-        print(_markdown(_GOAL_HEAD, [row for row in goal_rows(results) if row[3]]))
-        return
-    from rich.table import Table as RichTable
-
-    shown = RichTable("", "", "", title="Single figures", title_justify="left", title_style="bold", show_header=False)
-    for figure in results.figures:
-        spread = f"({number(figure.quartiles[0])} to {number(figure.quartiles[1])})" if figure.quartiles else ""
-        shown.add_row(figure.name, f"{number(figure.value)} {figure.unit}", spread)
-    console.print(shown)
-    shown = RichTable(*_GOAL_HEAD, title="Goals", title_justify="left", title_style="bold")
-    for row in goal_rows(results):
-        if not row[3]:
-            continue
-        style = "green" if row[3] == "yes" else "bold red"
-        shown.add_row(*(cell.replace("**", "") for cell in row), style=style)
-    console.print(shown)
+def _figure(figure: Figure) -> tuple[str, str, str]:
+    spread = f"{number(figure.quartiles[0])} to {number(figure.quartiles[1])}" if figure.quartiles else ""
+    return figure.name, f"{number(figure.value)} {figure.unit}", spread
 
 
 # ---------------------------------------------------------------------- page
@@ -154,17 +115,8 @@ def page(results: Results) -> str:
     parts = [_INTRODUCTION.format(machine=machine)]
     parts += ["## Goals\n", _markdown(_GOAL_HEAD, goal_rows(results))]
     for table in results.tables:
-        parts += [f"## {table.title}\n", _markdown(_head(table), [_cells(table, row) for row in table.rows])]
-        parts += [f"- {note}" for note in table.notes] + ([""] if table.notes else [])
-    figures = [
-        (
-            figure.name,
-            f"{number(figure.value)} {figure.unit}",
-            f"{number(figure.quartiles[0])} to {number(figure.quartiles[1])}" if figure.quartiles else "",
-        )
-        for figure in results.figures
-    ]
-    parts += ["## Single figures\n", _markdown(("", "", "quartiles"), figures)]
+        parts += _lines(table)
+    parts += ["## Single figures\n", _markdown(("", "", "quartiles"), list(map(_figure, results.figures)))]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -33,25 +33,15 @@ _MEMBERS = 8
 
 @dataclass(frozen=True)
 class Task:
-    """Batches of `batch_size` random windows of `sequence_length` steps over one dataset.
+    """Batches of `batch_size` random windows of `sequence_length` steps over one dataset."""
 
-    Args:
-        folder: The dataset's, as `datasets.load_from_disk` reads it.
-        scratch: For the copies that peers need.
-        sequence_length: S.
-        batch_size: B.
-        columns: The columns to deliver; by default all.
-        dtypes: Delivered dtypes that are the stored ones, where ours would be wider.
-        multiple: Batches that ours may plan together, and which are therefore measured together.
-    """
-
-    folder: Path
-    scratch: Path
+    folder: Path  # as `datasets.load_from_disk` reads it
+    scratch: Path  # for the copies that peers need
     sequence_length: int
     batch_size: int
-    columns: Sequence[str] | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    multiple: int = 1
+    columns: Sequence[str] | None = None  # those to deliver; by default all
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # the stored ones, where ours would be wider
+    multiple: int = 1  # batches that ours may plan together, and which are therefore measured together
 
     @cached_property
     def dataset(self) -> Any:
