@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "file",
         metavar="FILE",
         help="a Python file with a Study at its top (FILE.py:NAME where it has several), or YAML; or a study's folder, "
         "to write the page of what is recorded there so far",
     )
-    parser.add_argument("--out", metavar="FOLDER", help="where logs, checkpoints and results are kept, and the page")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="how many runs are at work at a time (1)")
-    parser.add_argument(
+    add("--out", metavar="FOLDER", help="where logs, checkpoints and results are kept, and the page")
+    add("--jobs", metavar="N", type=int, default=1, help="how many runs are at work at a time (1)")
+    add(
         "--only",
         action="append",
         metavar="VARIANT/FRAMEWORK/SEED",

@@ -21,29 +21,30 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     """The arguments that say which data a command works on, and how they are read."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
     ids = "an id as minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME of the datasets of these libraries"
-    parser.add_argument("source", metavar="SOURCE", help=f"a file or folder of any format, an address, {ids}{more}")
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"a file or folder of any format, an address, {ids}{more}")
     kinds = "d4rl, minari, robomimic, rows and others, or a YAML file that says where things lie in arrays or topics"
-    parser.add_argument("--format", metavar="NAME", help=f"what the source is, where not recognised: {kinds}")
-    parser.add_argument(
+    add("--format", metavar="NAME", help=f"what the source is, where not recognised: {kinds}")
+    add(
         "--final",
         choices=("drop", "mark"),
         help="what to do where the observation that an episode ends in was not stored: leave out the transition that "
         "leads to it, or mark it as missing",
     )
-    parser.add_argument(
+    add(
         "--last-step",
         choices=("observation", "transition"),
         help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or "
         "an action and a reward that count, too",
     )
-    parser.add_argument(
+    add(
         "--tolerance",
         type=float,
         metavar="SECONDS",
         help="of a LeRobotDataset: how far the frame of a video may be from its row's time (0.0001)",
     )
-    parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
-    parser.add_argument(
+    add("--split", action="append", metavar="NAME", help="only this split; may be given several times")
+    add(
         "--image-root",
         action="append",
         metavar="DIR",
@@ -171,19 +172,20 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse convert``."""
     add_source(parser)
     add_alignment(parser)
-    parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     text = (
         "a folder for datasets.load_from_disk, Parquet, a folder for DatasetStore.open, or a LeRobotDataset of version "
         "3; arrow, if TARGET is silent"
     )
-    parser.add_argument("--to", choices=("arrow", "parquet", "store", "lerobot"), help=text)
-    parser.add_argument(
+    add("--to", choices=("arrow", "parquet", "store", "lerobot"), help=text)
+    add(
         "--layout",
         choices=("columns", "windows"),
         help="write a store, with all values of a column side by side in a file, or with 128 to 256 rows at a time, "
         "which takes fewer reads where data are larger than memory, or elsewhere",
     )
-    parser.add_argument(
+    add(
         "--images",
         action="append",
         metavar="[COLUMN=]HOW",
@@ -191,15 +193,13 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
         "crf=23, pix_fmt=yuv444p, preset=medium or lossless), video to leave those in videos as they are and encode "
         "others; raw and png keep every pixel, jpeg and videos lose some; may be given several times, for columns",
     )
-    parser.add_argument(
+    add(
         "--skip-broken",
         action="store_true",
         help="leave out episodes of a LeRobotDataset that lack rows or frames, or cannot be decoded, and name them",
     )
-    parser.add_argument(
-        "--fps", type=float, metavar="N", help="frames a second of a LeRobotDataset (the source's, or 30)"
-    )
-    parser.add_argument("--task", metavar="TEXT", help="the task of a LeRobotDataset, where the source names none")
+    add("--fps", type=float, metavar="N", help="frames a second of a LeRobotDataset (the source's, or 30)")
+    add("--task", metavar="TEXT", help="the task of a LeRobotDataset, where the source names none")
     add_shard_size(parser)
 
 

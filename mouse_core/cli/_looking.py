@@ -31,12 +31,11 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse inspect``."""
     data.add_source(parser)
     data.add_alignment(parser)
-    parser.add_argument(
-        "--html", metavar="FILE", help="also write the page of mouse view, thinned, as a file that needs nothing else"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
-    parser.add_argument("--strict", action="store_true", help="status 1 if there are errors or warnings")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--html", metavar="FILE", help="also write the page of mouse view, thinned, as a file that needs nothing else")
+    add("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
+    add("--strict", action="store_true", help="status 1 if there are errors or warnings")
+    add(
         "--ignore",
         action="extend",
         type=data.names,
@@ -173,19 +172,18 @@ def _rows(name: str, found: FieldStatistics) -> Iterator[tuple[str, ...]]:
 def declare_view(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse view``."""
     data.add_source(parser, hub=True)
-    parser.add_argument("more", metavar="SOURCE", nargs="*", help="others to show, as side by side")
+    add = parser.add_argument
+    add("more", metavar="SOURCE", nargs="*", help="others to show, as side by side")
     data.add_alignment(parser)
-    parser.add_argument(
+    add(
         "--rerun",
         nargs="?",
         const="",
         metavar="FILE.rrd",
         help="hand all episodes to Rerun's viewer, or write them to a file for it, instead of showing a page",
     )
-    parser.add_argument(
-        "--inspect", action="store_true", help="look for what is wrong at once, beside the page; all rows are read"
-    )
-    parser.add_argument(
+    add("--inspect", action="store_true", help="look for what is wrong at once, beside the page; all rows are read")
+    add(
         "--ignore",
         action="extend",
         type=data.names,
@@ -193,11 +191,9 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="of findings, say nothing about these; may be given several times",
     )
-    parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="the port (any that is free)")
-    parser.add_argument(
-        "--at", default="", metavar="PLACE", help="where to begin: what stands behind # in the address of the page"
-    )
+    add("--no-browser", action="store_true", help="print the address, and open no browser")
+    add("--port", type=int, default=0, metavar="N", help="the port (any that is free)")
+    add("--at", default="", metavar="PLACE", help="where to begin: what stands behind # in the address of the page")
 
 
 def run_view(chosen: argparse.Namespace) -> int:

@@ -77,40 +77,29 @@ _AUTORESET = {"next-step": "NextStep", "same-step": "SameStep", "disabled": "Dis
 
 def declare_record(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse record``."""
-    parser.add_argument("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of a store, made if it is not there")
+    add = parser.add_argument
+    add("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
+    add("folder", metavar="FOLDER", help="the folder of a store, made if it is not there")
     many = parser.add_mutually_exclusive_group(required=True)
     many.add_argument("--episodes", metavar="N", type=data.positive, help="how many to add")
     many.add_argument(
         "--until", metavar="N", type=data.positive, help="add as many as are missing to N, with the seeds that follow"
     )
-    parser.add_argument(
-        "--policy", metavar="MODULE:NAME", help="a function from an observation to an action; without, random actions"
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=int, help="episode i is reset with N + i; of a vector, environment i's first one"
-    )
-    parser.add_argument("--vector", metavar="N", type=data.positive, help="so many environments side by side")
-    parser.add_argument(
-        "--autoreset", choices=tuple(_AUTORESET), help="when those of a vector begin another episode (next-step)"
-    )
-    parser.add_argument(
-        "--vectorization", choices=("sync", "async"), help="async: each of a vector in a process of its own (sync)"
-    )
-    parser.add_argument(
-        "--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="what to keep of infos, with or without a dtype"
-    )
-    parser.add_argument("--images", choices=("raw", "png"), default="raw", help="how pictures are stored (raw)")
-    parser.add_argument(
+    add("--policy", metavar="MODULE:NAME", help="a function from an observation to an action; without, random actions")
+    add("--seed", metavar="N", type=int, help="episode i is reset with N + i; of a vector, environment i's first one")
+    add("--vector", metavar="N", type=data.positive, help="so many environments side by side")
+    add("--autoreset", choices=tuple(_AUTORESET), help="when those of a vector begin another episode (next-step)")
+    add("--vectorization", choices=("sync", "async"), help="async: each of a vector in a process of its own (sync)")
+    add("--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="what to keep of infos, with or without a dtype")
+    add("--images", choices=("raw", "png"), default="raw", help="how pictures are stored (raw)")
+    add(
         "--on-interrupted",
         choices=("mark", "cut"),
         default="mark",
         help="an episode that is broken off: mark its last row as truncated, or leave it out (mark)",
     )
-    parser.add_argument("--alignment", choices=("arrived", "outgoing"), help="how rows of a new folder stand (arrived)")
-    parser.add_argument(
-        "--sync", choices=("none", "flush", "append"), default="flush", help="what the folder waits for (flush)"
-    )
+    add("--alignment", choices=("arrived", "outgoing"), help="how rows of a new folder stand (arrived)")
+    add("--sync", choices=("none", "flush", "append"), default="flush", help="what the folder waits for (flush)")
 
 
 def run_record(chosen: argparse.Namespace) -> int:
@@ -174,16 +163,17 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse push``."""
     add_source(parser)
     add_alignment(parser)
-    parser.add_argument("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
-    parser.add_argument("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
-    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
-    parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
+    add = parser.add_argument
+    add("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
+    add("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
+    add("--private", action="store_true", default=None, help="make a new repository private")
+    add("--revision", metavar="BRANCH", help="push to this branch (main)")
+    add("--commit-message", metavar="TEXT", help="the commit's message")
     add_shard_size(parser)
-    parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
+    add("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
     text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
-    parser.add_argument("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
+    add("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
+    add("--dry-run", action="store_true", help="write and check everything, and send nothing")
 
 
 def run_push(chosen: argparse.Namespace) -> int:
@@ -267,12 +257,11 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 def declare_upload(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse upload``."""
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
-    parser.add_argument("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
-    parser.add_argument("--follow", action="store_true", help="go on, and send what is sealed later, until interrupted")
-    parser.add_argument(
-        "--every", type=positive, default=30, metavar="SECONDS", help="with --follow: between two looks (30)"
-    )
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
+    add("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
+    add("--follow", action="store_true", help="go on, and send what is sealed later, until interrupted")
+    add("--every", type=positive, default=30, metavar="SECONDS", help="with --follow: between two looks (30)")
 
 
 def run_upload(chosen: argparse.Namespace) -> int:
@@ -306,14 +295,13 @@ def declare_preprocess(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse preprocess``."""
     data.add_source(parser)
     data.add_alignment(parser)
-    parser.add_argument("function", metavar="MODULE:NAME", help="the function, which takes a dict of columns")
-    parser.add_argument("target", metavar="TARGET", help="a new folder")
-    parser.add_argument("--columns", metavar="A,B", type=data.names, help="pass only these columns to the function")
-    parser.add_argument(
-        "--num-workers", metavar="N", type=int, default=0, help="processes that run the function (0: this process)"
-    )
-    parser.add_argument("--block-rows", metavar="N", type=int, help="about how many rows to pass in one call")
-    parser.add_argument("--version", default="", metavar="TEXT", help="version of the code that the function calls")
+    add = parser.add_argument
+    add("function", metavar="MODULE:NAME", help="the function, which takes a dict of columns")
+    add("target", metavar="TARGET", help="a new folder")
+    add("--columns", metavar="A,B", type=data.names, help="pass only these columns to the function")
+    add("--num-workers", metavar="N", type=int, default=0, help="processes that run the function (0: this process)")
+    add("--block-rows", metavar="N", type=int, help="about how many rows to pass in one call")
+    add("--version", default="", metavar="TEXT", help="version of the code that the function calls")
 
 
 def run_preprocess(chosen: argparse.Namespace) -> int:
@@ -442,37 +430,28 @@ _KINDS = ("texts", "prompts", "pairs", "tokens", *_CHAT_KINDS)
 
 def declare_tokenize(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse tokenize``."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="SOURCE",
         help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet, Arrow; or a folder of such",
     )
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="the folder for stores of tokens, each in a subfolder named by a digest"
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one"
-    )
-    parser.add_argument("--as", dest="kind", choices=_KINDS, default="texts", help="the kind of rows to make (texts)")
-    parser.add_argument(
+    add("folder", metavar="FOLDER", help="the folder for stores of tokens, each in a subfolder named by a digest")
+    add("--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one")
+    add("--as", dest="kind", choices=_KINDS, default="texts", help="the kind of rows to make (texts)")
+    add(
         "--max-length",
         metavar="L",
         type=data.positive,
         help="tokens in a row; required except for tokens and chat-tokens",
     )
-    parser.add_argument(
-        "--chat-template", metavar="FOLDER", help="the folder of the chat template (by default that of the tokenizer)"
-    )
-    parser.add_argument("--now", metavar="DATE", help="the date that the chat template takes for today, as 2026-11-23")
-    parser.add_argument("--pad-id", metavar="ID", type=int, help="the token that pads rows")
-    parser.add_argument("--eos-id", metavar="ID", type=int, help="the token that ends a text, for prompts and tokens")
-    parser.add_argument(
-        "--columns", metavar="A=B,...", type=data.names, default=[], help="other names of columns, as prompt=question"
-    )
-    parser.add_argument("--split", metavar="NAME", help="only this split")
-    parser.add_argument(
-        "--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this process)"
-    )
+    add("--chat-template", metavar="FOLDER", help="the folder of the chat template (by default that of the tokenizer)")
+    add("--now", metavar="DATE", help="the date that the chat template takes for today, as 2026-11-23")
+    add("--pad-id", metavar="ID", type=int, help="the token that pads rows")
+    add("--eos-id", metavar="ID", type=int, help="the token that ends a text, for prompts and tokens")
+    add("--columns", metavar="A=B,...", type=data.names, default=[], help="other names of columns, as prompt=question")
+    add("--split", metavar="NAME", help="only this split")
+    add("--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this process)")
 
 
 def run_tokenize(chosen: argparse.Namespace) -> int:
@@ -654,34 +633,31 @@ def _version() -> str:
 
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
-    parser.add_argument("more", metavar="SOURCE", nargs="*", help="more sources, whose windows are mixed")
-    parser.add_argument(
-        "--weights", type=_numbers, metavar="W,W", help="the weight of each source, in their order (equal)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("more", metavar="SOURCE", nargs="*", help="more sources, whose windows are mixed")
+    add("--weights", type=_numbers, metavar="W,W", help="the weight of each source, in their order (equal)")
+    add(
         "--sequence-length",
         type=data.positive,
         metavar="S",
         help="steps in a window (64; with --window or --replay: single rows)",
     )
-    parser.add_argument("--batch-size", type=data.positive, default=32, metavar="B", help="windows in a batch (32)")
+    add("--batch-size", type=data.positive, default=32, metavar="B", help="windows in a batch (32)")
     data.add_fields(parser)
-    parser.add_argument(
-        "--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype"
-    )
-    parser.add_argument(
+    add("--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype")
+    add(
         "--sampling",
         metavar="NAME",
         default="random",
         help='how windows are drawn, as for a loader: "random", "sequential", "batch", "blocks" (random)',
     )
-    parser.add_argument(
+    add(
         "--boundary",
         choices=("stream", "episode", "task"),
         default="stream",
         help="the boundary that windows do not cross (stream: none)",
     )
-    parser.add_argument(
+    add(
         "--window",
         action="append",
         metavar="FIELD=FIRST:END",
@@ -689,24 +665,22 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="deliver a field at these offsets around each row, or at some, FIELD=-4,-2,0; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--replay",
         type=data.positive,
         metavar="ROWS",
         help="measure a replay buffer in memory, instead, which so many rows are written to",
     )
-    parser.add_argument(
-        "--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed"
-    )
-    parser.add_argument(
+    add("--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed")
+    add(
         "--run",
         dest="own",
         metavar="MODULE:FUNCTION",
         help="measure what this function makes of the store, a loader, a buffer or batches to iterate over, instead; "
         "it is tried with several num_workers where it takes them",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    add("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
+    add("--json", metavar="FILE", help="also write the figures to this file")
 
 
 def _run_bench(chosen: argparse.Namespace) -> int:
