@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from mouse_study.divergence.layers import Array
-from mouse_study.divergence.models import array_of, arrays_of, tensor_name
+from mouse_study.divergence.models import Array, array_of, arrays_of, tensor_name
 from mouse_study.divergence.recording import Event, as_flax_has_it, is_spatial
 from mouse_study.divergence.report import Cause, Difference, difference
 from mouse_study.divergence.running import Run, patched, run_alone

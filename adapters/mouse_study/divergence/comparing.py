@@ -13,8 +13,7 @@ from mouse_core import ConfigError
 from mouse_study.divergence import causes
 from mouse_study.divergence.report import Comparison
 from mouse_study.divergence.running import Run, as_float64
-from mouse_study.divergence.settings import of_update
-from mouse_study.divergence.stepping import Stepping
+from mouse_study.divergence.settings import Stepping, of_update
 from mouse_study.divergence.weights import transfer, twins
 
 

@@ -1,18 +1,239 @@
-"""The layers of a model of either framework, and their arrays."""
+"""The layers of a model of either framework, their kinds, and how the arrays of one become those of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
 from flax import nnx
 
 from mouse_core import SchemaError
-from mouse_study.divergence.layers import FOREIGN, KINDS, PARAMETER, Array, Arrays, Kind, is_foreign
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+Shapes = Mapping[str, tuple[int, ...]]
+What = Literal["weights", "gradients", "updates"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer in both frameworks.
+
+    Args:
+        name: What messages call it.
+        torch: PyTorch's classes.
+        flax: Flax's.
+        to_flax: PyTorch's arrays, the shapes that are wanted, and what the arrays are, as Flax's arrays.
+        to_torch: Flax's arrays and the shapes that are wanted, as PyTorch's arrays.
+    """
+
+    name: str
+    torch: tuple[type[Any], ...]
+    flax: tuple[type[Any], ...]
+    to_flax: Callable[[Arrays, Shapes, What], Arrays]
+    to_torch: Callable[[Arrays, Shapes], Arrays]
+
+
+def _renamed(names: Mapping[str, str], convert: Callable[[Array], Array], back: Callable[[Array], Array]) -> Any:
+    """Both ways of a kind whose arrays only have other names, and whose first one is laid out differently."""
+    first = next(iter(names))
+
+    def to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
+        return {names[name]: convert(values) if name == first else values for name, values in arrays.items()}
+
+    def to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
+        own = {other: name for name, other in names.items()}
+        return {own[name]: back(values) if own[name] == first else values for name, values in arrays.items()}
+
+    return to_flax, to_torch
+
+
+def _same(values: Array) -> Array:
+    return values
+
+
+def _kernel_of_convolution(weight: Array) -> Array:
+    # [out, in, height, width] becomes [height, width, in, out]
+    return np.moveaxis(weight, (0, 1), (-1, -2))
+
+
+def _weight_of_convolution(kernel: Array) -> Array:
+    return np.moveaxis(kernel, (-1, -2), (0, 1))
+
+
+# ---------------------------------------------------------------------- attention
+
+_PROJECTIONS = ("query", "key", "value")
+
+
+def _attention_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
+    if "in_proj_weight" in arrays:
+        weights = np.split(arrays["in_proj_weight"], 3)
+    else:
+        weights = [arrays[f"{name[0]}_proj_weight"] for name in _PROJECTIONS]
+    # weight [heads * width, in] becomes kernel [in, heads, width]
+    made = {f"{name}.kernel": weight.T for name, weight in zip(_PROJECTIONS, weights, strict=True)}
+    made["out.kernel"] = arrays["out_proj.weight"].T
+    if "in_proj_bias" in arrays:
+        biases = np.split(arrays["in_proj_bias"], 3)
+        made |= {f"{name}.bias": bias for name, bias in zip(_PROJECTIONS, biases, strict=True)}
+        made["out.bias"] = arrays["out_proj.bias"]
+    return {name: _reshaped(values, wanted.get(name)) for name, values in made.items()} | _rest(arrays, "bias_")
+
+
+def _attention_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
+    weights = [arrays[f"{name}.kernel"].reshape(len(arrays[f"{name}.kernel"]), -1).T for name in _PROJECTIONS]
+    if "in_proj_weight" in wanted and len({weight.shape[1] for weight in weights}) == 1:
+        made = {"in_proj_weight": np.concatenate(weights)}
+    else:
+        made = {f"{name[0]}_proj_weight": weight for name, weight in zip(_PROJECTIONS, weights, strict=True)}
+    out = arrays["out.kernel"]
+    made["out_proj.weight"] = out.reshape(-1, out.shape[-1]).T
+    if "out.bias" in arrays:
+        made["in_proj_bias"] = np.concatenate([arrays[f"{name}.bias"].reshape(-1) for name in _PROJECTIONS])
+        made["out_proj.bias"] = arrays["out.bias"]
+    return made | _rest(arrays, "query_ln", "key_ln")
+
+
+def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
+    """Heads apart: of 4 heads of 8, the query's kernel [32, 32] becomes [32, 4, 8], and the output's [4, 8, 32]."""
+    if shape is None or int(np.prod(shape)) != values.size:
+        return values
+    return values.reshape(shape)
+
+
+def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
+    """Return the arrays without a counterpart under their own names, so that the other side reports them missing."""
+    return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
+
+
+# ---------------------------------------------------------------------- recurrent layers
+
+
+def _one_bias(arrays: Arrays, what: What) -> Array | None:
+    """Combine PyTorch's two biases of a recurrent layer into Flax's one: values are added, gradients are equal."""
+    if "bias_ih" not in arrays:
+        return None
+    return arrays["bias_ih"] if what == "gradients" else arrays["bias_ih"] + arrays["bias_hh"]
+
+
+def _gru_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
+    made = {"dense_i.kernel": arrays["weight_ih"].T, "dense_h.kernel": arrays["weight_hh"].T}
+    bias = _one_bias(arrays, what)
+    hidden = arrays["weight_hh"].shape[1]
+    if bias is None:
+        made["dense_i.bias"] = np.zeros(3 * hidden, made["dense_i.kernel"].dtype)
+        return made
+    # r and z add both biases; of n, the recurrent one is multiplied by r first, and Flax has none there.
+    inner = arrays["bias_hh"][2 * hidden :]
+    if what == "weights" and inner.any():
+        raise SchemaError(
+            f"bias_hh: expected zeros in its last {hidden} values, the recurrent bias of n, which has no twin in "
+            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}; before training begins, set bias_hh to 0 and "
+            "keep it so (requires_grad_(False)), or make the GRU with bias=False"
+        )
+    made["dense_i.bias"] = np.concatenate([bias[: 2 * hidden], arrays["bias_ih"][2 * hidden :]])
+    return made
+
+
+def _gru_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
+    return _recurrent_to_torch(arrays["dense_i.kernel"], arrays["dense_h.kernel"], arrays["dense_i.bias"], wanted)
+
+
+def _recurrent_to_torch(inputs: Array, hidden: Array, bias: Array, wanted: Shapes) -> Arrays:
+    made = {"weight_ih": inputs.T, "weight_hh": hidden.T}
+    if "bias_ih" in wanted or bias.any():  # a bias of zeros is none
+        made |= {"bias_ih": bias, "bias_hh": np.zeros_like(bias)}
+    return made
+
+
+_GATES = ("i", "f", "g", "o")
+
+
+def _lstm_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
+    bias = _one_bias(arrays, what)
+    if bias is None:
+        bias = np.zeros(len(arrays["weight_hh"]), arrays["weight_hh"].dtype)
+    if "dense_h.kernel" in wanted:
+        inputs, hidden = arrays["weight_ih"].T, arrays["weight_hh"].T
+        return {"dense_i.kernel": inputs, "dense_h.kernel": hidden, "dense_h.bias": bias}
+    made: Arrays = {}
+    parts = (np.split(values, 4) for values in (arrays["weight_ih"], arrays["weight_hh"], bias))
+    for gate, own, recurrent, one in zip(_GATES, *parts, strict=True):
+        made[f"i{'f_' if gate == 'f' else gate}.kernel"] = own.T
+        made[f"h{gate}.kernel"], made[f"h{gate}.bias"] = recurrent.T, one
+    return made
+
+
+def _lstm_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
+    if "dense_h.kernel" in arrays:
+        inputs, hidden, bias = (arrays[name] for name in ("dense_i.kernel", "dense_h.kernel", "dense_h.bias"))
+    else:
+        inputs = np.concatenate([arrays[f"i{'f_' if gate == 'f' else gate}.kernel"] for gate in _GATES], axis=1)
+        hidden = np.concatenate([arrays[f"h{gate}.kernel"] for gate in _GATES], axis=1)
+        bias = np.concatenate([arrays[f"h{gate}.bias"] for gate in _GATES])
+    return _recurrent_to_torch(inputs, hidden, bias, wanted)
+
+
+# ---------------------------------------------------------------------- all of them
+
+_NORM = {"weight": "scale", "bias": "bias"}
+_BATCH_NORM = _NORM | {"running_mean": "mean", "running_var": "var"}
+_AFFINE = {"weight": "kernel", "bias": "bias"}
+
+PARAMETER = Kind("parameter", (), (), *_renamed({"value": "value"}, _same, _same))
+FOREIGN = Kind("layer without a twin", (), (), *_renamed({"value": "value"}, _same, _same))
+KINDS = (
+    Kind("Linear", (torch.nn.Linear,), (nnx.Linear,), *_renamed(_AFFINE, np.transpose, np.transpose)),
+    Kind("Embedding", (torch.nn.Embedding,), (nnx.Embed,), *_renamed({"weight": "embedding"}, _same, _same)),
+    Kind("LayerNorm", (torch.nn.LayerNorm,), (nnx.LayerNorm,), *_renamed(_NORM, _same, _same)),
+    Kind("RMSNorm", (torch.nn.RMSNorm,), (nnx.RMSNorm,), *_renamed(_NORM, _same, _same)),
+    Kind("GroupNorm", (torch.nn.GroupNorm,), (nnx.GroupNorm,), *_renamed(_NORM, _same, _same)),
+    Kind(
+        "BatchNorm",
+        (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
+        (nnx.BatchNorm,),
+        *_renamed(_BATCH_NORM, _same, _same),
+    ),
+    Kind(
+        "Conv",
+        (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
+        (nnx.Conv,),
+        *_renamed(_AFFINE, _kernel_of_convolution, _weight_of_convolution),
+    ),
+    Kind(
+        "Attention", (torch.nn.MultiheadAttention,), (nnx.MultiHeadAttention,), _attention_to_flax, _attention_to_torch
+    ),
+    Kind("GRU", (torch.nn.GRU, torch.nn.GRUCell), (nnx.GRUCell,), _gru_to_flax, _gru_to_torch),
+    Kind(
+        "LSTM",
+        (torch.nn.LSTM, torch.nn.LSTMCell),
+        (nnx.LSTMCell, nnx.OptimizedLSTMCell),
+        _lstm_to_flax,
+        _lstm_to_torch,
+    ),
+)
+
+
+# Classes of the frameworks that only hold what a user gives them, so that parameters in them are the user's.
+_HOLD = (
+    *(torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict),
+    *(torch.nn.ParameterList, torch.nn.ParameterDict),
+    *(torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer),
+    *(torch.nn.TransformerDecoder, torch.nn.TransformerDecoderLayer),
+    *(*nnx.Module.__mro__, nnx.Sequential, *nnx.List.__mro__, *nnx.Dict.__mro__, nnx.RNN),
+)
+
+
+def is_foreign(module: Any) -> bool:
+    """Whether a module is a layer of a framework's own, or made of one, and lays out arrays as it does."""
+    packages = ("torch.nn.", "flax.nnx.")
+    return any(base not in _HOLD and base.__module__.startswith(packages) for base in type(module).__mro__)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import torch
 from flax import nnx
 
 from mouse_core.dtypes import number_kind
-from mouse_study.divergence.layers import Array
-from mouse_study.divergence.models import array_of
+from mouse_study.divergence.models import Array, array_of
 from mouse_study.divergence.weights import Twins
 
 

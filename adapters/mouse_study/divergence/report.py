@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from mouse_study.divergence.layers import Array
+from mouse_study.divergence.models import Array
 
 Stage = Literal[
     "initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update", "later updates"

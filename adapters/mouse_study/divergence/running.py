@@ -15,8 +15,7 @@ from flax import nnx
 
 from mouse_core import ConfigError
 from mouse_core.nested import map_tree
-from mouse_study.divergence.layers import Array, Arrays
-from mouse_study.divergence.models import array_of, arrays_of, flax_layers, tensor_name
+from mouse_study.divergence.models import Array, Arrays, array_of, arrays_of, flax_layers, tensor_name
 from mouse_study.divergence.recording import Event, Recording, as_flax_has_it, flax_recording, torch_recording
 from mouse_study.divergence.report import Difference, Stage, difference
 from mouse_study.divergence.weights import Twins, twins

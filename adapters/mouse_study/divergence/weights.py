@@ -16,8 +16,18 @@ import torch
 from flax import nnx
 
 from mouse_core import ConfigError, SchemaError
-from mouse_study.divergence.layers import FOREIGN, KINDS, PARAMETER, Array, Arrays, What
-from mouse_study.divergence.models import Layer, arrays_of, flax_layers, torch_layers
+from mouse_study.divergence.models import (
+    FOREIGN,
+    KINDS,
+    PARAMETER,
+    Array,
+    Arrays,
+    Layer,
+    What,
+    arrays_of,
+    flax_layers,
+    torch_layers,
+)
 
 
 @dataclass(frozen=True)
