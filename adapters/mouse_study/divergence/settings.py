@@ -1,4 +1,4 @@
-"""The updates of two optimizers from the same gradients, and their settings, read from what they make of small tensors."""
+"""Updates of two optimizers from the same gradients, and their settings, read from what they make of small tensors."""
 
 from __future__ import annotations
 
