@@ -189,6 +189,14 @@ def check_choice(where: str, value: Any, choices: Iterable[Any]) -> None:
         raise ConfigError(f"{where}: expected one of {listed}, found {value!r:.80}")
 
 
+def check_number(where: str, value: Any, *, above: bool = False) -> float:
+    """``value`` as a float if it is a finite number from 0, or above 0, else ConfigError."""
+    is_one = not isinstance(value, bool) and isinstance(value, int | float | np.number)
+    if not is_one or not 0 <= value < math.inf or (above and not value):
+        raise ConfigError(f"{where}: expected a number {'above' if above else 'from'} 0, found {value!r:.80}")
+    return float(value)
+
+
 def check_unit(where: str, value: Any) -> float:
     """``value`` as a float if it is a number from 0 to 1, else ConfigError."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import check_count
+from mouse_core.spec import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class MaxAge:
     seconds: float
 
     def __post_init__(self) -> None:
-        _check_number("seconds", self.seconds, 0, np.inf)
+        check_number("seconds", self.seconds)
 
     def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``."""
@@ -117,7 +117,7 @@ class Recency:
     half_life: float
 
     def __post_init__(self) -> None:
-        _check_number("half_life", self.half_life, np.nextafter(0, 1), np.inf)
+        check_number("half_life", self.half_life, above=True)
 
     def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
         """See ``Retention``; at least 2**-1000, so that none leaves for it."""
@@ -240,8 +240,3 @@ def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retenti
         if not callable(one) or isinstance(one, type):
             raise ConfigError(f"{name}: expected functions of Rows, found {one!r:.80}")
     return several
-
-
-def _check_number(name: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
-        raise ConfigError(f"{name}: expected a number from {least}, found {value!r}")

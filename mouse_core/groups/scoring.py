@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.records import RolloutRecord, check_rewarded
-from mouse_core.spec import check_choice
+from mouse_core.spec import check_choice, check_number, check_unit
 
 BASELINES = ("mean", "leave_one_out")
 """What a reward is compared with: the mean of its group, or that of the others in it."""
@@ -149,13 +148,7 @@ def check_options(
         raise ConfigError(f"baseline: expected one of {list(BASELINES)} or None, found {baseline!r}")
     if isinstance(ddof, bool) or not isinstance(ddof, int | np.integer) or ddof not in (0, 1):
         raise ConfigError(f"ddof: expected 0 or 1, found {ddof!r}")
-    return baseline, int(ddof), _at_least_0("eps", eps), _at_least_0("std_floor", std_floor)
-
-
-def _at_least_0(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a number from 0, found {value!r}")
-    return float(value)
+    return baseline, int(ddof), check_number("eps", eps), check_number("std_floor", std_floor)
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
@@ -270,8 +263,7 @@ class ReinforcePlusPlus:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eps, int | float) or not 0 < self.eps < np.inf:
-            raise ConfigError(f"eps: expected a number above 0, found {self.eps!r}")
+        check_number("eps", self.eps, above=True)
 
     @property
     def compares(self) -> str:
@@ -319,8 +311,7 @@ class RewardToGo:
 
     def __post_init__(self) -> None:
         check_choice("baseline", self.baseline, BASELINES)
-        if not isinstance(self.discount, int | float) or not 0 <= self.discount <= 1:
-            raise ConfigError(f"discount: expected a number in [0, 1], found {self.discount!r}")
+        check_unit("discount", self.discount)
 
     @property
     def compares(self) -> str:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import check_choice as check_choice
 from mouse_core._base.checks import check_count as check_count
 from mouse_core._base.checks import check_list as check_list
+from mouse_core._base.checks import check_number as check_number
 from mouse_core._base.checks import check_unit as check_unit
 from mouse_core._base.checks import is_text as is_text
 from mouse_core.dtypes import check_dtype as check_dtype

@@ -6,7 +6,6 @@ those of the tokens that were sampled, ``[..., L]``, tokens along the last axis;
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from mouse_core.digest import host_array
 from mouse_core.dtypes import kind_of, namespace, widened
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.spec import check_choice, check_count
+from mouse_core.spec import check_choice, check_count, check_number
 
 Array = Any
 
@@ -150,7 +149,7 @@ class ConstantKLController:
     coef: float
 
     def __post_init__(self) -> None:
-        _number("coef", self.coef, least=0.0)
+        check_number("coef", self.coef)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> ConstantKLController:
         """This controller; the arguments are those of ``AdaptiveKLController.update``."""
@@ -186,8 +185,8 @@ class AdaptiveKLController:
     horizon: int
 
     def __post_init__(self) -> None:
-        _number("coef", self.coef)
-        _number("target", self.target)
+        check_number("coef", self.coef, above=True)
+        check_number("target", self.target, above=True)
         check_count("AdaptiveKLController: horizon", self.horizon)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> AdaptiveKLController:
@@ -231,12 +230,3 @@ def _check(logprobs: Array, reference_logprobs: Array, mask: Array | None) -> No
         )
     if mask is not None and (tuple(mask.shape) != shape or kind_of(mask.dtype) != "b"):
         raise SchemaError(f"mask: expected bool {list(shape)}, found {mask.dtype} {list(mask.shape)}")
-
-
-def _number(name: str, value: object, least: float | None = None) -> None:
-    """ConfigError unless it is a number from ``least``, or above 0."""
-    fits = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or (value <= 0 if least is None else value < least):  # type: ignore[operator]
-        raise ConfigError(
-            f"{name}: expected a number {'above 0' if least is None else f'from {least:g}'}, found {value!r}"
-        )

@@ -17,6 +17,7 @@ from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers import weighing
 from mouse_core.replay.samplers.rows import BaseSampler, rows_in
+from mouse_core.spec import check_number
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -296,7 +297,7 @@ class PrioritizedSampler(BaseSampler):
 
     @beta.setter
     def beta(self, beta: Beta) -> None:
-        self._beta = beta if callable(beta) else weighing.check_number("beta", beta)
+        self._beta = beta if callable(beta) else check_number("beta", beta)
 
     @property
     def max_priority(self) -> float:
@@ -491,4 +492,4 @@ def beta_at(beta: Beta, sample: int) -> float:
     Raises:
         ConfigError: A schedule gives something else than a finite number from 0.
     """
-    return weighing.check_number("beta", beta(sample)) if callable(beta) else beta
+    return check_number("beta", beta(sample)) if callable(beta) else beta

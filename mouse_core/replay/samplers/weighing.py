@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import check_number
 from mouse_core.dtypes import kind_of, number_kind
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.replay.protocols import Slots
@@ -300,13 +301,6 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
         )
     # One for every slice.
     return np.broadcast_to(values.reshape(values.shape + (1,) * (slots.ndim - values.ndim)), slots.shape)
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return a finite number from 0, or raise ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a finite number from 0, found {value!r}")
-    return float(value)
 
 
 def check_alpha(value: Any) -> float:

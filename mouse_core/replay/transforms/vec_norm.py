@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, MissingFieldError, MouseError, Schema
 from mouse_core.nested import key_of, path_of
 from mouse_core.replay.protocols import FieldKey, Storage, Write
 from mouse_core.replay.transforms._fields import NEXT, at_the_root, check_keys, find_any, replaced
-from mouse_core.spec import check_unit
+from mouse_core.spec import check_number, check_unit
 from mouse_core.statistics import Normalizer, Scaling
 
 Floats = npt.NDArray[np.float64]
@@ -72,9 +72,7 @@ class VecNorm:
         self.decay = float(check_unit("VecNorm: decay", decay))
         if not self.decay:
             raise ConfigError("VecNorm: decay: expected a number above 0, found 0")
-        if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < np.inf:
-            raise ConfigError(f"VecNorm: eps: expected a number above 0, found {eps!r}")
-        self.eps = float(eps)
+        self.eps = check_number("VecNorm: eps", eps, above=True)
         self._storage: Storage | None = None
         self._next = 0
         self._moments: dict[FieldKey, _Moments] = {}
