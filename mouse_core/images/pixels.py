@@ -7,7 +7,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -80,57 +80,116 @@ def open_encoded(source: Any) -> Any:
     return image
 
 
-def shape_of(image: Any, turn: int) -> tuple[int, int, int]:
-    """``(H, W, C)`` in which an image is delivered."""
-    width, height = image.size
-    if turn >= 5:
-        height, width = width, height
-    return height, width, _channels(image)
-
-
-def check_header(image: Any, turn: int, shape: tuple[int, ...] | None, max_pixels: int) -> None:
-    """Raise DataError unless a header promises an image of a shape; None: of any with so many pixels at most."""
-    found = shape_of(image, turn)
-    if shape is None:
-        if found[0] * found[1] > max_pixels:
-            raise DataError(
-                f"expected an image of at most {max_pixels:,} pixels, found {found[0]} x {found[1]}; "
-                "a field whose images are that large says so by its shape"
-            )
-    # A palette may hold greys, or colours that are all opaque.
-    elif found[:2] != tuple(shape[:2]) or (found[2] != shape[2] and image.mode not in ("P", "PA")):
-        raise DataError(f"expected shape {list(shape)}, found {list(found)}")
-
-
-def pixels_of(
-    image: Any, turn: int, dtype: np.dtype[Any], *, source: Any = None, channels: int | None = None
-) -> npt.NDArray[Any]:
-    """The pixels of an image, ``[H, W, C]`` of ``dtype``, if it holds them all.
+class _Picture:
+    """An image that Pillow opened; only its header is read until ``pixels``.
 
     Args:
-        image: It.
-        turn: See ``turn_of``.
-        dtype: An integer dtype.
-        source: What ``open_encoded`` opened it from; None for an image that the caller made.
-        channels: How many a palette's colours are to have.
-
-    Raises:
-        DataError: A value that ``dtype`` does not hold, or an image whose values Pillow would change.
+        image: Pillow's image.
+        source: The bytes or the file that it was opened from; None for an image that the caller made.
     """
-    half = left_out(image)
-    array: npt.NDArray[Any]
-    if half is not None:
-        array = _wide_colours(image, half, source)
-    elif image.mode in PLAIN_MODES or image.mode in _WIDE_MODES:
-        array = np.asarray(image)
-    elif image.mode == "1":
-        array = np.asarray(image.convert("L"))
-    else:
-        array = _palette_colours(image, channels)
-    array = array.reshape(*array.shape[:2], -1)
-    if array.dtype != dtype:
-        array = in_range(array.astype(array.dtype.newbyteorder("="), copy=False), dtype)
-    return _turned(array, turn)
+
+    def __init__(self, image: Any, source: Any) -> None:
+        self._image, self._source = image, source
+        if image.mode in ("P", "PA"):
+            self._channels = 4 if image.mode == "PA" or "transparency" in image.info else 3
+        elif image.mode == "1" or image.mode in _WIDE_MODES:
+            self._channels = 1
+        elif image.mode in PLAIN_MODES:
+            self._channels = PLAIN_MODES[image.mode]
+        else:
+            wanted = [*PLAIN_MODES, "1", "P", "PA", *_WIDE_MODES[:3]]
+            raise DataError(f"expected an image of mode {wanted}, found mode {image.mode!r}")
+        # EXIF's orientation, 1 to 8; TIFF is turned by Pillow itself.
+        self._turn = 1
+        if source is not None and image.format != "TIFF" and any(key in image.info for key in _TURNS):
+            with suppress(Exception):  # what is damaged there says nothing about the pixels
+                turn = image.getexif().get(_ORIENTATION, 1)
+                self._turn = turn if turn in range(1, 9) else 1
+        # The raw mode of 16-bit channels that Pillow reduces to 8 bits; None if Pillow keeps every bit.
+        self._reduced: str | None = None
+        tiles = getattr(image, "tile", None)
+        if tiles and image.mode in PLAIN_MODES:
+            arguments = tiles[0][3]
+            raw = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+            self._reduced = raw if isinstance(raw, str) and ";16" in raw else None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(H, W, C)`` in which the image is delivered."""
+        width, height = self._image.size if self._turn < 5 else self._image.size[::-1]
+        return height, width, self._channels
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the header alone says that the values are 8 bits a channel, and how many channels there are."""
+        return self._image.mode in PLAIN_MODES and self._reduced is None
+
+    def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
+        """Raise DataError unless the header promises an image of a shape; None: of any with so many pixels at most."""
+        found = self.shape
+        if shape is None:
+            if found[0] * found[1] > max_pixels:
+                raise DataError(
+                    f"expected an image of at most {max_pixels:,} pixels, found {found[0]} x {found[1]}; "
+                    "a field whose images are that large says so by its shape"
+                )
+        # A palette may hold greys, or colours that are all opaque.
+        elif found[:2] != tuple(shape[:2]) or (found[2] != shape[2] and self._image.mode not in ("P", "PA")):
+            raise DataError(f"expected shape {list(shape)}, found {list(found)}")
+
+    def pixels(self, dtype: np.dtype[Any], channels: int | None) -> npt.NDArray[Any]:
+        """The pixels, ``[H, W, C]`` of ``dtype``, as they are to be seen.
+
+        Args:
+            dtype: An integer dtype.
+            channels: How many a palette's colours are to have.
+
+        Raises:
+            DataError: A value that ``dtype`` does not hold, or an image whose values Pillow would change.
+        """
+        image = self._image
+        array: npt.NDArray[Any]
+        if self._reduced is not None:
+            array = self._wide_colours(self._reduced)
+        elif image.mode in PLAIN_MODES or image.mode in _WIDE_MODES:
+            array = np.asarray(image)
+        elif image.mode == "1":
+            array = np.asarray(image.convert("L"))
+        else:
+            array = self._palette_colours(channels)
+        array = array.reshape(*array.shape[:2], -1)
+        if array.dtype != dtype:
+            array = in_range(array.astype(array.dtype.newbyteorder("="), copy=False), dtype)
+        if self._turn in (3, 4, 6, 7):
+            array = array[::-1]
+        if self._turn in (2, 3, 7, 8):
+            array = array[:, ::-1]
+        return array.swapaxes(0, 1) if self._turn >= 5 else array
+
+    def _palette_colours(self, channels: int | None) -> npt.NDArray[np.uint8]:
+        """The colours that a palette's indices stand for, in as many channels as they need at least."""
+        mode = "RGBA" if self._channels == 4 or channels in (2, 4) else "RGB"
+        colours: npt.NDArray[np.uint8] = np.asarray(self._image.convert(mode))
+        opaque = colours.shape[2] == 3 or bool((colours[:, :, 3] == 255).all())
+        grey = bool((colours[:, :, :1] == colours[:, :, 1:3]).all())
+        if channels == 3 and opaque:
+            return colours[:, :, :3]
+        if channels == 1 and opaque and grey:
+            return colours[:, :, :1]
+        return colours[:, :, 2:] if channels == 2 and grey else colours
+
+    def _wide_colours(self, raw: str) -> npt.NDArray[np.uint16]:
+        """The 16 bits a channel of a PNG, of which Pillow gives one half at a time."""
+        image = self._image
+        if image.format != "PNG" or raw not in _OTHER_HALVES or self._source is None:
+            raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
+        other = open_encoded(self._source)
+        other._mode, rest = _OTHER_HALVES[raw]
+        other.tile = [tile._replace(args=rest) for tile in other.tile]
+        high, low = np.asarray(image).astype(np.uint16), np.asarray(other)
+        if raw == "LA;16B":  # all four bytes of both channels
+            high, low = low[:, :, ::2].astype(np.uint16), low[:, :, 1::2]
+        return np.asarray((high << 8) | low)
 
 
 def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -142,82 +201,6 @@ def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return convert(array, dtype)
     except RowError as error:
         raise DataError(f"expected pixels 0..{highest}: {error}") from error
-
-
-# ---------------------------------------------------------------------- modes
-
-
-def _channels(image: Any) -> int:
-    if image.mode in ("P", "PA"):
-        return 4 if image.mode == "PA" or "transparency" in image.info else 3
-    if image.mode == "1" or image.mode in _WIDE_MODES:
-        return 1
-    if image.mode not in PLAIN_MODES:
-        raise DataError(
-            f"expected an image of mode {[*PLAIN_MODES, '1', 'P', 'PA', *_WIDE_MODES[:3]]}, found mode {image.mode!r}"
-        )
-    return PLAIN_MODES[image.mode]
-
-
-def _palette_colours(image: Any, channels: int | None) -> npt.NDArray[np.uint8]:
-    """The colours that a palette's indices stand for, in as many channels as they need at least."""
-    own = _channels(image)
-    colours: npt.NDArray[np.uint8] = np.asarray(image.convert("RGBA" if own == 4 or channels in (2, 4) else "RGB"))
-    opaque = colours.shape[2] == 3 or bool((colours[:, :, 3] == 255).all())
-    grey = bool((colours[:, :, :1] == colours[:, :, 1:3]).all())
-    if channels == 3 and opaque:
-        return colours[:, :, :3]
-    if channels == 1 and opaque and grey:
-        return colours[:, :, :1]
-    if channels == 2 and grey:
-        return colours[:, :, 2:]
-    return colours
-
-
-def left_out(image: Any) -> str | None:
-    """Return the raw mode of 16-bit channels that Pillow reduces to 8 bits; None if Pillow keeps every bit."""
-    tiles = getattr(image, "tile", None)
-    if not tiles or image.mode not in PLAIN_MODES:
-        return None
-    arguments = tiles[0][3]
-    raw = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
-    return raw if isinstance(raw, str) and ";16" in raw else None
-
-
-def _wide_colours(image: Any, raw: str, source: Any) -> npt.NDArray[np.uint16]:
-    """The 16 bits a channel of a PNG, of which Pillow gives one half at a time."""
-    if image.format != "PNG" or raw not in _OTHER_HALVES or source is None:
-        raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
-    other = open_encoded(source)
-    other._mode, rest = _OTHER_HALVES[raw]
-    other.tile = [tile._replace(args=rest) for tile in other.tile]
-    high, low = np.asarray(image).astype(np.uint16), np.asarray(other)
-    if raw == "LA;16B":  # all four bytes of both channels
-        high, low = low[:, :, ::2].astype(np.uint16), low[:, :, 1::2]
-    return np.asarray((high << 8) | low)
-
-
-# ---------------------------------------------------------------------- how a file is to be turned
-
-
-def turn_of(image: Any) -> int:
-    """Return the EXIF orientation of an opened file, 1 to 8; 1 for TIFF, which Pillow turns itself."""
-    if image.format == "TIFF" or not any(key in image.info for key in _TURNS):
-        return 1
-    try:
-        turn = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # what is damaged there says nothing about the pixels
-        return 1
-    return turn if turn in range(1, 9) else 1
-
-
-def _turned(array: npt.NDArray[Any], turn: int) -> npt.NDArray[Any]:
-    """Pixels ``[H, W, C]`` as they are to be seen; the same array where they are so already."""
-    if turn in (3, 4, 6, 7):
-        array = array[::-1]
-    if turn in (2, 3, 7, 8):
-        array = array[:, ::-1]
-    return array.swapaxes(0, 1) if turn >= 5 else array
 
 
 _PNG_MODES = {channels: mode for mode, channels in PLAIN_MODES.items()}
@@ -255,15 +238,12 @@ def decode_image(
     """
     wanted = np.dtype(dtype)
     if not is_encoded(value):
-        return _of_shape(_check_pixels(value, wanted), shape)
-    with _opened(value, image_roots) as (image, source):
-        turn = 1 if source is None else turn_of(image)
-        check_header(image, turn, shape, max_pixels)
-        pixels = pixels_of(image, turn, wanted, source=source, channels=None if shape is None else shape[2])
-    return _of_shape(pixels, shape)  # chunks behind the pixels may have changed what the header promised
-
-
-def _of_shape(pixels: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
+        pixels = _check_pixels(value, wanted)
+    else:
+        with _opened(value, image_roots) as picture:
+            picture.check(shape, max_pixels)
+            pixels = picture.pixels(wanted, None if shape is None else shape[2])
+    # Chunks behind the pixels may have changed what the header promised.
     if shape is not None and pixels.shape != tuple(shape):
         raise DataError(f"expected shape {list(shape)}, found {list(pixels.shape)}")
     return pixels
@@ -316,10 +296,9 @@ def image_shape(
     if not is_encoded(value):
         shape = _check_pixels(value, np.dtype(dtype)).shape
         return shape[0], shape[1], shape[2]
-    with _opened(value, image_roots) as (image, source):
-        turn = 1 if source is None else turn_of(image)
-        check_header(image, turn, None, MAX_PIXELS)
-        return shape_of(image, turn)
+    with _opened(value, image_roots) as picture:
+        picture.check(None, MAX_PIXELS)
+        return picture.shape
 
 
 def check_image(
@@ -332,11 +311,9 @@ def check_image(
     """Raise DataError unless ``decode_image`` takes a value, as far as its header says; pixels are decoded only where
     their values may be too large, or a palette's colours count.
     """
-    with _opened(value, image_roots) as (image, _):
-        undecided = image.mode not in PLAIN_MODES or left_out(image) is not None
-        turn = turn_of(image)
-        check_header(image, turn, shape, MAX_PIXELS)
-    if undecided:
+    with _opened(value, image_roots) as picture:
+        picture.check(shape, MAX_PIXELS)
+    if not picture.is_plain:
         decode_image(value, shape=shape, dtype=dtype, image_roots=image_roots)
 
 
@@ -351,21 +328,21 @@ def _is_pillow_image(value: object) -> bool:
 
 
 @contextmanager
-def _opened(value: Any, roots: Sequence[str]) -> Iterator[tuple[Any, Any]]:
-    """The image that an encoded value is, and what it was opened from. Errors in here are ours."""
+def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
+    """The image that an encoded value is. Errors in here are ours."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     with understood(_shown(value)):
         if _is_pillow_image(value):
-            yield value, None
+            yield _Picture(value, None)
         elif isinstance(value, str):
             with (
                 open_inside(value, roots) as file,
                 understood(f"path {value!r}, {_no_image(os.fstat(file.fileno()).st_size)}"),
             ):
-                yield open_encoded(file), file
+                yield _Picture(open_encoded(file), file)
         else:
-            yield open_encoded(value), value
+            yield _Picture(open_encoded(value), value)
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
