@@ -10,10 +10,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +40,14 @@ _FLAGS = ("is_first", "is_last", "is_terminal")
 _LEFT_OUT = ("stepid", "consec", "reset")
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """One file of a stream: ``time`` of its first step, ``name`` of the chunk, ``following`` chunk, number of steps."""
 
-    path: Path
     time: str
     name: str
     following: str
     length: int
+    path: Path
 
 
 def read_dreamerv3(
@@ -77,12 +75,15 @@ def read_dreamerv3(
     first = streams[0][0]
     with closing(NpzTree(first.path)) as file:
         keys = _array_types(file)
-        _check_keys(file, keys, actions)
+    acting = [name for name in keys if (name in actions if actions else name.startswith("action"))]
+    if not acting or not {*_FLAGS, "reward", *actions} <= keys.keys():
+        wanted = [*_FLAGS, "reward", *(actions or ["action"])]
+        raise ConfigError(f"{first.path}: expected arrays {wanted}, found {sorted(keys)[:20]}")
     count = sum(chunk.length for stream in streams for chunk in stream)
     chunks = sum(map(len, streams))
     notes = [f"{chunks} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
-    example = next(_read_rows([[first]], keys, actions, 1))
-    rows = partial(_read_rows, streams, keys, actions, batch_rows)
+    example = next(_read_rows([[first]], keys, acting, 1))
+    rows = partial(_read_rows, streams, keys, acting, batch_rows)
     return RowStream.of_columns(root, "dreamerv3", example, rows, rows=count, notes=tuple(notes))
 
 
@@ -90,19 +91,15 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
     """Return the chunks of each stream, in order."""
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
-    files = (
-        [root] if root.is_file() else [file for file in sorted(root.glob("*.npz")) if DREAMERV3.fullmatch(file.name)]
-    )
-    check_inside(files, root)
+    files = [root] if root.is_file() else sorted(root.glob("*.npz"))
+    matches = {file: match for file in files if (match := DREAMERV3.fullmatch(file.name))}
+    check_inside(matches, root)
     chunks: dict[str, _Chunk] = {}
-    for file in files:
-        match = DREAMERV3.fullmatch(file.name)
-        if match is None:
-            continue
+    for file, match in matches.items():
         time, name, following, length = match.groups()
         if name in chunks:
             raise damaged(file, f"expected chunks of different names, found another one of {chunks[name].path.name}")
-        chunks[name] = _Chunk(file, time, name, following, int(length))
+        chunks[name] = _Chunk(time, name, following, int(length), file)
     chunks = {name: chunk for name, chunk in chunks.items() if chunk.length}
     if not chunks:
         raise ConfigError(f"{root}: expected files TIME-ID-FOLLOWING-LENGTH.npz with steps, found none")
@@ -112,15 +109,11 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
             root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several"
         )
     # A chunk that no other chunk links to begins a stream. Chunks that remain at the end form a circle.
-    heads = sorted(
-        (chunk for name, chunk in chunks.items() if name not in followed), key=lambda chunk: (chunk.time, chunk.name)
-    )
     streams = []
-    for head in heads:
-        stream = [head]
+    for head in sorted(chunks[name] for name in chunks.keys() - followed.keys()):
+        stream = [chunks.pop(head.name)]
         while (following_chunk := chunks.pop(stream[-1].following, None)) is not None:
             stream.append(following_chunk)
-        chunks.pop(head.name, None)
         streams.append(stream)
     if chunks:
         circle = sorted(chunk.path.name for chunk in chunks.values())
@@ -131,9 +124,9 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
 def _array_types(file: NpzTree) -> dict[str, tuple[Any, ...]]:
     """Return the shape and dtype of one step of each array, by the name of the array."""
     (tree,) = file.find(["/"])
-    arrays = {"/".join(path): array for path, array in leaves(tree or {"items": {}})}
     keys = {}
-    for name, array in arrays.items():
+    for path, array in leaves(tree or {"items": {}}):
+        name = "/".join(path)
         if name in _LEFT_OUT:
             continue
         if array["kind"] != "number" or not array["shape"]:
@@ -144,21 +137,8 @@ def _array_types(file: NpzTree) -> dict[str, tuple[Any, ...]]:
     return keys
 
 
-def _check_keys(file: NpzTree, keys: Mapping[str, Any], actions: Sequence[str]) -> None:
-    """Raise ConfigError if the flags, the reward or the actions are missing."""
-    missing = [name for name in (*_FLAGS, "reward", *actions) if name not in keys]
-    if missing or not any(_is_action(name, actions) for name in keys):
-        raise ConfigError(
-            f"{file.path}: expected arrays {[*_FLAGS, 'reward', *(actions or ['action'])]}, found {sorted(keys)[:20]}"
-        )
-
-
-def _is_action(name: str, actions: Sequence[str]) -> bool:
-    return name in actions if actions else name.startswith("action")
-
-
 def _read_rows(
-    streams: Sequence[Sequence[_Chunk]], keys: Mapping[str, Any], actions: Sequence[str], batch_rows: int
+    streams: Sequence[Sequence[_Chunk]], keys: Mapping[str, Any], acting: Sequence[str], batch_rows: int
 ) -> Iterator[Columns]:
     """Yield the columns of all streams in batches.
 
@@ -167,46 +147,46 @@ def _read_rows(
     """
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in keys.values())
     most = rows_at_once(size, most=batch_rows)
+    names = [name for name in keys if name not in _FLAGS]
     for stream in streams:
         previous: Columns = {}
         step, ended = 0, True
         for number, chunk in enumerate(stream):
             with closing(NpzTree(chunk.path)) as file, reading(chunk.path):
-                flags = _read_flags(file, chunk, keys)
+                is_first, is_last, is_terminal = _read_flags(file, chunk, keys)
                 next_begins = _begins_episode(stream[number + 1]) if number + 1 < len(stream) else True
-                ends = flags["is_last"] | np.append(flags["is_first"][1:], next_begins)
+                ends = is_last | np.append(is_first[1:], next_begins)
                 begins = step_begins(ends, ended)
                 ended = bool(ends[-1])
-                done = np.where(ends, np.where(flags["is_last"] & flags["is_terminal"], 1, 2), 0)
+                done = np.where(ends, np.where(is_last & is_terminal, 1, 2), 0)
                 for first in range(0, chunk.length, most):
                     part = slice(first, min(first + most, chunk.length))
-                    names = [name for name in keys if name not in _FLAGS]
                     arrays = file.read([(name, part.start, part.stop) for name in names])
                     values = dict(zip(names, arrays, strict=True))
-                    rows = one_later(_actions(values, actions), previous, begins[part])
+                    rows = one_later(_actions(values, acting), previous, begins[part])
                     reward = one_each(values, "reward")
                     rows["reward"] = np.where(begins[part], 0, reward).astype(reward.dtype)
                     rows["done"] = done[part].astype(np.int64)
-                    rows |= _observations(values, actions)
+                    rows |= _observations({name: values[name] for name in names if name not in ("reward", *acting)})
                     rows["episode_step"] = step_numbers(begins[part], step)
                     step = int(rows["episode_step"][-1]) + 1
                     yield rows
 
 
-def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> dict[str, npt.NDArray[np.bool_]]:
+def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> list[npt.NDArray[np.bool_]]:
     """Read the flags of all steps of a chunk; raise SchemaError if its arrays differ from those of the first file."""
     found = _array_types(file)
     if found != dict(keys):
         others = sorted(name for name in found.keys() | keys.keys() if found.get(name) != keys.get(name))
         raise SchemaError(f"{file.path}: expected the arrays of the first file, found others: {others[:8]}")
-    flags = dict(zip(_FLAGS, file.read([(name, 0, chunk.length + 1) for name in _FLAGS]), strict=True))
-    for name, values in flags.items():
+    flags = file.read([(name, 0, chunk.length + 1) for name in _FLAGS])
+    for name, values in zip(_FLAGS, flags, strict=True):
         if values.shape != (chunk.length,):
             raise damaged(
                 file.path,
                 f"{name}: expected {chunk.length} steps, as its name has it, found shape {list(values.shape)}",
             )
-    return {name: values.astype(bool) for name, values in flags.items()}
+    return [values.astype(bool) for values in flags]
 
 
 def _begins_episode(chunk: _Chunk) -> bool:
@@ -216,20 +196,19 @@ def _begins_episode(chunk: _Chunk) -> bool:
         return bool(value.reshape(-1)[0])
 
 
-def _actions(values: Mapping[str, Any], actions: Sequence[str]) -> Columns:
+def _actions(values: Columns, acting: Sequence[str]) -> Columns:
     """Return the columns of actions: "action", or one column for each if there are several."""
-    chosen = {name: array for name, array in values.items() if _is_action(name, actions)}
-    if len(chosen) == 1:
-        return named_action(next(iter(chosen.values())))
-    return named_action({name.removeprefix("action").lstrip("_") or "action": array for name, array in chosen.items()})
+    if len(acting) == 1:
+        return named_action(values[acting[0]])
+    return named_action({name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
 
 
-def _observations(values: Mapping[str, Any], actions: Sequence[str]) -> Columns:
+def _observations(values: Columns) -> Columns:
     """Return the columns of observations, and of metadata: keys with a slash or the prefix "log_"."""
     observations, metadata = {}, {}
     for name, array in values.items():
         if "/" in name or name.startswith("log_"):
             metadata[f"metadata_{name.replace('/', '_')}"] = array
-        elif name != "reward" and not _is_action(name, actions):
+        else:
             observations[name] = array
     return named_observation(next(iter(observations.values())) if len(observations) == 1 else observations) | metadata
