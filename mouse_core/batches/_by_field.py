@@ -7,7 +7,7 @@ as missing, and the nearest row of the episode is copied to their positions: if 
 are those of rows 6, 7, 7.
 
 Each class here has the interface of a class without offsets: ``OffsetBlocks`` of ``Blocks``, ``OffsetPipeline`` of
-``Pipeline``, ``OffsetAbsent`` of ``Absent``, ``OffsetReader`` of ``FieldReader``.
+``Pipeline``, ``OffsetReader`` of ``FieldReader``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
-from mouse_core.batches._mask import as_items, check_fill
+from mouse_core.batches._mask import Absent, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._plan import BatchForm, MaskReader, Readers, copied_fields
 from mouse_core.batches._planner import Block, Planner
@@ -30,7 +30,6 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.offsets import (
     Anchors,
     FieldWindows,
-    OffsetRows,
     Offsets,
     Seconds,
     clock_of,
@@ -47,64 +46,16 @@ from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
 
-class OffsetAbsent:
-    """The missing and the replaced rows around the anchors of a block; has the interface of ``Absent``.
-
-    Args:
-        rows: The rows that are read, counted from the first row of the block, and the corrections.
-        bounds: The number of the first row read of each batch, and of the end.
-    """
-
-    def __init__(self, rows: OffsetRows, bounds: npt.NDArray[np.int64]) -> None:
-        self._rows, self._begins = rows, bounds.tolist()
-        # The position in each list of the first entry of each batch, and of the end.
-        self._replaced: list[int] = np.searchsorted(rows.target, bounds).tolist()
-        self._missing: list[int] = np.searchsorted(rows.missing, bounds).tolist()
-
-    def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
-        """See ``Absent.there``: ``[runs, unit]``."""
-        present = np.ones(self._begins[number + count] - self._begins[number], np.bool_)
-        present[self._missing_of(number, count)] = False
-        return present.reshape(-1, self._rows.unit)
-
-    def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
-        """Copy the nearest row to each replaced position of a field, and fill missing rows; changes ``values``.
-
-        Args:
-            values: The values that were read for `count` batches, ``[runs, unit, ...]``, C-contiguous.
-            number: The number of the first batch.
-            fill: The value for missing rows; None: they have the values of the nearest row.
-            count: The number of batches.
-        """
-        begin, end = self._replaced[number], self._replaced[number + count]
-        missing = self._missing_of(number, count)
-        if not values.size or (begin == end and not len(missing)):
-            return
-        rows = values.reshape(values.shape[0] * values.shape[1], -1)
-        items = as_items(rows)
-        if begin < end:
-            first = self._begins[number]
-            items[self._rows.target[begin:end] - first] = items.take(self._rows.source[begin:end] - first)
-        if fill is not None:
-            items[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
-
-    def _missing_of(self, number: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the missing rows of ``count`` batches, counted from the first row of the first batch."""
-        missing = self._rows.missing[self._missing[number] : self._missing[number + count]]
-        within: npt.NDArray[np.int64] = missing - self._begins[number]
-        return within
-
-
 @dataclass(eq=False, kw_only=True)
 class OffsetBlock(Block):
     """The rows around the anchors of a block, as a block whose windows are the runs.
 
     Args:
-        absent: The rows that are missing.
+        absent: The rows that are missing, and those that copies of the nearest row replace.
         refused: The error message of each batch that cannot be read, by its number in the block.
     """
 
-    absent: OffsetAbsent  # type: ignore[assignment]
+    absent: Absent
     refused: Mapping[int, str]
 
     def check(self, number: int) -> None:
@@ -183,7 +134,7 @@ class OffsetBlocks:
             windows=snapshot.locate(rows.start, rows.unit, bounds),
             sizes=block.sizes,
             planner=self.planner,
-            absent=OffsetAbsent(rows, ends),
+            absent=Absent(rows.unit, ends, rows.missing, rows.target, rows.source),
             refused=refused,
         )
 

@@ -20,57 +20,69 @@ from mouse_core.sampling.plan import MASK
 from mouse_core.spec import FieldSpec
 
 Batch = dict[str, npt.NDArray[Any]]
+Int64s = npt.NDArray[np.int64]
 
 
 class Absent:
-    """The steps that are not there in the windows of a block, and the last before each that is.
+    """The missing steps in the windows of a block, and the steps whose values replace them.
 
-    Windows of 4 steps with lengths 4, 2 and 3, in batches with bounds 0, 2, 3: counted from the first window steps 6, 7
-    and 11 are not there, for which 5, 5 and 10 stand. So ``steps`` is 6, 7, 11, ``last`` 5, 5, 10, and ``first``, of
-    each batch and the end, 0, 2, 3.
+    Windows of 4 steps with lengths 4, 2 and 3 lie in batches with bounds 0, 2, 3. Counted from the first window, steps
+    6, 7 and 11 are missing, and 5, 5 and 10 replace them: ``missing`` is 6, 7, 11, ``source`` 5, 5, 10, and ``first``
+    0, 8, 12.
 
     Args:
-        windows: Those of the block, which may have lengths.
+        length: Steps in a window.
+        first: The first step of each batch, and the end.
+        missing: The missing steps, ascending, int64 ``[m]``.
+        target, source: The steps that are replaced, ascending, and the steps of which each becomes a copy.
     """
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:
+        self.length, self.missing, self.target, self.source = length, missing, target, source
+        self.first: list[int] = first.tolist()
+        # The position in ``missing`` and ``target`` of the first entry of each batch, and of the end.
+        self._missing: list[int] = np.searchsorted(missing, first).tolist()
+        self._replaced: list[int] = self._missing if target is missing else np.searchsorted(target, first).tolist()
+
+    @classmethod
+    def of(cls, windows: Windows) -> Absent:
+        """The missing steps of windows that may have lengths; the last present step replaces them."""
         length = windows.length
         lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
-        missing = length - lengths
-        # The step behind the last one of each window.
-        end = np.arange(len(lengths)) * length + lengths
-        before = np.concatenate([[0], np.cumsum(missing)])
-        self.last = np.repeat(end - 1, missing)
-        self.steps = np.arange(len(self.last)) + np.repeat(end - before[:-1], missing)
-        self.first: list[int] = before[np.asarray(windows.bounds)].tolist()
-        self._windows, self._begins = windows, [begin * length for begin in windows.bounds]
+        absent = length - lengths
+        end = np.arange(len(lengths)) * length + lengths  # behind the last present step of each window
+        source = np.repeat(end - 1, absent)
+        missing = np.arange(len(source)) + np.repeat(end - (np.cumsum(absent) - absent), absent)
+        return cls(length, np.asarray(windows.bounds) * length, missing, missing, source)
 
     def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
         """Return the mask of present steps in some batches' windows, bool ``[n, S]``, as a new array."""
-        bounds = self._windows.bounds
-        return self._windows.there[bounds[number] : bounds[number + count]].copy()
+        begin = self.first[number]
+        present = np.ones(self.first[number + count] - begin, np.bool_)
+        present[self.missing[self._missing[number] : self._missing[number + count]] - begin] = False
+        return present.reshape(-1, self.length)
 
     def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
-        """Overwrite these steps of a field in some batches.
+        """Replace these steps of a field in some batches; changes ``values``.
 
         Args:
-            values: ``[n, S, ...]``, those of one batch after the other, C-contiguous. What was read in these steps lies
-                behind the episode.
-            number: The first of the batches.
-            fill: With what; None: with the last step that is there.
-            count: How many batches.
+            values: ``[n, S, ...]``, the windows of one batch after the other, C-contiguous. Missing steps hold values
+                from beyond the episode.
+            number: The number of the first batch.
+            fill: The value of missing steps; None: they are copies of the steps that replace them.
+            count: The number of batches.
         """
-        begin, end, step = self.first[number], self.first[number + count], self._begins[number]
-        missing, last = self.steps[begin:end] - step, self.last[begin:end] - step
-        if not len(missing) or not values.size:
+        begin, end = self._replaced[number], self._replaced[number + count]
+        missing = self.missing[self._missing[number] : self._missing[number + count]]
+        if not values.size or (begin == end and not len(missing)):
             return
-        rows = values.reshape(values.shape[0] * values.shape[1], -1)
+        rows, first = values.reshape(values.shape[0] * values.shape[1], -1), self.first[number]
         # A row as one item is copied five times as fast as its values.
         steps = as_items(rows)
-        if fill is None:
-            steps[missing] = steps.take(last)
-        else:
-            steps[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
+        if begin < end and (fill is None or self.target is not self.missing):
+            steps[self.target[begin:end] - first] = steps.take(self.source[begin:end] - first)
+        if fill is not None:
+            steps[missing - first] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
 
 
 def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

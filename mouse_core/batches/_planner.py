@@ -6,6 +6,7 @@ planned together, and keeps some blocks. Example: for batches 0, 1, 2, .. it pla
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ import numpy.typing as npt
 from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import PaddedSampler, Plan, Stretches, WindowSampler, starts_by_epochs
+from mouse_core.errors import ConfigError, StoreWarning
+from mouse_core.sampling.plan import PaddedSampler, Plan, Stretches, WindowSampler, remembered, starts_by_epochs
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _BLOCKS_KEPT, _KEPT_BYTES, _MOST_KEPT = 2, 32 << 20, 48
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
 # and, since a kept block may be dropped for it, 16 batches were planned alone since the last run.
 _ALONE_BETWEEN = 16
+# The key in ``block.around`` of the stretches that a block opens, which no kind of offsets has.
+_OPENED = -1
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
 _ALONE = -1
 
@@ -91,7 +94,7 @@ class Block:
         """Missing steps of the windows."""
         from mouse_core.batches._mask import Absent
 
-        return Absent(self.windows)
+        return Absent.of(self.windows)
 
     def part(self, number: int) -> WindowsPart:
         """Return the windows of batch ``number`` of the block."""
@@ -210,12 +213,47 @@ class Planner:
 
         They are a block of the stretches that the batches open, and ``block`` itself where stretches may be evicted.
         """
-        if block.kind < 0 or block.stretches is not None or not hasattr(self.sampler, "starts_to_read"):
+        draw = getattr(self.sampler, "starts_to_read", None)
+        if draw is None or block.kind < 0 or block.stretches is not None:
             return [block]
-        from mouse_core.batches._block_residency import read_for  # loaded where stretches are opened
+        if _OPENED not in block.around:
+            rows, batches = slice(*self.delivered(self.sampler.batch_size)), range(block.first, block.end, block.step)
+            found = draw(self.seed, batches, self.snapshot, self.epoch_start, rows=rows, begun=block.kind)
+            if found is None:
+                return [block]
+            windows, sizes = self.locate(found.starts, found.bounds.tolist(), None), np.diff(found.bounds).tolist()
+            which = block.first, block.end, block.step, block.kind
+            block.around[_OPENED] = Block(*which, windows, sizes, self, stretches=found)
+        stays = remembered(self.snapshot, ("opened", id(self.sampler), self.shard[1]), self._stays)
+        return [block.around[_OPENED]] if stays else [block.around[_OPENED], block]
 
-        found: Sequence[Block] = read_for(self, block, Block)
-        return found
+    def _stays(self) -> bool:
+        """Whether stretches stay where they are read until all of their windows came; False where that is unknown.
+
+        Evicted pages are read again one by one. A ``StoreWarning`` says where there is no room.
+        """
+        pool_of = getattr(self.sampler, "pool", None)
+        pool = None if pool_of is None else pool_of(self.snapshot)
+        if pool is None:
+            return False
+        from mouse_core.readahead.room import room_for_files  # loaded where stretches are opened
+
+        nbytes = pool.nbytes // self.shard[1]
+        found = [("the cache", one.room) for one in self.snapshot.backings]
+        if any(one.is_mapped or one.sealed_files for one in self.snapshot.segments):
+            found.append(("memory", room_for_files()))
+        short = [(room, where) for where, room in found if room is not None and room < nbytes]
+        if short:
+            room, where = min(short)
+            more = "cache_bytes= with more" if where == "the cache" else "more memory"
+            warnings.warn(
+                f"sampling 'blocks': expected room for {nbytes:,} bytes, the {pool.blocks:,} blocks that windows are "
+                f"drawn from at a time, found {room:,} in {where}: blocks are read again and again; have {more}, or "
+                "fewer blocks by Blocks(pool=...)",
+                StoreWarning,
+                stacklevel=2,
+            )
+        return not short and not self.snapshot.backings  # other processes may have evicted pages of a cache
 
     def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""

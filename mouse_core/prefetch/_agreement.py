@@ -277,7 +277,7 @@ def words_of(feed: Feed, next_index: int, call: str, refreshes: int, count: int)
     for name, value in configuration.items():
         parts = {f"{name} {part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
         words |= parts
-    words |= {f"dtype of {name}": field.dtype for name, field in feed.spec.items()}
+    words |= {f"dtype of {name}": field.dtype for name, field in source.spec.items()}
     return {name: str(value) for name, value in words.items()}
 
 

@@ -15,7 +15,6 @@ from mouse_core.errors import StateError
 from mouse_core.sampling import SAMPLERS
 from mouse_core.sampling.plan import MASK
 
-_NUMBERS = ("seed", "next_index", "epoch_start")
 _CONFIGURATION = "configuration"
 # Those of streams without videos have none of it: the versions that the last bits of pixels depend on.
 _DECODER = "decoder"
@@ -63,41 +62,28 @@ def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:
         )
 
 
-def check_keys(state: Any, keys: set[str]) -> None:
-    """Raise StateError unless a state is a dict with these keys."""
-    if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION, _DECODER} != keys:
-        raise StateError(f"state: expected a dict with the keys {sorted(keys)}, found {state!r:.200}")
-
-
-def index_of(state: Mapping[str, Any], name: str) -> int:
-    """A number of a state; StateError unless it is an integer from 0."""
-    return state_number(name, state[name])
-
-
-def numbers_of(state: Any) -> dict[str, int]:
-    """The numbers of a state over a store, by name.
+def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str, int]:
+    """Return the numbers of a state by name.
 
     Raises:
-        StateError: It is none.
+        StateError: The state is no dict of these names, ``others`` and the fingerprint, or has no integers from 0.
     """
-    check_keys(state, {*_NUMBERS, "rows", "fingerprint"})
-    numbers = {name: index_of(state, name) for name in _NUMBERS}
-    if numbers["next_index"] < numbers["epoch_start"]:
-        raise StateError(f"state: expected next_index at or after epoch_start, found {numbers}")
-    return numbers
+    keys = {*names, *others, "fingerprint"}
+    if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION, _DECODER} != keys:
+        raise StateError(f"state: expected a dict with the keys {sorted(keys)}, found {state!r:.200}")
+    return {name: state_number(name, state[name]) for name in names}
 
 
-def rows_of(state: Mapping[str, Any]) -> Any:
-    """Return the saved store's row count, or that of each member by name; StateError unless they are integers >= 0."""
-    return _checked_rows(state["rows"], _DEEPEST)
+def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
+    """Return the saved number of rows of a store, or of each member of a mixture by name, in ``levels`` at most.
 
-
-def _checked_rows(rows: Any, levels: int) -> Any:
-    """Numbers of rows, in at most so many levels of mixtures."""
+    Raises:
+        StateError: They are no integers from 0, or lie deeper.
+    """
     if isinstance(rows, Mapping):
         if not levels:
             raise StateError(f"state: expected rows of mixtures in at most {_DEEPEST} levels, found more")
-        return {name: _checked_rows(some, levels - 1) for name, some in rows.items()}
+        return {name: rows_of(some, levels - 1) for name, some in rows.items()}
     return state_number("rows", rows)
 
 

@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.errors import ClosedError, ForkError, WorkerError
-from mouse_core.prefetch._feeds import Feed, feed_of
+from mouse_core.errors import ClosedError, ConfigError, ForkError, WorkerError
+from mouse_core.prefetch._feeds import feed_of
 from mouse_core.prefetch.prefetcher import Delivery, Prefetcher
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.views import Store
@@ -55,7 +55,7 @@ class Loader(Generic[T]):
         num_workers: int = 2,
         digest: bool = False,
     ) -> None:
-        self._feed: Feed = feed_of(source, store)
+        self._feed = feed_of(source, store)
         self._delivery = delivery
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
@@ -148,7 +148,8 @@ class Loader(Generic[T]):
 
         Only batches of a replay buffer can be old: they are drawn ``prefetch`` calls before they are delivered.
         """
-        return self._feed.staleness
+        staleness: Staleness = self._feed.staleness
+        return staleness
 
     def report(self) -> LoaderReport:
         """Return the waiting times and bytes so far; ``later - earlier`` is the difference of two reports."""
@@ -234,7 +235,10 @@ class Loader(Generic[T]):
         Raises:
             ConfigError: Of a replay buffer, which learns them from what is written.
         """
-        return self._feed.spec
+        if not hasattr(self.source, "spec"):
+            raise ConfigError("spec: expected a loader over a store, found one over a replay buffer")
+        spec: Spec = self.source.spec
+        return spec
 
     # ------------------------------------------------------------------ state
 
@@ -250,7 +254,7 @@ class Loader(Generic[T]):
 
         With ``digest=True`` there is ``digest``, too: of this rank, the only thing in it that ranks differ in.
         """
-        state = self._feed.state(self._next_index)
+        state: dict[str, Any] = self._feed.state(self._next_index)
         if self._digest is not None:
             from mouse_core.digest import KEY, rank_state
             from mouse_core.prefetch._digesting import shard_of
@@ -305,7 +309,7 @@ class Loader(Generic[T]):
             self._agreement.hold("refresh()", feed, self._next_index, self._next_index)
         self._restart(feed, self._next_index)
 
-    def _restart(self, feed: Feed, next_index: int) -> None:
+    def _restart(self, feed: Any, next_index: int) -> None:
         interval = self._next_index - self._began
         # Whoever takes over new rows after as many batches each time gets none computed that are not delivered.
         self._expected = next_index + interval if interval == self._interval > 0 else None

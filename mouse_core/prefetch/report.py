@@ -278,7 +278,7 @@ def _backings(source: Any) -> Iterator[Any]:
         if (fetcher := segment.fetched_by) is not None:
             yield fetcher
     for inner in (*getattr(source, "members", {}).values(), getattr(source, "source", None)):
-        if inner is not None:
+        if inner is not None and inner is not source:
             yield from _backings(inner)
 
 

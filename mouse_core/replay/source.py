@@ -63,7 +63,9 @@ class BufferSource:
         ConfigError: No batch size.
     """
 
-    epoch_start = 0
+    # What a loader asks of a feed; see ``prefetch._feeds``.
+    first_index = epoch_start = 0
+    has_images = None
 
     def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
         if batch_size is None and buffer.batch_size is None:
@@ -83,7 +85,12 @@ class BufferSource:
         # list() takes a TypeError for an unknown length, and any other error would end it.
         raise TypeError("loader: expected a store for a length, found a replay buffer")
 
-    def prepare(self, index: int) -> bool:
+    @property
+    def source(self) -> BufferSource:
+        """The source of a loader's batches: this one."""
+        return self
+
+    def prepare(self, index: int, *, first: bool = False) -> bool:
         """Draw ahead, before batch ``index`` is delivered; in the caller's thread.
 
         A draw that fails, as where a ``ConsumingSampler`` has run out, is tried again before the next batch, and raises
@@ -139,6 +146,11 @@ class BufferSource:
             "ahead": self._count,
             "drawn": {str(number): _encoded(self._drawn[number]) for number in numbers},
         }
+
+    def refreshed(self, next_index: int) -> BufferSource:
+        """Refresh the buffer from its store; draws ahead stay unchanged."""
+        self.buffer.refresh()
+        return self
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
         """Restore a source from ``state``, and the number of its next batch.

@@ -291,7 +291,7 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     fields, found = [Field("goal"), Field("words", shape=(3,), pad=-1)], []
     for room in (1 << 30, 2_000):
         there = DatasetStore.open(folder, fields=fields, max_action_dim=5)
-        monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda room=room: room)
+        monkeypatch.setattr("mouse_core.readahead.room.room_for_files", lambda room=room: room)
         asked[0] = 0
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
@@ -390,7 +390,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
     memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
     wanted = [BatchSource(memory, 30, 8, one, seed=4) for one in sampling]
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    monkeypatch.setattr("mouse_core.batches._block_residency.room_for_files", lambda: 1 << 30)
+    monkeypatch.setattr("mouse_core.readahead.room.room_for_files", lambda: 1 << 30)
     advised = list[tuple[int, int]]()
 
     def madvise(begin: int, size: int, advice: int) -> int:
