@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
@@ -36,9 +35,17 @@ from mouse_core.groups.batch_maker import BatchMaker, Making
 from mouse_core.groups.columns import Columns, RolloutColumn
 from mouse_core.groups.examples import examples_digest
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
-from mouse_core.groups.index import BatchStore, ToldVersion, encode, encode_parts, open_index
+from mouse_core.groups.index import (
+    BatchFiles,
+    ToldVersion,
+    encode,
+    encode_parts,
+    open_index,
+    stored_digest,
+    write_batch,
+)
 from mouse_core.groups.late import Awaited, Chunk, LateStore, Readiness, checked_chunk
-from mouse_core.groups.records import RLExample, RolloutRecord, refuse_other, uids_of, with_columns
+from mouse_core.groups.records import RolloutRecord, refuse_other, uids_of, with_columns
 from mouse_core.groups.stored import RolloutFilter, StoredGroup, StoredRollouts, select_rollouts
 from mouse_core.groups.versions import Versions, version_name
 from mouse_core.groups.waiting import RolloutCache, SealingPlan, SealingRules, Waiting
@@ -181,7 +188,7 @@ _TOGETHER = 32
 _RETRY_SECONDS = 5.0
 
 
-class RolloutBuffer:
+class RolloutBuffer(BatchFiles):
     """Rollouts on disk, group by group, and batches made of them.
 
     A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
@@ -232,8 +239,8 @@ class RolloutBuffer:
         digest: bool = False,
     ) -> None:
         rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
-        check_codec(compression)
-        self._root, self._making, self._sync = Path(root_path), Making(batch_maker), bool(sync)
+        super().__init__(Path(root_path))
+        self._making, self._sync, self._compression = Making(batch_maker), bool(sync), check_codec(compression)
         self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
         self._max_ahead = None if max_ahead is None else check_count("max_ahead", max_ahead)
         if max_ahead is not None and not hasattr(batch_maker, "available"):
@@ -249,31 +256,24 @@ class RolloutBuffer:
         try:
             with self._owner.taking():
                 self._columns = declare(self._root, columns, sync=self._sync)
-                self._open(rules, compression, digest, check_count("memory_bytes", memory_bytes, 0))
+                self._open(rules, digest, check_count("memory_bytes", memory_bytes, 0))
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
         self._alarm.set(self._waiting.next_due())
 
-    def _open(self, rules: SealingRules, compression: str, digest: bool, memory_bytes: int) -> None:
+    def _open(self, rules: SealingRules, digest: bool, memory_bytes: int) -> None:
         """Read the folder's files and logs, which this process owns, and give the batch maker what they have."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
-        self._batches = BatchStore(
-            self._root,
-            index.batches,
-            index.told,
-            self._index_log,
-            compression=compression,
-            sync=self._sync,
-            digest_of=examples_digest if digest else None,
-        )
+        self._stored, self._told = index.batches, index.told
+        self._digest = stored_digest(self._root, self._stored) if digest else None
         # The uids of all rollouts, with the places of their groups among the sealed ones; -1: not sealed.
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
         self._cache = RolloutCache(memory_bytes)
-        options: dict[str, Any] = {"compression": compression, "sync": self._sync}
+        options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
         self._waiting = Waiting(self._root, rules, self._cache, self._uids, self._columns, **options)
         self._uids.update(dict.fromkeys(self._waiting.by_uid, -1))
         self._lost: set[str] = set()  # uids of the groups of versions that a trainer went back behind
@@ -318,14 +318,14 @@ class RolloutBuffer:
 
     def _resume(self) -> None:
         """Let the batch maker be as if the folder had just been opened."""
-        self._making.resume(self._groups(self._ready), self._batches.stored)
+        self._making.resume(self._groups(self._ready), self._stored)
 
     # ------------------------------------------------------------------ what is there
 
     def __repr__(self) -> str:
         return (
             f"RolloutBuffer({str(self._root)!r}, groups={len(self._parts)}, rollouts={len(self)}, "
-            f"waiting={self._waiting.count}, batches={len(self._batches.stored)})"
+            f"waiting={self._waiting.count}, batches={len(self._stored)})"
         )
 
     @property
@@ -384,7 +384,7 @@ class RolloutBuffer:
         It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
         buffer was made without ``digest=True``.
         """
-        return asked_for(self._batches.digest, "buffer")
+        return asked_for(self._digest, "buffer")
 
     def rollouts(self, **where: Unpack[RolloutFilter]) -> StoredRollouts:
         """Return the rollouts that are sealed so far; arguments and errors are those of ``open_rollouts``."""
@@ -435,7 +435,7 @@ class RolloutBuffer:
             }
             found: dict[str, float] = dict(self._making.ask("summary") or {})
             says = found.keys() >= {"received", "held", "used"}
-            used = set() if says and not self._lost else {uid for batch in self._batches.stored for uid in batch.uids}
+            used = set() if says and not self._lost else {uid for batch in self._stored for uid in batch.uids}
             lost = [uid for part in self._ready if part.place in self._lost for uid in part.uids]
             used_before = sum(uid in used for uid in lost)
             if says:
@@ -456,37 +456,7 @@ class RolloutBuffer:
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order; old files may have been deleted since."""
         with self._lock:
-            return [batch.batch_id for batch in self._batches.stored]
-
-    def read_batch(self, batch_id: str) -> list[RLExample]:
-        """Return a stored batch.
-
-        Raises:
-            MissingFieldError: There is no such batch.
-            DataError: Its file is damaged.
-            StorageError: It cannot be read.
-        """
-        return self._batches.read_batch(batch_id)
-
-    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
-        """Return the batch maker's metadata of a stored batch.
-
-        Raises:
-            MissingFieldError, DataError, StorageError: As ``read_batch``.
-        """
-        return self._batches.batch_metadata(batch_id)
-
-    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
-
-        The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
-        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
-        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
-
-        Raises:
-            MissingFieldError, DataError, StorageError: As ``read_batch``.
-        """
-        return self._batches.batch_staleness(batch_id)
+            return [batch.batch_id for batch in self._stored]
 
     # ------------------------------------------------------------------ adding
 
@@ -772,9 +742,9 @@ class RolloutBuffer:
             # Groups of later versions are lost, those included that are not full, which are sealed first: what comes of
             # these versions from then on is of another policy. The maker begins anew, as it would after a restart.
             self._carry_out(self._waiting.ahead(Versions(told=told)))
-            noted = ToldVersion(told, self._number, len(self._batches.stored))
+            noted = ToldVersion(told, self._number, len(self._stored))
             self._index_log.append(encode("told", [told], [noted.sealed]), sync=self._sync)
-            self._batches.told.append(noted)
+            self._told.append(noted)
             goes_back = self._versions.tell(told)
             if goes_back:
                 self._lose(noted)
@@ -846,10 +816,17 @@ class RolloutBuffer:
             examples, metadata, uids = made
             versions = [example.policy_version for example in examples]
             behind = [self._versions.behind(version) if version else None for version in versions]
-            batch_id = self._batches.store(examples, metadata, uids, behind)
+            options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
+            digest, number = self._digest, len(self._stored)
+            if digest is not None:
+                digest += examples_digest(number, examples)
+                options["digest"] = {**digest.state_dict(), "batches": number + 1}
+            stored = write_batch(self._root, self._index_log, examples, metadata, uids, behind, **options)
+            self._stored.append(stored)
+            self._digest = digest
             self._making.stored(uids)
             self._wake()
-        return batch_id
+        return stored.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
         """Return the id of a stored batch; several callers get the same one.
@@ -864,13 +841,10 @@ class RolloutBuffer:
         """
         number = check_count("index", index, 0)
         with self._lock:
-            stored = self._batches.stored
-            if number < len(stored):
-                return stored[number].batch_id
-            if batch_size is None:
-                return None
-            if number > len(stored):
-                raise ConfigError(f"index: expected at most {len(stored)}, the batch that comes next, found {number}")
+            if number < (count := len(self._stored)) or batch_size is None:
+                return super().batch_at(number)
+            if number > count:
+                raise ConfigError(f"index: expected at most {count}, the batch that comes next, found {number}")
             return self.create_and_store_batch(batch_size)
 
     # ------------------------------------------------------------------ end

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -288,23 +288,23 @@ def _used(path: Path) -> tuple[str, ...]:
 
 
 class BatchFiles:
-    """The stored batches of a folder.
+    """The stored batches of a folder. A subclass fills ``_stored``, the batches, and ``_told``, the told versions.
 
     Args:
         root: The buffer's folder.
-        stored: The batches, in order; ``store`` appends to the list.
-        told: The told versions, in order; others may append to the list.
     """
 
-    def __init__(self, root: Path, stored: list[StoredBatch], told: list[ToldVersion]) -> None:
-        self._root, self.stored, self.told = root, stored, told
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stored: list[StoredBatch] = []
+        self._told: list[ToldVersion] = []
 
     def batch_at(self, index: int) -> str | None:
         """Return the id of the batch with this number; None while there is none."""
-        return self.stored[index].batch_id if index < len(self.stored) else None
+        return self._stored[index].batch_id if index < len(self._stored) else None
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
-        """Return a batch.
+        """Return a stored batch.
 
         Raises:
             MissingFieldError: There is no such batch.
@@ -314,19 +314,23 @@ class BatchFiles:
         return _read_examples(self._find(batch_id)[1])
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
-        """Return what the batch maker said of a batch; errors as those of ``read_batch``."""
+        """Return the batch maker's metadata of a stored batch; errors are those of ``read_batch``."""
         found: dict[str, Any] = json.loads(read_metadata(self._find(batch_id)[1]).get(_METADATA, b"{}"))
         return found
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions older than the newest each example was when the batch was made; NaN: not known.
+        """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
 
-        Where a trainer has gone back behind an example's version since, it is how many versions the example and the
-        newest are apart along both lines: see ``Versions.parted``. Errors are those of ``read_batch``.
+        The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
+        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
+        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
         number, path = self._find(batch_id)
         behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
-        told = [one.version for one in list(self.told) if one.batches > number]
+        told = [one.version for one in list(self._told) if one.batches > number]
         if told:
             versions = Versions(told)
             versions.tell(told[-1])
@@ -337,7 +341,7 @@ class BatchFiles:
 
     def _find(self, batch_id: str) -> tuple[int, Path]:
         """Return the number of a batch, and its file."""
-        stored = list(self.stored)
+        stored = list(self._stored)
         for number in range(len(stored) - 1, -1, -1):
             if stored[number].batch_id == batch_id:
                 return number, self._root / BATCHES / stored[number].name
@@ -360,15 +364,15 @@ class FolderBatches(BatchFiles):
     """
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, [], [])
+        super().__init__(root)
         self._position = 0
 
     def __repr__(self) -> str:
-        return f"the folder {str(self._root)!r}, which has {len(self.stored)}"
+        return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
 
     def batch_at(self, index: int) -> str | None:
         """Return the id of the batch with this number; None while it is not in the log."""
-        if index >= len(self.stored):
+        if index >= len(self._stored):
             self._follow()
         return super().batch_at(index)
 
@@ -381,91 +385,69 @@ class FolderBatches(BatchFiles):
         """Read on in the log. Only a batch that is in the log has its number for good."""
         records, self._position = follow_log(index_path(self._root), self._position)
         new = _decode([record for record in records if record.startswith((b"batches\n", b"told\n"))])
-        self.told += [one._replace(batches=one.batches + len(self.stored)) for one in new.told]
-        self.stored += new.batches
+        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
+        self._stored += new.batches
 
 
-class BatchStore(BatchFiles):
-    """The stored batches of a folder, for its one writer, of which one thread at a time stores a batch.
+def write_batch(
+    root: Path,
+    log: Log,
+    batch: Sequence[RLExample],
+    metadata: Mapping[str, Any],
+    uids: tuple[str, ...],
+    behind: Sequence[float | None],
+    *,
+    digest: Mapping[str, Any] | None = None,
+    compression: str,
+    sync: bool,
+) -> StoredBatch:
+    """Write a batch to a file and to the log of the index. Only the folder's one writer may call this.
 
     Args:
-        root, stored, told: As in ``BatchFiles``.
+        root: The folder.
         log: The log of the index.
+        batch: The examples.
+        metadata: The batch maker's metadata of the batch.
+        uids: The uids of the rollouts that the batch used.
+        behind: How many versions each example is behind the newest.
+        digest: The digest of this batch and all before it, if a digest runs along.
         compression: The codec of pages.
         sync: Whether to wait for the disk.
-        digest_of: The digest of a batch with its number; None: no digest runs along.
 
-    Attributes:
-        digest: The sum of the digests of all batches, which each file has as it was then.
+    Raises:
+        StorageError: The batch cannot be written; there is no such batch then.
     """
+    noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
+    noted[_STALENESS] = json.dumps(list(behind)).encode()
+    if digest is not None:
+        noted[_DIGEST] = json.dumps(digest).encode()
+    if uids != tuple(example.rollout_uid for example in batch):
+        noted[_USED] = json.dumps(uids).encode()
+    declared = common_columns(batch)
+    if declared:
+        noted[_COLUMNS] = declared.to_json().encode()
+    rows = pa.Table.from_batches([examples_to_table(batch, declared)])
+    batch_id, content = encode_part(rows, compression, noted)
+    stored = StoredBatch(f"batch_{batch_id}_{int(time.time())}.parquet", uids)
+    path = root / BATCHES / stored.name
+    try:
+        write_file(path, content, sync=sync, only_writer=True)
+        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
+        # still knows the rollouts when the file has been deleted, so there is no batch without it.
+        log.append(encode("batches", [stored.name], [stored.uids]), sync=sync)
+    except BaseException:
+        remove(path)
+        raise
+    return stored
 
-    def __init__(
-        self,
-        root: Path,
-        stored: list[StoredBatch],
-        told: list[ToldVersion],
-        log: Log,
-        *,
-        compression: str,
-        sync: bool,
-        digest_of: Callable[[int, Sequence[RLExample]], StreamDigest] | None = None,
-    ) -> None:
-        super().__init__(root, stored, told)
-        self._log, self._compression, self._sync, self._digest_of = log, compression, sync, digest_of
-        self.digest = None if digest_of is None else self._stored_digest()
 
-    def store(
-        self,
-        batch: Sequence[RLExample],
-        metadata: Mapping[str, Any],
-        uids: tuple[str, ...],
-        behind: Sequence[float | None],
-    ) -> str:
-        """Write a batch; return its id.
-
-        Args:
-            batch: The examples.
-            metadata: What the batch maker says of it.
-            uids: The uids of the rollouts that it used.
-            behind: How many versions each example is behind the newest.
-
-        Raises:
-            StorageError: It cannot be written; there is no such batch then.
-        """
-        noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
-        noted[_STALENESS] = json.dumps(list(behind)).encode()
-        digest, number = self.digest, len(self.stored)
-        if digest is not None and self._digest_of is not None:
-            digest += self._digest_of(number, batch)
-            noted[_DIGEST] = json.dumps({**digest.state_dict(), "batches": number + 1}).encode()
-        if uids != tuple(example.rollout_uid for example in batch):
-            noted[_USED] = json.dumps(uids).encode()
-        declared = common_columns(batch)
-        if declared:
-            noted[_COLUMNS] = declared.to_json().encode()
-        rows = pa.Table.from_batches([examples_to_table(batch, declared)])
-        batch_id, content = encode_part(rows, self._compression, noted)
-        stored = StoredBatch(f"batch_{batch_id}_{int(time.time())}.parquet", uids)
-        path = self._root / BATCHES / stored.name
-        try:
-            write_file(path, content, sync=self._sync, only_writer=True)
-            # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
-            # still knows the rollouts when the file has been deleted, so there is no batch without it.
-            self._log.append(encode("batches", [stored.name], [stored.uids]), sync=self._sync)
-        except BaseException:
-            remove(path)
-            raise
-        self.stored.append(stored)
-        self.digest = digest
-        return stored.batch_id
-
-    def _stored_digest(self) -> StreamDigest:
-        """Return the digest in the last file; an empty one where that file has none or is gone."""
-        try:
-            noted = json.loads(read_metadata(self._root / BATCHES / self.stored[-1].name)[_DIGEST])
-            return StreamDigest.from_state(noted) if noted["batches"] == len(self.stored) else StreamDigest()
-        except (IndexError, KeyError, StorageError):
-            return StreamDigest()
+def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
+    """Return the digest in the last batch's file; an empty one where that file has none or is gone."""
+    try:
+        noted = json.loads(read_metadata(root / BATCHES / stored[-1].name)[_DIGEST])
+        return StreamDigest.from_state(noted) if noted["batches"] == len(stored) else StreamDigest()
+    except (IndexError, KeyError, StorageError):
+        return StreamDigest()
 
 
 def _plain(value: Any) -> Any:
