@@ -1,0 +1,27 @@
+"""Classes that are wrong in one way, for tests that a conformance suite finds it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def wrong(base: Any, **others: Any) -> Any:
+    """A class with other attributes.
+
+    Args:
+        base: The class that is right.
+        **others: Functions that stand for methods, which are given the object, its right method and the arguments; and
+            values.
+    """
+    made = type(f"Wrong{base.__name__}", (base,), {})
+
+    def method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            return function(self, getattr(super(made, self), name), *arguments, **options)  # type: ignore[arg-type]
+
+        return call
+
+    for name, other in others.items():
+        setattr(made, name, method(name, other) if callable(other) else other)
+    return made
