@@ -114,7 +114,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     made = replace(replay, cursor=jnp.int32(ring.cursor), seed=seed)
     if not ring.size:
         return made
-    rows = accepted(replay, _as_here(replay, rows))
+    rows, _ = accepted(replay, _as_here(replay, rows))
     fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in named(rows).items()}
     found = moving.state_from_host(sampler, ring, fields, buffer)
     begin = jnp.int32((ring.cursor - ring.size) % ring.steps)

@@ -14,7 +14,6 @@ import numpy as np
 
 from mouse_core import ConfigError
 from mouse_core.nested import as_array
-from mouse_core.replay import LinearSchedule
 from mouse_core.replay.device import DrawKey
 from mouse_core.replay.device.samplers import ByPriority, check_left
 from mouse_core.replay.samplers.weighing import priorities_like, weighed
@@ -88,7 +87,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     if callable(beta):
         if is_key(number.dtype):
             raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
-        beta = _scheduled(beta, number)
+        beta = beta(number)
     return _batch(replay, number, beta, size)[1]
 
 
@@ -183,13 +182,6 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
     # A state that stays is not handed out: XLA would copy it.
     changed = {name: arrays for name, arrays in state.items() if arrays is not replay.state[name]}
     return changed, batch if layout.transform is None else layout.transform(batch)
-
-
-def _scheduled(beta: Any, number: jax.Array) -> Any:
-    """The exponent for a sample whose number may be traced, of which a ``LinearSchedule`` itself knows nothing."""
-    if isinstance(beta, LinearSchedule):
-        return beta.start + (beta.end - beta.start) * jnp.minimum(number / beta.samples, 1.0)
-    return beta(number)
 
 
 def _check(replay: Replay, caller: str) -> None:

@@ -18,7 +18,15 @@ from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_o
 from mouse_core.replay import Priorities
 from mouse_core.replay.device import DeviceSampler, Order, Ring, Slices
 from mouse_core.replay.device.episodes import EpisodeIndex
-from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
+from mouse_core.replay.device.options import (
+    check_names,
+    check_order,
+    check_rooms,
+    check_rows,
+    composed,
+    find_marks,
+    streams_of,
+)
 from mouse_core.replay.device.samplers import sampler_of
 from mouse_core.spec import Alignment, is_text
 from mouse_jax._rollout import seed_halves
@@ -158,10 +166,7 @@ def add(replay: Replay, rows: Any) -> Replay:
         ConfigError: More rows at once than there is room for.
     """
     check_one(replay, "add")
-    rows = accepted(replay, rows)
-    count, steps = jax.tree.leaves(rows)[0].shape[0], replay.layout.steps
-    if count > steps:
-        raise ConfigError(f"add: expected at most {steps} time steps at once, found {count}")
+    rows, count = accepted(replay, rows)
     if not count:
         return replay
     if on_host(replay):
@@ -317,37 +322,27 @@ def _check_pad(row: Any, slices: Slices | None) -> None:
             )
 
 
-def accepted(replay: Replay, rows: Any) -> Any:
-    """Rows as arrays with an axis of time in front, those of NumPy as they are."""
-    held, given = named(replay.rows), named(narrowed(as_dicts(rows)))
+def accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
+    """Rows as arrays with an axis of time in front, those of NumPy as they are, and the number of time steps."""
+    layout, held, given = replay.layout, named(replay.rows), named(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():
         given = named(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
-    if given.keys() != held.keys():
-        raise SchemaError(f"add: expected rows with the fields {list(held)}, found {list(given)}")
-    lead = 1 if replay.layout.num_envs is None else 2
-    arrays, counts = {}, {}
+    weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
+    arrays: dict[FieldKey, Any] = {
+        # int4 of NumPy is fine here
+        key: leaf
+        if isinstance(leaf, jax.Array) or type(leaf) is np.ndarray
+        else as_array(leaf, where=f"add: field {key!r}")
+        for key, leaf in given.items()
+    }
+
+    def fits(key: FieldKey, dtype: Any) -> bool:
+        found = arrays[key].dtype
+        return bool(found == dtype or (key in weak and np.can_cast(found, dtype, "same_kind")))
+
+    kinds = {key: (memory.shape[1:], memory.dtype) for key, memory in held.items()}
+    is_one, count = check_rows("add", arrays, kinds, layout.num_envs, layout.steps, fits)
     for key, memory in held.items():
-        leaf = given[key]
-        if not isinstance(leaf, jax.Array) and type(leaf) is not np.ndarray:  # int4 of NumPy is fine here
-            leaf = as_array(leaf, where=f"add: field {key!r}")
-        weak = not hasattr(given[key], "dtype")
-        one, several = memory.shape[1:], (None, *memory.shape[1:])
-        if leaf.shape == one:
-            leaf = leaf[None]
-            counts[key] = (True, 1)
-        elif leaf.ndim == memory.ndim and leaf.shape[1:] == one:
-            counts[key] = (False, leaf.shape[0])
-        else:
-            what = "row" if lead == 1 else "time step"
-            raise SchemaError(
-                f"add: field {key!r}: expected {list(one)} for one {what} or {[*several]} for some, found "
-                f"{list(leaf.shape)}"
-            )
-        if leaf.dtype != memory.dtype and not (weak and np.can_cast(leaf.dtype, memory.dtype, "same_kind")):
-            raise SchemaError(f"add: field {key!r}: expected {memory.dtype}, found {leaf.dtype}")
-        arrays[key] = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, memory.dtype)
-    if len(set(counts.values())) > 1:
-        found = {key: count for key, (_, count) in counts.items()}
-        raise SchemaError(f"add: expected as many rows in every field, found {found}")
-    leaves = iter(arrays.values())
-    return jax.tree.map(lambda _: next(leaves), replay.rows)
+        leaf = arrays[key] if isinstance(arrays[key], jax.Array) else np.asarray(arrays[key], memory.dtype)
+        arrays[key] = leaf[None] if is_one else leaf
+    return jax.tree.unflatten(jax.tree.structure(replay.rows), [arrays[key] for key in held]), count

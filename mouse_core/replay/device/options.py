@@ -209,3 +209,49 @@ def check_names(row: Any, transform: Compose | None, slices: Slices | None, prio
         taken |= {"mask"}
     if isinstance(row, Mapping) and not taken.isdisjoint(row):
         raise SchemaError(f"init: expected rows without the fields {sorted(taken & row.keys())}, which batches have")
+
+
+def check_rows(
+    caller: str,
+    given: Mapping[FieldKey, Any],
+    held: Mapping[FieldKey, tuple[tuple[int, ...], Any]],
+    num_envs: int | None,
+    steps: int,
+    fits: Callable[[FieldKey, Any], bool],
+) -> tuple[bool, int]:
+    """Check rows that are to be written: whether they lack the axis of time, and how many time steps they are.
+
+    Args:
+        caller: Begins the errors.
+        given: The rows by field, anything with a ``shape`` and a ``dtype``.
+        held: The shape and dtype of one time step by field.
+        num_envs: Environments, or None for one stream.
+        steps: How many time steps fit.
+        fits: Whether the values of a field become those of a dtype.
+
+    Raises:
+        SchemaError: Other fields, shapes or dtypes.
+        ConfigError: More time steps than fit.
+    """
+    if given.keys() != held.keys():
+        raise SchemaError(f"{caller}: expected rows with the fields {list(held)}, found {list(given)}")
+    counts: dict[FieldKey, tuple[bool, int]] = {}
+    for key, (shape, dtype) in held.items():
+        found = tuple(given[key].shape)
+        if found != shape and found[1:] != shape:
+            what = "row" if num_envs is None else "time step"
+            raise SchemaError(
+                f"{caller}: field {key!r}: expected {[*shape]} for one {what} or {[None, *shape]} for some, found "
+                f"{[*found]}"
+            )
+        if not fits(key, dtype):
+            names = (str(kind).removeprefix("torch.") for kind in (dtype, given[key].dtype))
+            raise SchemaError(f"{caller}: field {key!r}: expected {next(names)}, found {next(names)}")
+        counts[key] = (True, 1) if found == shape else (False, found[0])
+    if len(set(counts.values())) > 1:
+        numbers = {key: count for key, (_, count) in counts.items()}
+        raise SchemaError(f"{caller}: expected as many rows in every field, found {numbers}")
+    is_one, count = next(iter(counts.values()))
+    if count > steps:
+        raise ConfigError(f"{caller}: expected at most {steps} time steps at once, found {count}")
+    return is_one, count

@@ -222,9 +222,12 @@ class LinearSchedule:
         if isinstance(self.samples, bool) or not isinstance(self.samples, int | np.integer) or self.samples < 1:
             raise ConfigError(f"LinearSchedule: expected at least 1 sample, found {self.samples!r}")
 
-    def __call__(self, sample: int) -> float:
-        """The value for sample number ``sample``."""
-        return self.start + (self.end - self.start) * min(sample / self.samples, 1.0)
+    def __call__(self, sample: Any) -> Any:
+        """The value for sample number ``sample``, an integer or an array ``[]`` of any framework, also a traced one."""
+        part = sample / self.samples
+        return self.start + (self.end - self.start) * (
+            min(part, 1.0) if isinstance(part, float) else part.clip(max=1.0)
+        )
 
 
 class PrioritizedSampler(BaseSampler):
