@@ -178,10 +178,10 @@ def _written(replay: Replay, rows: Any) -> Replay:
     """The replay with rows that were checked, with an axis of time in front."""
     layout, leaves = replay.layout, jax.tree.leaves(rows)
     count, sizes = len(leaves[0]), [leaf.nbytes for leaf in leaves]
-    few = (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
-    put_in = _put_few_in if few else _put_in
     # A loop would copy what it only hands on.
     changed = _extended(replay.state, rows, layout)
+    few = bool(changed) and (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
+    put_in = _put_few_in if few else _put_in
     memory, state = put_in((replay.rows, {part: replay.state[part] for part in changed}), rows, replay.cursor, layout)
     made = replace(
         replay,
