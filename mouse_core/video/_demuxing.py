@@ -47,13 +47,6 @@ class _Bits:
         return (found + 1) // 2 if found % 2 else -(found // 2)
 
 
-class _Sequence(NamedTuple):
-    """The frame-number bits of a sequence parameter set, and whether colour planes are coded separately."""
-
-    bits: int
-    planes: bool
-
-
 def sets_of(header: bytes) -> Iterator[bytes]:
     """The parameter sets in the header of an MP4 file."""
     place = 5
@@ -66,42 +59,8 @@ def sets_of(header: bytes) -> Iterator[bytes]:
             yield header[begin:place]
 
 
-class FrameNumbers:
-    """Follows the numbers of frames through a file."""
-
-    def __init__(self) -> None:
-        self._sequences: dict[int, _Sequence] = {}
-        self._pictures: dict[int, int] = {}
-        self._before = 0
-
-    def learn(self, unit: bytes) -> None:
-        """Take a parameter set."""
-        if unit and unit[0] & 31 == 7:
-            number, found = _sequence(unit)
-            self._sequences[number] = found
-        elif unit and unit[0] & 31 == 8:
-            bits = _Bits(unit[1:])
-            self._pictures[bits.count()] = bits.count()
-
-    def is_gap(self, unit: memoryview) -> bool:
-        """Whether frames are missing before the one that a slice is of, the first one of its packet."""
-        bits = _Bits(bytes(unit[1:32]))
-        bits.count()  # where in the picture it begins
-        bits.count()  # its kind
-        sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
-        if sequence is None:
-            raise DataError("expected a slice with parameter sets, found one without")
-        if sequence.planes:
-            bits.read(2)
-        number, before = bits.read(sequence.bits), self._before
-        if unit[0] >> 5 & 3:
-            self._before = number
-        # That of any frame follows the number of the last one that others need: 0 1 2b 2b 2 3, b not needed.
-        return unit[0] & 31 != 5 and number != (before + 1) % (1 << sequence.bits)
-
-
-def _sequence(unit: bytes) -> tuple[int, _Sequence]:
-    """The number of a sequence parameter set, and what it says."""
+def _sequence(unit: bytes) -> tuple[int, int, bool]:
+    """The number of a sequence parameter set, the bits of a frame's number, and whether colour planes are separate."""
     bits = _Bits(unit[1:])
     profile = bits.read(8)
     bits.read(16)
@@ -116,7 +75,7 @@ def _sequence(unit: bytes) -> tuple[int, _Sequence]:
             for place in range(12 if colours == 3 else 8):
                 if bits.read(1):
                     _skip_scales(bits, 16 if place < 6 else 64)
-    return number, _Sequence(bits.count() + 4, planes)
+    return number, bits.count() + 4, planes
 
 
 def _skip_scales(bits: _Bits, size: int) -> None:
@@ -190,13 +149,41 @@ def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
 
 
 class _H264:
-    """Reads packets of H.264."""
+    """Reads packets of H.264, and follows the numbers of frames through a file."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
-        self._numbers = FrameNumbers()
+        self._sequences: dict[int, tuple[int, bool]] = {}
+        self._pictures: dict[int, int] = {}
+        self._before = 0
         for unit in sets_of(header):
-            self._numbers.learn(unit)
+            self._learn(unit)
+
+    def _learn(self, unit: bytes) -> None:
+        """Take a parameter set."""
+        if unit and unit[0] & 31 == 7:
+            number, width, planes = _sequence(unit)
+            self._sequences[number] = width, planes
+        elif unit and unit[0] & 31 == 8:
+            bits = _Bits(unit[1:])
+            self._pictures[bits.count()] = bits.count()
+
+    def _is_gap(self, unit: memoryview) -> bool:
+        """Whether frames are missing before the one that a slice is of, the first one of its packet."""
+        bits = _Bits(bytes(unit[1:32]))
+        bits.count()  # where in the picture it begins
+        bits.count()  # its kind
+        sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
+        if sequence is None:
+            raise DataError("expected a slice with parameter sets, found one without")
+        width, planes = sequence
+        if planes:
+            bits.read(2)
+        number, before = bits.read(width), self._before
+        if unit[0] >> 5 & 3:
+            self._before = number
+        # That of any frame follows the number of the last one that others need: 0 1 2b 2b 2 3, b not needed.
+        return unit[0] & 31 != 5 and number != (before + 1) % (1 << width)
 
     def picture(self, units: Iterator[memoryview]) -> Picture:
         """Return the properties of a packet's picture."""
@@ -207,11 +194,11 @@ class _H264:
             if kind in (1, 2, 5):  # slices
                 entry = entry or kind == 5
                 referenced = referenced or unit[0] >> 5 & 3 != 0
-                gap = gap or (not shown and self._numbers.is_gap(unit))
+                gap = gap or (not shown and self._is_gap(unit))
                 shown = True
             elif kind in (7, 8, 13, 15):
                 sets += [bytes(unit)]
-                self._numbers.learn(sets[-1])
+                self._learn(sets[-1])
         new = frozenset(one for one in sets if one not in self._header)
         # What brings sets is not left out.
         return Picture(entry, referenced=referenced or entry or bool(new), sets=new, shown=shown, gap=gap)
