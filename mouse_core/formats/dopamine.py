@@ -245,7 +245,7 @@ class _Padding:
         for place in np.flatnonzero(marks[:ready] == _CHECK).tolist():
             marks[place] = _BEGIN
             stop = place + self._count
-            if self._count and stop <= total and _blank(joined, slice(place, stop)):
+            if self._count and stop <= total and not any(array[place:stop].any() for array in joined.values()):
                 kept[place:stop] = False
                 ready = max(ready, stop)
                 marks[stop : stop + 1] = _BEGIN
@@ -254,7 +254,3 @@ class _Padding:
         self._held = {name: array[ready:].copy() for name, array in joined.items()}
         self._marks = marks[ready:]
         return given, begins
-
-
-def _blank(values: Columns, rows: slice) -> bool:
-    return not any(array[rows].any() for array in values.values())

@@ -369,7 +369,13 @@ def open(
     if opened.rows is not None:
         kept = {name: getattr(opened, name) for name in ("mapped", "opened", "mended", "noted")}
         opened = opened.replace(batches=partial(_all_rows, opened), **kept)
-    return opened if alignment is None else _with_alignment(opened, alignment, root, found)
+    if alignment is None:
+        return opened
+    stated = opened.about.alignment
+    if stated not in (None, alignment):
+        who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
+        raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
+    return opened.replace(alignment=alignment)
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:
@@ -420,14 +426,6 @@ def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) ->
     client = open_client(url, options.get("storage_options"))
     is_lerobot = not url.endswith(".parquet") and not client.exists(NAME) and client.exists("meta/info.json")
     return known["lerobot" if is_lerobot else "store"]
-
-
-def _with_alignment(opened: RowStream, alignment: Alignment, root: Path, found: _Format) -> RowStream:
-    stated = opened.about.alignment
-    if stated not in (None, alignment):
-        who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
-        raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
-    return opened.replace(alignment=alignment)
 
 
 def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,7 @@ from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove
-from mouse_core.formats._files.jobs import Job, Part
+from mouse_core.formats._files.jobs import Job
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
@@ -548,20 +548,20 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
             if not job.parts:
                 remove(folder)
     parts = [*job.parts.values()]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            file = folder / next(iter(part.files))
+            with reading(file), pa.OSFile(str(file)) as source:
+                yield from pa.ipc.open_stream(source)
+
     return stream.replace(
         schema=schema,
-        batches=partial(_part_batches, folder, parts),
+        batches=batches,
         about=about.replace(videos=(*about.videos, *(tuple(video) for part in parts for video in part.facts))),
         rows=job.rows,
         image_roots=(str(folder.resolve()), *roots),
     )
-
-
-def _part_batches(folder: Path, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        file = folder / next(iter(part.files))
-        with reading(file), pa.OSFile(str(file)) as source:
-            yield from pa.ipc.open_stream(source)
 
 
 class _PartWriter:

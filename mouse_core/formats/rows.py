@@ -62,6 +62,8 @@ def read_rows(
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
+    derived = left_out(root)
+    is_mapped = all(file.suffix == ".arrow" and arrow.is_stream(file) for file in files)
     return RowStream(
         path=str(root),
         format="datasets" if any(file.suffix == ".arrow" for file in files) else "parquet",
@@ -73,8 +75,8 @@ def read_rows(
             "splits": {name: [str(file) for file in found[name]] for name in found},
             "split_rows": {name: sum(counts[file] for file in found[name]) for name in splits or found},
         },
-        notes=_notes(root),
-        mapped=partial(_mapped, files) if all(map(_is_stream, files)) else None,
+        notes=(f"Left out, as datasets derived it from other rows: {', '.join(derived)}.",) if derived else (),
+        mapped=partial(_mapped, files) if is_mapped else None,
         about=about,
         noted=_noted(files, whole=not splits),
     )
@@ -96,16 +98,7 @@ def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None,
     return files
 
 
-def _notes(root: Path) -> tuple[str, ...]:
-    names = left_out(root)
-    return (f"Left out, as datasets derived it from other rows: {', '.join(names)}.",) if names else ()
-
-
 # ---------------------------------------------------------------------- by reference
-
-
-def _is_stream(file: Path) -> bool:
-    return file.suffix == ".arrow" and arrow.is_stream(file)
 
 
 def _mapped(files: Sequence[Path]) -> Any:

@@ -261,13 +261,9 @@ def decoder_version() -> str:
     """
     versions = pyav().library_versions
     said = [f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale")]
-    return " ".join([*said, _machine(), _converted()])
-
-
-def _machine() -> str:
-    """The kind of processor, by one name: Motion JPEG is not defined to the last bit, as the other codecs are."""
-    name = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+    # The kind of processor, by one name: Motion JPEG is not defined to the last bit, as the other codecs are.
+    machine = platform.machine().lower()
+    return " ".join([*said, {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), _converted()])
 
 
 def _converted() -> str:

@@ -64,7 +64,8 @@ class VideoFiles:
 
     @memo
     def _decoder(self) -> FrameDecoder:
-        return FrameDecoder(threads=min(_MOST_THREADS, _processors()))
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return FrameDecoder(threads=min(_MOST_THREADS, processors))
 
     def index(self, number: int, roots: Sequence[str]) -> VideoIndex:
         """The index of a file.
@@ -188,10 +189,6 @@ def videos_of(dataset: Any) -> VideoFiles:
     if not files:
         raise SchemaError("expected a list of videos (videos= of mouse_core.about.About) for frames, found none")
     return VideoFiles(files)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:

@@ -187,7 +187,10 @@ class NpzTree:
         with reading(self.path, at=path):
             rows, last = self._begun.get(path, (None, None))
             if rows is None or first < rows.place - (last is not None):
-                rows, last = NpyRows(self._anew(path), where=f"{self.path}, {path}"), None
+                if path in self._files:
+                    self._files[path].close()
+                self._files[path] = self._archive.open(path + _SUFFIX)
+                rows, last = NpyRows(self._files[path], where=f"{self.path}, {path}"), None
             if not rows.shape:
                 return rows.read(1).reshape(())
             # Stretches of observations overlap by one row, which is not read again.
@@ -200,9 +203,3 @@ class NpzTree:
                 values = np.concatenate([begun, values])
             self._begun[path] = (rows, values[-1:].copy() if len(values) else last)
             return values[: stop - first]
-
-    def _anew(self, path: str) -> Any:
-        if path in self._files:
-            self._files.pop(path).close()
-        self._files[path] = self._archive.open(path + _SUFFIX)
-        return self._files[path]

@@ -173,7 +173,9 @@ class TransitionRows:
             "beside": dict(beside or {}),
             "begins": {"begins": np.array(begins, dtype=bool)},
         }
-        self._check_lengths(parts)
+        lengths = {len(values) for part in parts.values() for values in part.values()}
+        if len(lengths) > 1:
+            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
         if self._held is not None:
             parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
         self._mark_begins(parts)
@@ -193,11 +195,6 @@ class TransitionRows:
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
         return self._take(self._held, len(self._held["begins"]["begins"]))
-
-    def _check_lengths(self, parts: dict[str, Columns]) -> None:
-        lengths = {len(values) for part in parts.values() for values in part.values()}
-        if len(lengths) > 1:
-            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
         """Mark the first transition of all, and each whose observation the transition before did not lead to."""
