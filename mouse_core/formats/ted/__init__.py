@@ -3,7 +3,7 @@
 from mouse_core.formats.ted._checkpoints import read_checkpoint, write_checkpoint
 from mouse_core.formats.ted._layouts import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._writing import write_ted
-from mouse_core.formats.ted.rows import read_ted
+from mouse_core.formats.ted.reading import read_ted
 
 __all__ = [
     "Flat2TED",

@@ -17,8 +17,8 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import import_h5py
 from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, TED2Flat, TED2Nested, by_path, key_of
-from mouse_core.formats.ted._reading import Key, environments, has_next, opened, steps_of
 from mouse_core.formats.ted._writing import FolderWriter
+from mouse_core.formats.ted.reading import Key, environments, has_next, opened, steps_of
 from mouse_core.nested import nest
 from mouse_core.spec import check_choice
 

@@ -19,7 +19,7 @@ from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.sources import pieces_of
-from mouse_core.formats.ted._reading import Key
+from mouse_core.formats.ted.reading import Key
 from mouse_core.spec import check_choice, check_list
 
 _LAYOUTS = ("ted", "flat", "nested")

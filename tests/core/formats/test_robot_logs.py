@@ -84,7 +84,7 @@ def column(rows: Any, name: str) -> list[Any]:
 def test_a_tick_has_the_message_that_plain_python_finds(
     times: list[int], ticks: list[int], match: str, tolerance: float
 ) -> None:
-    from mouse_core.formats.robot_logs._aligning import matched
+    from mouse_core.formats.robot_logs.reading import matched
 
     found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
     for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):

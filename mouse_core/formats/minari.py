@@ -1,4 +1,4 @@
-"""Read datasets of Minari from their files.
+"""Reading and writing datasets of Minari, without Minari.
 
 Minari stores T+1 observations and T actions of an episode. An action is taken on the observation of the same number, so
 it moves to the next row; infos came with the observation of their number, and stay.
@@ -6,11 +6,12 @@ it moves to the next row; infos came with the observation of their number, and s
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,17 +25,325 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
-from mouse_core.formats._files.h5 import H5File, leaves
+from mouse_core.files.writing import making
+from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import bytes_a_row, check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import Columns, from_arrow, named_action, named_observation, to_batch
+from mouse_core.formats.columns.named import (
+    MISSING,
+    Columns,
+    from_arrow,
+    is_single,
+    named_action,
+    named_observation,
+    to_batch,
+)
 from mouse_core.formats.columns.steps import at
 from mouse_core.formats.columns.transitions import done_codes, episode_rows
-from mouse_core.formats.minari._spaces import is_picture, leaf_shape, parse_space, space_leaves
 from mouse_core.formats.rows import file_batches
+from mouse_core.formats.sources import pieces_of
 from mouse_core.images.pixels import decode_into
 from mouse_core.nested import path_of
 from mouse_core.spec import Composite, NonTensor, from_gymnasium
+
+LEAVES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text")
+
+
+def parse_space(written: Any, *, where: str) -> dict[str, Any] | None:
+    """Return a space as nested mappings with ``type``; None if the metadata have none.
+
+    Raises:
+        DataError: The space is not as Minari writes it.
+    """
+    if written is None:
+        return None
+    space = json.loads(written) if isinstance(written, str) else written
+    _check(space, where)
+    return space  # type: ignore[no-any-return]
+
+
+def _check(space: Any, where: str) -> None:
+    kind = space.get("type") if isinstance(space, dict) else None
+    parts = space.get("subspaces") if isinstance(space, dict) else None
+    if isinstance(parts, {"Dict": dict, "Tuple": list}.get(str(kind), ())):
+        for name, part in _parts(parts):
+            _check(part, f"{where}/{name}")
+    elif kind not in LEAVES:
+        raise DataError(f"{where}: expected a space of type {['Dict', 'Tuple', *LEAVES]}, found {kind!r}")
+    else:
+        leaf_shape(space, where=where)
+
+
+def _parts(subspaces: Any) -> Iterable[tuple[str, Any]]:
+    """Return the parts of a Dict by name, of a Tuple by position."""
+    items = subspaces.items() if isinstance(subspaces, Mapping) else enumerate(subspaces)
+    return ((str(name), part) for name, part in items)
+
+
+def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
+    """Return the shape of the values of a leaf."""
+    kind = space["type"]
+    try:
+        if kind == "Box":
+            return tuple(int(size) for size in space["shape"])
+        if kind == "MultiBinary":
+            return tuple(int(size) for size in np.atleast_1d(space["n"]))
+        return np.shape(space["nvec"]) if kind == "MultiDiscrete" else ()
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: expected a {kind} space with its shape, found {str(space)[:80]}") from error
+
+
+def is_picture(space: Mapping[str, Any], *, where: str) -> bool:
+    """Whether Minari may have encoded the values of a space as pictures."""
+    shape = leaf_shape(space, where=where)
+    return space["type"] == "Box" and space.get("dtype") == "uint8" and len(shape) in (2, 3)
+
+
+def written_space(space: Any) -> dict[str, Any]:
+    """Return a space in the form of Minari, from a space of gymnasium or from mappings in that form.
+
+    Raises:
+        ConfigError: Minari does not know this kind of space.
+    """
+    if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is a mapping, too
+        return dict(space)
+    kind = type(space).__name__
+    if kind == "Box":
+        found: dict[str, Any] = {"dtype": str(space.dtype), "shape": list(space.shape)}
+        found |= {"low": space.low.tolist(), "high": space.high.tolist()}
+    elif kind == "Discrete":
+        found = {"dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    elif kind == "MultiDiscrete":
+        found = {"dtype": str(space.dtype), "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    elif kind == "MultiBinary":
+        found = {"n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
+    elif kind == "Text":
+        found = {"max_length": space.max_length, "min_length": space.min_length, "charset": space.characters}
+    elif kind == "Dict":
+        found = {"subspaces": {name: written_space(part) for name, part in space.spaces.items()}}
+    elif kind == "Tuple":
+        found = {"subspaces": [written_space(part) for part in space.spaces]}
+    else:
+        raise ConfigError(f"space: expected one of {['Dict', 'Tuple', *LEAVES]}, found {kind}")
+    return {"type": kind, **found}
+
+
+class SpaceOf:
+    """Finds the smallest space that holds all values of a column, piece by piece."""
+
+    def __init__(self) -> None:
+        self._low: float | int | None = None
+        self._high: float | int | None = None
+        self._first: npt.NDArray[Any] | None = None
+        self._characters: set[str] = set()
+        self._longest = 1
+
+    def see(self, values: npt.NDArray[Any]) -> None:
+        """Add values ``[n, ...]``."""
+        if not len(values):
+            return
+        self._first = values[:1]
+        if values.dtype.kind in "OSU":
+            texts = {value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values}
+            self._characters.update(*texts)
+            self._longest = max(self._longest, *(len(text) for text in texts))
+        elif values.dtype.kind in "biu" and values.size:
+            low, high = int(values.min()), int(values.max())
+            self._low = low if self._low is None else min(low, int(self._low))
+            self._high = high if self._high is None else max(high, int(self._high))
+
+    def written(self) -> dict[str, Any]:
+        """Return the space in the form of Minari."""
+        if self._first is None:
+            raise DataError("space: expected values, found none")
+        dtype, shape = self._first.dtype, self._first.shape[1:]
+        if dtype.kind in "OSU":
+            characters = "".join(sorted(self._characters)) or " "
+            return {"type": "Text", "max_length": self._longest, "min_length": 0, "charset": characters}
+        low, high = self._low or 0, self._high or 0
+        if not shape and dtype.kind in "biu":
+            start = min(int(low), 0)
+            return {"type": "Discrete", "dtype": "int64", "start": start, "n": int(high) - start + 1}
+        if dtype.kind == "f":
+            bounds: tuple[Any, Any] = (-np.inf, np.inf)
+        elif dtype == np.uint8:
+            bounds = (0, 255)
+        elif dtype.kind == "b":
+            bounds = (0, 1)
+        else:
+            bounds = (int(low), int(high))
+        lowest, highest = (np.full(shape, bound).tolist() for bound in bounds)
+        name = "int8" if dtype.kind == "b" else str(dtype)
+        return {"type": "Box", "dtype": name, "shape": list(shape), "low": lowest, "high": highest}
+
+
+def space_leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the leaves of a space, with their keys."""
+    if "subspaces" not in space:
+        yield path, space
+        return
+    for name, part in _parts(space["subspaces"]):
+        yield from space_leaves(part, (*path, name))
+
+
+_VERSION = "0.5.3"
+_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
+
+
+def write_minari(
+    rows: Any,
+    path: str | os.PathLike[str],
+    *,
+    dataset_id: str | None = None,
+    observation_space: Any = None,
+    action_space: Any = None,
+    env_spec: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> str:
+    """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
+
+    Pictures are stored as they are, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
+    ``metadata_<key>`` are ``infos[<key>]``; ``metadata_episode_seed`` is the episode's seed.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        path: The folder of the dataset; nothing may exist there. For ``minari.load_dataset("maze/random-v0")`` it is
+            ``maze/random-v0`` in the folder that the variable ``MINARI_DATASETS_PATH`` names.
+        dataset_id: Id of the dataset, ending in ``-v`` and a number; by default from ``path``.
+        observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the
+            smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
+            ``Text``, and ``Dict`` for columns ``observation_<key>``.
+        env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
+        metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
+
+    Returns:
+        The id of the dataset.
+
+    Raises:
+        ConfigError: Something is at ``path``, another process is writing it, or Minari does not accept the id.
+        StorageError: Files cannot be written; nothing is left.
+        DataError: Rows are null or marked as missing.
+        ImportError: h5py is not installed.
+    """
+    target = Path(path)
+    dataset_id = _check_id(dataset_id, target)
+    with making(target, "write_minari") as partial:
+        data = partial / "data"
+        data.mkdir()
+        counts, seen = _write_hdf5(rows, data)
+        if not counts[0]:
+            raise DataError("write_minari: expected rows, found none")
+        size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
+        about: dict[str, Any] = {
+            **(metadata or {}),
+            "total_episodes": counts[0],
+            "total_steps": counts[1],
+            "data_format": "hdf5",
+            "jpeg_encoding": False,
+            "observation_space": json.dumps(_space(observation_space, seen, "observation")),
+            "action_space": json.dumps(_space(action_space, seen, "action")),
+            "dataset_id": dataset_id,
+            "dataset_size": round(size / 1e6, 1),
+            "minari_version": _minari_version(),
+        }
+        if env_spec is not None:
+            about["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
+        (data / "metadata.json").write_text(json.dumps(about, default=_jsonable), encoding="utf-8")
+    return dataset_id
+
+
+def _check_id(dataset_id: str | None, target: Path) -> str:
+    if dataset_id is None:
+        root = os.environ.get("MINARI_DATASETS_PATH")
+        inside = root is not None and target.resolve().is_relative_to(Path(root).resolve())
+        dataset_id = target.resolve().relative_to(Path(root or "").resolve()).as_posix() if inside else target.name
+    if not _ID.fullmatch(dataset_id):
+        raise ConfigError(
+            f"dataset_id: expected (namespace/)name-v0, as Minari has it, found {dataset_id!r}; give the folder such a "
+            "name, or pass dataset_id"
+        )
+    return dataset_id
+
+
+def _minari_version() -> str:
+    try:
+        return importlib.metadata.version("minari")
+    except importlib.metadata.PackageNotFoundError:
+        return _VERSION
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
+    if given is not None:
+        return written_space(given)
+    names = {name: space for name, space in seen.items() if _belongs(name, prefix)}
+    if is_single(names, prefix):
+        return next(iter(names.values())).written()
+    return {"type": "Dict", "subspaces": {name[len(prefix) + 1 :]: space.written() for name, space in names.items()}}
+
+
+def _belongs(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}_")
+
+
+def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays to write for a piece of an episode, by path."""
+    columns = dict(columns)
+    if columns.pop(MISSING, np.zeros(1)).any():
+        raise DataError("write_minari: expected all observations, found rows marked as missing; read with final='drop'")
+    shift = slice(1, None) if begins else slice(None)
+    done = columns.pop("done")[shift]
+    found: dict[str, npt.NDArray[Any]] = {
+        "terminations": done == 1,
+        "truncations": done == 2,
+        "rewards": columns.pop("reward")[shift],
+    }
+    for prefix, path in (("observation", "observations"), ("action", "actions")):
+        names = [name for name in columns if _belongs(name, prefix)]
+        if not names:
+            raise DataError(f"write_minari: expected columns of {prefix}, found {list(columns)}")
+        single = is_single(names, prefix)
+        for name in names:
+            values = columns.pop(name)
+            values = values[shift] if prefix == "action" else values
+            if values.ndim == 1 and values.dtype.kind in "biu":
+                values = values.astype(np.int64)
+            seen.setdefault(name, SpaceOf()).see(values)
+            found[path if single else f"{path}/{name[len(prefix) + 1 :]}"] = values
+    for name in ("metadata_episode_seed", "metadata_episode_options"):
+        columns.pop(name, None)
+    for name, values in columns.items():
+        found[f"infos/{name.removeprefix('metadata_').removeprefix('infos_')}"] = values
+    return found
+
+
+def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
+    h5py = import_h5py()
+    seen: dict[str, SpaceOf] = {}
+    episodes = steps = 0
+    group: Any = None
+    with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
+        for begins, columns in pieces_of(rows):
+            begins = begins or group is None
+            values = _values(columns, begins=begins, seen=seen)
+            if begins:
+                group = file.create_group(f"episode_{episodes}")
+                group.attrs["id"] = episodes
+                group.attrs["total_steps"] = 0
+                if "metadata_episode_seed" in columns:
+                    group.attrs["seed"] = int(columns["metadata_episode_seed"][0])
+                episodes += 1
+            for path, array in values.items():
+                append_rows(group, path, array)
+            steps += len(values["rewards"])
+            group.attrs["total_steps"] += len(values["rewards"])
+    return (episodes, steps), seen
+
 
 BUDGET = 32 << 20
 """Bytes that a piece may take."""
