@@ -12,7 +12,7 @@ import pyarrow as pa
 from mouse_core.errors import MouseError
 from mouse_core.files.ipc.batches import MAGIC, messages, read_footer, read_message
 from mouse_core.formats.base import RowStream
-from mouse_core.readahead.local import room_for_files
+from mouse_core.readahead.room import room_for_files
 from mouse_core.store.disk.manifest import NAME, parse_manifest
 
 # Record batches of more rows have their columns too far apart for windows, and what Arrow's reader keeps of each.
