@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -13,21 +12,13 @@ from tests.bench.workloads import Task
 
 def contenders(task: Task) -> Iterator[Contender]:
     """Single transitions."""
-    if task.sequence_length == 1:
-        yield Contender("cpprb ReplayBuffer", _Sample(task))
+    if task.sequence_length > 1:
+        return
+    import cpprb
 
-
-class _Sample:
-    def __init__(self, task: Task) -> None:
-        import cpprb
-
-        arrays = task.arrays()
-        env = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in arrays.items()}
-        # It keeps episodes apart by a key that it must know.
-        self._buffer = cpprb.ReplayBuffer(task.rows, env)
-        for first in range(0, task.rows, 100_000):
-            self._buffer.add(**{name: np.array(values[first : first + 100_000]) for name, values in arrays.items()})
-        self._batch_size = task.batch_size
-
-    def __call__(self, number: int) -> Any:
-        return self._buffer.sample(self._batch_size)
+    arrays = task.arrays()
+    env = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in arrays.items()}
+    buffer = cpprb.ReplayBuffer(task.rows, env)
+    for first in range(0, task.rows, 100_000):
+        buffer.add(**{name: np.array(values[first : first + 100_000]) for name, values in arrays.items()})
+    yield Contender("cpprb ReplayBuffer", lambda number: buffer.sample(task.batch_size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,61 +13,38 @@ from tests.bench.workloads import Task
 
 def contenders(task: Task) -> Iterator[Contender]:
     """A slice a window as Python lists, as arrays, and LeRobot's way of one query a key."""
-    yield Contender("datasets, python lists", _Lists(task))
-    yield Contender("datasets, numpy format, a slice a window", _Arrays(task))
+    yield Contender("datasets, python lists", _slices(task, None, np.asarray))
+    yield Contender("datasets, numpy format, a slice a window", _slices(task, "numpy", np.stack))
     if task.sequence_length > 1 and task.batch_size <= 32:
-        yield Contender("LeRobot-style delta queries over datasets", _Deltas(task))
+        yield Contender("LeRobot-style delta queries over datasets", _deltas(task))
 
 
-class _Lists:
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._dataset = task.dataset.with_format(None)
+def _slices(task: Task, form: str | None, stacked: Callable[[Any], Any]) -> Callable[[int], dict[str, Any]]:
+    dataset = task.dataset.with_format(form)
 
-    def __call__(self, number: int) -> dict[str, Any]:
-        task = self._task
+    def batch(number: int) -> dict[str, Any]:
+        starts = task.starts(task.batch_size, number).tolist()
         if task.sequence_length == 1:
-            rows = self._dataset[task.starts(task.batch_size, number).tolist()]
-            return {name: np.asarray(values)[:, None] for name, values in rows.items()}
-        windows = [
-            self._dataset[start : start + task.sequence_length]
-            for start in task.starts(task.batch_size, number).tolist()
-        ]
-        return {name: np.asarray([window[name] for window in windows]) for name in windows[0]}
+            return {name: np.asarray(values)[:, None] for name, values in dataset[starts].items()}
+        windows = [dataset[start : start + task.sequence_length] for start in starts]
+        return {name: stacked([window[name] for window in windows]) for name in windows[0]}
+
+    return batch
 
 
-class _Arrays:
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._dataset = task.dataset.with_format("numpy")
-
-    def __call__(self, number: int) -> dict[str, Any]:
-        task = self._task
-        if task.sequence_length == 1:
-            rows = self._dataset[task.starts(task.batch_size, number).tolist()]
-            return {name: values[:, None] for name, values in rows.items()}
-        windows = [
-            self._dataset[start : start + task.sequence_length]
-            for start in task.starts(task.batch_size, number).tolist()
-        ]
-        return {name: np.stack([window[name] for window in windows]) for name in windows[0]}
-
-
-class _Deltas:
+def _deltas(task: Task) -> Callable[[int], dict[str, Any]]:
     """For each item and each key a query of the rows at the wanted offsets, stacked; then the items collated."""
+    import torch
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._dataset = task.dataset.with_format("torch")
+    dataset = task.dataset.with_format("torch")
 
-    def __call__(self, number: int) -> dict[str, Any]:
-        import torch
-
-        task = self._task
+    def batch(number: int) -> dict[str, Any]:
         items = []
         for start in task.starts(task.batch_size, number).tolist():
             rows = list(range(start, start + task.sequence_length))
-            queried = {name: self._dataset[rows][name] for name in self._dataset.column_names}
+            queried = {name: dataset[rows][name] for name in dataset.column_names}
             items.append({name: torch.stack(list(values)) for name, values in queried.items()})
         collated: dict[str, Any] = torch.utils.data.default_collate(items)
         return collated
+
+    return batch

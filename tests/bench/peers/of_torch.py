@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,7 @@ def _torchrl(task: Task) -> Iterator[Contender]:
         if task.sequence_length > 1:
             rows["trajectory"] = torch.zeros(task.rows, dtype=torch.int64)
         buffer.extend(rows)
-        yield Contender(f"TorchRL {name}, {storage_type.__name__}", _Sample(buffer))
-
-
-class _Sample:
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
-
-    def __call__(self, number: int) -> Any:
-        return self._buffer.sample()
+        yield Contender(f"TorchRL {name}, {storage_type.__name__}", lambda number, buffer=buffer: buffer.sample())
 
 
 # ---------------------------------------------------------------------- DataLoader
@@ -100,9 +93,9 @@ def _data_loaders(task: Task) -> Iterator[Contender]:
             # A forked child of a process that runs JAX hangs.
             multiprocessing_context="spawn" if workers else None,
         )
-        call = _Next(loader)
+        batches = chain.from_iterable([loader])  # which begins where the first batch is asked for
         name = f"torch DataLoader, {workers} workers" if workers else "torch DataLoader, no workers"
-        contender = Contender(name, call, wall=workers > 0)
+        contender = Contender(name, lambda number, batches=batches: next(batches), wall=workers > 0)
         yield steady(contender, 2 * workers) if workers else contender
 
 
@@ -115,14 +108,3 @@ class _Starts(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         while True:
             yield from torch.randint(self._high, (4096,)).tolist()
-
-
-class _Next:
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._iterator: Any = None
-
-    def __call__(self, number: int) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return next(self._iterator)

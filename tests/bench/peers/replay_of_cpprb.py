@@ -20,14 +20,12 @@ def _filled(kind: Any, rows: int, **options: Any) -> Any:
 
 
 def prioritized(rows: int) -> Contender:
-    """Draw 256 rows by priority."""
     buffer = _filled(cpprb.PrioritizedReplayBuffer, rows, alpha=0.6)
     buffer.update_priorities(list(range(rows)), priorities(rows))
     return Contender("cpprb PrioritizedReplayBuffer", lambda number: buffer.sample(BATCH, beta=0.4))
 
 
 def updates(rows: int) -> Contender:
-    """Set 256 priorities."""
     buffer = _filled(cpprb.PrioritizedReplayBuffer, rows, alpha=0.6)
     index, priority = updated(rows)
     return Contender(
@@ -37,20 +35,17 @@ def updates(rows: int) -> Contender:
 
 
 def uniform(rows: int) -> Contender:
-    """Draw 256 rows."""
     buffer = _filled(cpprb.ReplayBuffer, rows)
     return Contender("cpprb ReplayBuffer", lambda number: buffer.sample(BATCH))
 
 
 def add(rows: int) -> Contender:
-    """Write one row."""
     buffer = cpprb.ReplayBuffer(rows, _SHAPES)
     some = single_rows()
     return Contender("cpprb add", lambda number: buffer.add(**some[number % len(some)]))
 
 
 def extend(rows: int) -> Contender:
-    """Write 256 rows at once."""
     buffer = cpprb.ReplayBuffer(rows, _SHAPES)
     some = [make_rows(BATCH, first=number * BATCH) for number in range(20)]
     return Contender("cpprb add, 256 rows", lambda number: buffer.add(**some[number % len(some)]))

@@ -56,12 +56,10 @@ def _by_priority(rows: int) -> tuple[Any, Any]:
 
 
 def prioritized(rows: int) -> Contender:
-    """Draw 256 rows by priority."""
     return _sampling("flashbax prioritised trajectory buffer, jitted, CPU", *_by_priority(rows))
 
 
 def updates(rows: int) -> Contender:
-    """Set 256 priorities."""
     buffer, state = _by_priority(rows)
     index, priority = updated(rows - 1)
     setting = jax.jit(buffer.set_priorities, donate_argnums=0)
@@ -77,13 +75,11 @@ def updates(rows: int) -> Contender:
 
 
 def uniform(rows: int) -> Contender:
-    """Draw 256 rows."""
     buffer = _trajectories(rows, BATCH, 1)
     return _sampling("flashbax trajectory buffer, jitted, CPU", buffer, _state(buffer, rows))
 
 
 def slices(rows: int) -> Contender:
-    """Draw 32 windows of 64 steps, which cross the ends of episodes: it knows none."""
     buffer = _trajectories(rows, SLICES, LENGTH)
     return _sampling("flashbax trajectory buffer, no episodes, jitted, CPU", buffer, _state(buffer, rows))
 
@@ -106,10 +102,8 @@ def _writing(rows: int, count: int, name: str) -> Contender:
 
 
 def add(rows: int) -> Contender:
-    """Write one row."""
     return _writing(rows, 1, "flashbax add, jitted, CPU")
 
 
 def extend(rows: int) -> Contender:
-    """Write 256 rows at once."""
     return _writing(rows, BATCH, "flashbax add, 256 rows, jitted, CPU")

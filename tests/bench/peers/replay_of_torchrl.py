@@ -29,14 +29,12 @@ def _filled(rows: int, sampler: Any, batch_size: int) -> Any:
 
 
 def prioritized(rows: int) -> Contender:
-    """Draw 256 rows by priority."""
     buffer = _filled(rows, PrioritizedSampler(rows, 0.6, 0.4), BATCH)
     buffer.update_priority(torch.arange(rows), torch.from_numpy(priorities(rows)))
     return Contender("TorchRL PrioritizedSampler", lambda number: buffer.sample())
 
 
 def updates(rows: int) -> Contender:
-    """Set 256 priorities."""
     buffer = _filled(rows, PrioritizedSampler(rows, 0.6, 0.4), BATCH)
     index, priority = (torch.from_numpy(values) for values in updated(rows))
     return Contender(
@@ -46,13 +44,11 @@ def updates(rows: int) -> Contender:
 
 
 def uniform(rows: int) -> Contender:
-    """Draw 256 rows."""
     buffer = _filled(rows, None, BATCH)
     return Contender("TorchRL RandomSampler", lambda number: buffer.sample())
 
 
 def slices(rows: int) -> list[Contender]:
-    """Draw 32 slices of 64 steps within episodes: as rows come in, and for data that does not change."""
     storage = LazyTensorStorage(rows)
     found = []
     for cached, name in (
@@ -71,14 +67,12 @@ def slices(rows: int) -> list[Contender]:
 
 
 def add(rows: int) -> Contender:
-    """Write one row."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(rows))
     some = [TensorDict({name: torch.as_tensor(value) for name, value in row.items()}, []) for row in single_rows()]
     return Contender("TorchRL add", lambda number: buffer.add(some[number % len(some)]))
 
 
 def extend(rows: int) -> Contender:
-    """Write 256 rows at once."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(rows))
     some = [_td(make_rows(BATCH, first=number * BATCH)) for number in range(20)]
     return Contender("TorchRL extend", lambda number: buffer.extend(some[number % len(some)]))
