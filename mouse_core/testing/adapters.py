@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -75,12 +75,7 @@ class AdapterConformance(InArrays):
         ):
             expected = self._source(store, **options)
             for workers in (0, 2):
-                with self._loader(store, num_workers=workers, **options) as loader:
-                    self._same(loader, expected, 5)
-                    state = copy.deepcopy(loader.state_dict())
-                with self._loader(store, num_workers=workers, **options) as loader:
-                    loader.load_state_dict(state)
-                    self._same(loader, [expected[index] for index in range(5, 8)], 3)
+                self._goes_on(partial(self._loader, store, num_workers=workers, **options), expected)
             with self.loader_class(_Own(expected), **self.options) as loader:
                 assert loader.spec.batch_dims == expected.spec.batch_dims
                 self._same(loader, expected, 3)
@@ -91,14 +86,9 @@ class AdapterConformance(InArrays):
         for packed in (False, True, 32):
             options = {"lengths": range(1, 9), "packed": packed}
             expected = self._source(store, **options)
+            assert expected.spec.is_packed == bool(packed)
             for workers in (0, 2):
-                with self._loader(store, num_workers=workers, **options) as loader:
-                    assert loader.spec.is_packed == bool(packed)
-                    self._same(loader, expected, 5)
-                    state = copy.deepcopy(loader.state_dict())
-                with self._loader(store, num_workers=workers, **options) as loader:
-                    loader.load_state_dict(state)
-                    self._same(loader, [expected[index] for index in range(5, 8)], 3)
+                self._goes_on(partial(self._loader, store, num_workers=workers, **options), expected)
             with self.loader_class(_Own(expected), **self.options) as loader:
                 self._same(loader, expected, 3)
 
@@ -106,15 +96,8 @@ class AdapterConformance(InArrays):
         """Batches of anything that is a source, which a loader knows by four things alone, and on from a state."""
         source = _Own(BatchSource(example_store(), **SMALL))
         expected = self._source(example_store())
-        said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
         for workers in (0, 1, 4):
-            with self.loader_class(source, num_workers=workers, **self.options) as loader:
-                assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
-                self._same(loader, [expected[index] for index in range(5)], 5)
-                state = copy.deepcopy(loader.state_dict())
-            with self.loader_class(source, num_workers=workers, **self.options) as loader:
-                loader.load_state_dict(state)
-                self._same(loader, [expected[index] for index in range(5, 8)], 3)
+            self._goes_on(partial(self.loader_class, source, num_workers=workers, **self.options), expected)
         refused(ConfigError, lambda: self._loader(source), "sequence_length")
 
     def test_the_spec_says_what_comes(self) -> None:
@@ -311,6 +294,18 @@ class AdapterConformance(InArrays):
 
     def _loader(self, store: Any, **options: Any) -> Any:
         return self.loader_class(store, **{**SMALL, **self.options, **options})
+
+    def _goes_on(self, make: Callable[[], Any], expected: BatchSource) -> None:
+        """Assert that a loader delivers the first batches, and another one the next from its state."""
+        said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
+        with make() as loader:
+            assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
+            assert loader.spec.is_packed == expected.spec.is_packed
+            self._same(loader, expected, 5)
+            state = copy.deepcopy(loader.state_dict())
+        with make() as loader:
+            loader.load_state_dict(state)
+            self._same(loader, [expected[index] for index in range(5, 8)], 3)
 
     def _source(self, store: Any, **options: Any) -> BatchSource:
         return BatchSource(store, replace_dtypes=self.replaced_dtypes, **{**SMALL, **options})
