@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, ConfigError
-from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_number
 from mouse_core.nested import flatten, map_tree
 from mouse_core.prefetch import Batchifier, Delivery, Staged
@@ -24,6 +23,7 @@ from mouse_torch.transfer import (
     device_maker,
     hand_over,
     host_maker,
+    in_slab,
     slab_tensors,
     stream_of,
     under_way,
@@ -66,11 +66,7 @@ def _moved(
     }
     if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
         return InFlight((tensor_dict(batch, device, size=size),), None)
-    layout = BatchLayout({name: (leaf.shape, leaf.dtype) for name, leaf in numbers.items()})
-    # See ``transfer`` for when this memory is used again.
-    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
-    for name, target in layout.arrays(slab.numpy()).items():
-        np.copyto(target, numbers[name])
+    layout, slab = in_slab(numbers, pin=pin)
 
     def views() -> Iterator[TensorDict]:
         moved = slab_tensors(layout, slab if stream is None else slab.to(device, non_blocking=pin))

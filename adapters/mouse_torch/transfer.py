@@ -19,9 +19,6 @@ from mouse_core.dtypes import is_ml_float, named_dtype
 from mouse_core.prefetch import Staged
 from mouse_core.sampling import Plan
 
-# Dtypes of up to 16 bytes begin at multiples of their sizes.
-_ALIGNED = 16
-
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
     """The function from an index to a TensorDict on the host, in pinned memory if asked; see ``batch_dims``."""
@@ -105,20 +102,20 @@ def by_one_copy(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) ->
 
     For CUDA they go through one piece of pinned memory, which torch's allocator takes back when the copy is done.
     """
-    places, end = {}, 0
-    for name, array in arrays.items():
-        places[name] = end
-        end += -(-array.nbytes // _ALIGNED) * _ALIGNED
-    slab = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    memory = slab.numpy()
-    for name, array in arrays.items():
-        memory[places[name] : places[name] + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-    moved = slab.to(device, non_blocking=True)
-    made = {}
-    for name, array in arrays.items():
-        part = moved[places[name] : places[name] + array.nbytes]
-        made[name] = part.view(torch_dtype(array.dtype)).reshape(array.shape)
-    return made
+    layout, slab = in_slab(arrays, pin=device.type == "cuda")
+    return slab_tensors(layout, slab.to(device, non_blocking=True))
+
+
+def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[BatchLayout, torch.Tensor]:
+    """Copy arrays to one piece of memory of the host, and return its layout and the memory, uint8.
+
+    Torch's allocator reuses pinned memory only when the copies out of it are done.
+    """
+    layout = BatchLayout({name: (array.shape, array.dtype) for name, array in arrays.items()})
+    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+    for name, target in layout.batches(slab.numpy(), 1).items():
+        np.copyto(target, arrays[name])
+    return layout, slab
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -17,6 +17,7 @@ from mouse_core.augment.transform import mask, transform, with_steps, without_st
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
+from mouse_core.sampling.plan import Plan
 from mouse_core.spec import FieldSpec, check_count
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -114,23 +115,14 @@ class StreamAugment:
         return [self.views, chosen]
 
     def __call__(
-        self,
-        arrived: tuple[Batch, ...],
-        key: Key,
-        *,
-        shape: tuple[int, int],
-        first: int,
-        stored: bool = False,
-        apart: bool = True,
+        self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
         """The views of a batch.
 
         Args:
             arrived: The batch alone, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be written
                 to.
-            key: Names the random numbers; see ``Plan.key``.
-            shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
-            first: Which row of the whole batch the first of these is.
+            plan: The plan of the batch.
             stored: Whether fields are delivered in the stored dtypes of ``spec``.
             apart: Whether each view gets arrays of its own; not where all are copied elsewhere.
 
@@ -143,9 +135,8 @@ class StreamAugment:
         (batch,) = arrived
         if self.batch_dims == 1:
             batch = with_steps(batch)
-        rows = next(iter(batch.values())).shape[0]
-        there = set(batch)
-        empty = self.memory.empty
+        rows, there, empty = next(iter(batch.values())).shape[0], set(batch), self.memory.empty
+        key, shape, first = plan.key, (plan.global_size, plan.length), plan.first
         shared = draw_shared(self.config, key, shape, fields=there, image_shape=self._image_shapes)
 
         def here(draws: Draws) -> Draws:
@@ -227,7 +218,7 @@ def stream_augment(
     axes = (1, 1)[:batch_dims]
     step = {name: np.zeros((*axes, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
-        augment((step,), Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
+        augment((step,), Plan(np.zeros(1, np.int64), 1, Key(0, Purpose.AUGMENT), 1))
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment

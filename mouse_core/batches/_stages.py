@@ -51,22 +51,13 @@ class Stage(Protocol):
         ...
 
     def __call__(
-        self,
-        arrived: tuple[Batch, ...],
-        key: Key,
-        *,
-        shape: tuple[int, int],
-        first: int,
-        stored: bool = False,
-        apart: bool = True,
+        self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
         """The views of a batch behind this stage.
 
         Args:
             arrived: The views of a batch, one unless a stage before made several. They may be written to.
-            key: Names the random numbers; see ``Plan.key``.
-            shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
-            first: Which row of the whole batch the first of these is.
+            plan: The plan of the batch, whose key names the random numbers.
             stored: Whether fields are in the stored dtypes of ``spec``, instead of the delivered ones.
             apart: Whether views that this stage makes get arrays of their own; not where all are copied elsewhere.
         """
@@ -91,11 +82,8 @@ def staged(
         out: Arrays by field to write to: a mapping for each view, or one mapping for a single one.
     """
     views: tuple[Batch, ...] = (batch,)
-    shape = (plan.global_size, plan.length)
     for stage in stages:
-        views = stage(
-            views, plan.key, shape=shape, first=plan.first, stored=stored, apart=out is None or stage is not stages[-1]
-        )
+        views = stage(views, plan, stored=stored, apart=out is None or stage is not stages[-1])
     if out is not None:
         targets = (out,) if isinstance(out, Mapping) else out
         for view, target in zip(views, targets, strict=True):
@@ -281,14 +269,7 @@ class StreamMap:
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
-        self,
-        arrived: tuple[Batch, ...],
-        key: Key,
-        *,
-        shape: tuple[int, int],
-        first: int,
-        stored: bool = False,
-        apart: bool = True,
+        self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
         """Apply the function to each view; see ``Stage``.
 
@@ -297,11 +278,10 @@ class StreamMap:
             DataError: The framework's dtype cannot hold a number.
             Exception: The function raises it; a note names the batch.
         """
-        seed, index = key.seed, key.index
         made = []
         for number, view in enumerate(arrived):
-            own = Key(seed, Purpose.MAP, index, number * _CALLS_OF_VIEW)
-            made.append(self._delivered(self._made(view, own, shape[0], first)))
+            own = Key(plan.key.seed, Purpose.MAP, plan.key.index, number * _CALLS_OF_VIEW)
+            made.append(self._delivered(self._made(view, own, plan.global_size, plan.first)))
         return tuple(made)
 
     def _made(self, view: Batch, key: Key, size: int, first: int) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,19 +17,14 @@ from mouse_core.prefetch.loader import Loader
 from mouse_core.prefetch.prefetcher import Delivery, Staged
 from mouse_core.prefetch.source import RecastSource, ShardSource, Source, checked_source
 from mouse_core.sampling.plan import Sampling
-from mouse_core.sampling.windows import Boundary, Weighting
 from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
-    from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.batches import Map
-    from mouse_core.ranks import Shard, Uneven
+    from mouse_core.ranks import Shard
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
-    from mouse_core.sampling.offsets import Seconds
-    from mouse_core.statistics.normalizer import Normalization, Normalizer
 
 T = TypeVar("T")
 
@@ -64,25 +59,19 @@ class Batchifier(Loader[T]):
             both. The stream is the same.
         pin_memory: Whether host memory is pinned; None: where there is an accelerator. Ignored but in torch.
         device: Where batches arrive, as the framework says it; None: its default, or where the replay buffer has them.
-        seed, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        seed: In ``[0, 2**64)``.
         shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes.
             Of a source of one's own, whose batches are whole, each process makes these and keeps its rows.
-        augment: How batches are augmented, in the workers; see ``mouse_core.BatchSource``.
-        views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
-        boundary: "episode", "task" or a ``sampling.Column`` for windows that lie in one, with a field ``mask``; see
-            ``mouse_core.BatchSource``.
-        weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
-        uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
-        windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
-        normalize: How fields are normalised, by field, in the workers; see ``mouse_core.BatchSource``.
-        map: A function of one's own, in the workers; see ``mouse_core.Map``.
-        lengths: How many steps windows have, where that is drawn; see ``mouse_core.BatchSource``.
-        packed: Whether windows lie one behind the other, without padding; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
         digest: Whether a digest of what is delivered runs along; see ``Loader.digest``. Off by default: of 344 KB it
             takes 35 us of a processor, and up to 160 between the steps of a training, in the thread that makes batches.
 
+        **options: The other arguments of ``mouse_core.BatchSource``, except ``epoch_start`` and ``replace_dtypes``:
+            ``dtypes``, ``required_fields``, ``fields``, ``drop_last``, ``augment``, ``views``, ``boundary``,
+            ``weighting``, ``pad``, ``uneven``, ``windows``, ``normalize``, ``map``, ``lengths``, ``packed``.
+
     Raises:
+        TypeError: An unknown option.
         ConfigError: An option that the framework lacks, or that a replay buffer or a source has of its own; else see
             ``mouse_core.BatchSource``.
         MissingFieldError: See ``mouse_core.BatchSource``.
@@ -101,31 +90,20 @@ class Batchifier(Loader[T]):
         seed: int = 0,
         shard: Shard | None = None,
         *,
-        dtypes: Mapping[str, npt.DTypeLike] | None = None,
-        required_fields: Sequence[str] = (),
-        fields: Sequence[str] | None = None,
-        drop_last: bool = True,
-        augment: AugmentTokensConfig | None = None,
-        views: int = 1,
-        boundary: Boundary = "stream",
-        weighting: Weighting = "step",
-        pad: bool | float | None = None,
-        uneven: Uneven = "refuse",
-        windows: Mapping[str, Iterable[int] | Seconds] | None = None,
-        normalize: Mapping[str, Normalization] | Normalizer | None = None,
-        map: Map | None = None,
-        lengths: Iterable[int] | None = None,
-        packed: bool | int = False,
         sharding: Any = None,
         digest: bool = False,
+        **options: Any,
     ) -> None:
+        unknown = [name for name in options if name not in _OF_BATCHES]
+        if unknown:
+            raise TypeError(f"{type(self).__name__}: expected options among {list(_OF_BATCHES)}, found {unknown}")
         if isinstance(shard, str) and shard == "auto":
             from mouse_core.ranks import find_ranks
 
             # A sharding over several processes says itself which of them needs what.
             shard = find_ranks(self.framework) if getattr(sharding, "is_fully_addressable", True) else (0, 1)
-        given = locals()
-        asked = {name: given[name] for name in _OF_BATCHES}
+        given = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
+        asked = {**_OF_BATCHES, **given, "seed": seed, "shard": shard, **options}
         source = _source_of(store, asked, prefetch, self.replaced_dtypes, sharding)
         super().__init__(
             source,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.memory import ArrayMemory
 from mouse_core.dtypes import RowError, convert, is_ml_float, kind_of, namespace
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.randomness import Key
+from mouse_core.sampling.plan import Plan
 from mouse_core.spec import FieldSpec, check_choice
 from mouse_core.statistics.by_field import FieldStatistics, Statistics, statistics
 from mouse_core.store.fields import meant_by
@@ -360,14 +360,7 @@ class StreamNormalize:
         return {name: self.read[name] if name in self.scalings else dtype for name, dtype in dtypes.items()}
 
     def __call__(
-        self,
-        arrived: tuple[Batch, ...],
-        key: Key,
-        *,
-        shape: tuple[int, int],
-        first: int,
-        stored: bool = False,
-        apart: bool = True,
+        self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
         """The views of a batch with these fields normalised; see ``batches.Stage``.
 
