@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mouse_core.nested import FieldKey
 from mouse_core.randomness import Purpose
 from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
 from mouse_core.replay.samplers.weighing import Powers, plus, powers, weights_of
@@ -32,10 +31,16 @@ class JaxArrays(Arrays):
     for every use.
     """
 
-    where: ClassVar[Callable[..., Any]] = staticmethod(jnp.where)
-    minimum: ClassVar[Callable[..., Any]] = staticmethod(jnp.minimum)
-    maximum: ClassVar[Callable[..., Any]] = staticmethod(jnp.maximum)
-    concat: ClassVar[Callable[..., Any]] = staticmethod(jnp.concatenate)
+    where: ClassVar[Any] = staticmethod(jnp.where)
+    minimum: ClassVar[Any] = staticmethod(jnp.minimum)
+    maximum: ClassVar[Any] = staticmethod(jnp.maximum)
+    concat: ClassVar[Any] = staticmethod(jnp.concatenate)
+    cumsum: Any = staticmethod(lax.cumsum)
+    running_max: Any = staticmethod(lax.cummax)
+    expand: Any = staticmethod(jnp.broadcast_to)
+    map_leaves: Any = staticmethod(jax.tree.map)
+    by_name: Any = staticmethod(named)
+    once: Any = staticmethod(lax.optimization_barrier)
     dtypes: ClassVar[Mapping[str, Any]] = {
         "index": jnp.int32, "count": jnp.uint32, "number": jnp.uint32, "bool": jnp.bool_, "float": jnp.float32
     }  # fmt: skip
@@ -53,21 +58,9 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         return values.astype(self.dtypes[dtype])
 
-    def cumsum(self, values: Any) -> Any:
-        """See ``Arrays``."""
-        return lax.cumsum(values)
-
-    def running_max(self, values: Any) -> Any:
-        """See ``Arrays``."""
-        return lax.cummax(values)
-
     def count_true(self, flags: Any) -> Any:
         """See ``Arrays``."""
         return flags.sum(-1, dtype=jnp.int32)
-
-    def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """See ``Arrays``."""
-        return jnp.broadcast_to(values, shape)
 
     def take(self, values: Any, places: Any) -> Any:
         """See ``Arrays``."""
@@ -84,18 +77,6 @@ class JaxArrays(Arrays):
     def constant(self, name: str, values: Any) -> Any:
         """See ``Arrays``."""
         return jnp.asarray(values)
-
-    def by_name(self, rows: Any) -> Mapping[FieldKey, Any]:
-        """See ``Arrays``."""
-        return named(rows)
-
-    def map_leaves(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """See ``Arrays``."""
-        return jax.tree.map(function, *rows)
-
-    def once(self, values: Any) -> Any:
-        """See ``Arrays``."""
-        return lax.optimization_barrier(values)  # type: ignore[no-untyped-call]
 
     def behind(self, values: Any, positive: Any) -> Any:
         """See ``Arrays``. XLA does not know that no number is negative."""
