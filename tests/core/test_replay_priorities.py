@@ -17,7 +17,15 @@ from mouse_core.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler, SumTree
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler
-from mouse_core.replay.samplers.weighing import largest_priority, largest_weight, plus, powers, weighed, weights_of
+from mouse_core.replay.samplers.weighing import (
+    bits_of,
+    largest_priority,
+    largest_weight,
+    plus_bits,
+    powers,
+    weighed,
+    weights_of,
+)
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.replay.writers import MaxValueWriter
@@ -122,7 +130,7 @@ def test_eps_is_added_as_float32_does(eps: float, dtype: Any) -> None:
     bits = np.concatenate([bits, near[near >= 0], [0, 127 << 23, 0x7F7FFFFF, 0x7F800000]])
     with np.errstate(over="ignore"):
         expected = (bits.astype(np.int32).view(np.float32) + np.float32(eps)).view(np.int32)
-    np.testing.assert_array_equal(plus(bits.astype(dtype), eps, np), expected)
+    np.testing.assert_array_equal(plus_bits(bits.astype(dtype), bits_of(eps), np), expected)
 
 
 def test_all_rows_together_weigh_less_than_63_bits() -> None:

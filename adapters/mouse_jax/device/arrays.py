@@ -18,7 +18,7 @@ from jax import lax
 
 from mouse_core.randomness import Purpose
 from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
-from mouse_core.replay.samplers.weighing import Powers, plus, powers, weights_of
+from mouse_core.replay.samplers.weighing import Powers, bits_of, plus_bits, powers, weights_of
 from mouse_jax import _philox
 from mouse_jax.device.state import named
 from mouse_jax.dtypes import is_key
@@ -269,7 +269,7 @@ class JaxArrays(Arrays):
         factors, shifts, pieces = map(jnp.asarray, (tables.factors, tables.shifts, tables.pieces))
         # Without the sign, which 0 may have.
         bits = lax.bitcast_convert_type(priority, jnp.uint32) & jnp.uint32(0x7FFFFFFF)
-        summed = plus(bits.astype(jnp.int64), eps, jnp)
+        summed = plus_bits(bits.astype(jnp.int64), bits_of(eps), jnp)
         return weights_of(summed, Powers(factors, shifts, pieces, tables.bends_down, most), jnp)
 
     # ------------------------------------------------------------------ to and from the host

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from mouse_core.errors import SchemaError
 from mouse_core.nested import FieldKey
 from mouse_core.replay.device.arrays import Arrays, Ring
-from mouse_core.replay.device.options import EpisodeFields, Slices
+from mouse_core.replay.device.options import Slices
+from mouse_core.replay.samplers.episodes import EpisodeFields
 
 State = Mapping[str, Any]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import FieldKey
 from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
+from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import Apply, Cast, Pad
@@ -54,21 +55,6 @@ class Slices:
         if not isinstance(self.pad, bool | int | float):
             raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
         vars(self)["_fills"] = not isinstance(self.pad, bool)
-
-
-@dataclass(frozen=True)
-class EpisodeFields:
-    """The fields that mark the ends of episodes.
-
-    Args:
-        ends: The fields that are not 0 in an episode's last row.
-        ids: The field that numbers trajectories: an episode ends where it changes.
-        numbers: Whether ``ids`` also numbers episodes.
-    """
-
-    ends: tuple[FieldKey, ...]
-    ids: FieldKey | None
-    numbers: bool
 
 
 def check_rooms(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:

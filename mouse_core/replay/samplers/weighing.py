@@ -160,26 +160,21 @@ def _unbounded(bits: Any, tables: Powers) -> tuple[Any, Any]:
     return factor, (halves + 1) >> 1
 
 
-def plus(bits: A, eps: float, xp: Any) -> A:
-    """The bits of ``p + eps`` in float32, rounded to nearest, ties to even, by integer operations alone.
-
-    Compilers may join the addition with a multiplication before it, and round once where NumPy rounds twice.
-
-    Args:
-        bits: The bits of finite numbers from 0, or of infinity, of any integer dtype that holds 32 bits.
-        eps: A number as ``check_eps`` gives it.
-        xp: The namespace of the array: any that has ``where``.
-    """
-    return plus_bits(bits, bits_of(eps), xp)
-
-
 def bits_of(eps: float) -> int:
     """The bits of a number in float32."""
     return int(np.float32(eps).view(np.uint32))
 
 
 def plus_bits(bits: A, other: int, xp: Any) -> A:
-    """``plus`` of a number whose bits ``bits_of`` gave, for code that is traced and has no numbers of NumPy."""
+    """The bits of the sum of two numbers in float32, rounded to nearest, ties to even, by integer operations alone.
+
+    Compilers may join the addition with a multiplication before it, and round once where NumPy rounds twice.
+
+    Args:
+        bits: The bits of finite numbers from 0, or of infinity, of any integer dtype that holds 32 bits.
+        other: The bits of a number as ``check_eps`` gives it; see ``bits_of``.
+        xp: The namespace of the array: any that has ``where``.
+    """
     number: Any = bits
     if not other:
         return bits
@@ -204,7 +199,7 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
 
 
 def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
-    """The bits of ``priority + eps``, as ``plus`` gives them: NumPy rounds each addition by itself."""
+    """The bits of ``priority + eps``, as ``plus_bits`` gives them: NumPy rounds each addition by itself."""
     return (priority + np.float32(eps)).view(np.int32).astype(np.int64)
 
 

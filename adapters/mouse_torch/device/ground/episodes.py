@@ -17,7 +17,7 @@ import torch
 
 from mouse_core.nested import FieldKey
 from mouse_core.replay import Slices
-from mouse_core.replay.device.options import EpisodeFields
+from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_torch.device.ground.reading import Reading, Ring
 
 
