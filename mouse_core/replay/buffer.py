@@ -237,6 +237,7 @@ class Drawn:
         written: The number of rows written before the draw.
         updates: The number of updates of priorities before the draw.
         settled: The state at the draw of each transform with running numbers; None without such transforms.
+        last: Whether the batch is the last one of its epoch, as far as a loader asked.
     """
 
     rows: Any
@@ -245,6 +246,7 @@ class Drawn:
     written: int
     updates: int
     settled: Mapping[str, Any] | None = None
+    last: bool = False
 
 
 class BaseBuffer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,12 +42,6 @@ class Staleness(NamedTuple):
     updates: int = 0
 
 
-@dataclass(slots=True)
-class _Ahead:
-    drawn: Drawn
-    last: bool  # of an epoch
-
-
 class BufferSource:
     """The batches of a buffer, drawn in the caller's thread ``ahead`` batches before they are delivered.
 
@@ -73,7 +66,7 @@ class BufferSource:
         self.buffer = buffer
         self._batch_size = batch_size
         self._count = ahead
-        self._drawn: dict[int, _Ahead] = {}
+        self._drawn: dict[int, Drawn] = {}
         self._ends: set[int] = set()
         self._lacks = False  # whether there was nothing to draw for a batch ahead
         self.staleness = Staleness()
@@ -113,13 +106,14 @@ class BufferSource:
                 if number == index:
                     raise
                 return lacked and drew
-            self._drawn[number], drew = _Ahead(drawn, self.buffer.ran_out), True
+            drawn.last = self.buffer.ran_out
+            self._drawn[number], drew = drawn, True
         self._lacks = False
         return lacked and drew
 
     def drawn(self, index: int) -> Drawn:
         """The rows drawn for batch ``index``; safe in any thread."""
-        return self._drawn[index].drawn
+        return self._drawn[index]
 
     def __getitem__(self, index: int) -> Any:
         """Batch ``index``, which has been drawn."""
@@ -127,12 +121,10 @@ class BufferSource:
 
     def delivered(self, index: int) -> None:
         """Note that the caller has batch ``index``."""
-        ahead = self._drawn.pop(index)
+        drawn = self._drawn.pop(index)
         rows, updates = self.buffer.counts
-        self.staleness = Staleness(
-            self._count, max(rows - ahead.drawn.written, 0), max(updates - ahead.drawn.updates, 0)
-        )
-        self._ends = {index + 1} if ahead.last else set()
+        self.staleness = Staleness(self._count, max(rows - drawn.written, 0), max(updates - drawn.updates, 0))
+        self._ends = {index + 1} if drawn.last else set()
 
     def ends_at(self, index: int) -> bool:
         """Whether an epoch ended with batch ``index - 1``."""
@@ -170,19 +162,16 @@ class BufferSource:
         return source, numbers["next_index"]
 
 
-def _encoded(ahead: _Ahead) -> dict[str, Any]:
-    drawn, draw = ahead.drawn, ahead.drawn.draw
-    rows = drawn.rows
+def _encoded(drawn: Drawn) -> dict[str, Any]:
+    draw, rows = drawn.draw, drawn.rows
     return {
-        "last": ahead.last,
+        "last": drawn.last,
         "seed": drawn.key.seed,
         "sample": drawn.key.index,
         "written": drawn.written,
         "updates": drawn.updates,
         "members": [number for number, _ in rows] if _of_ensemble(rows) else None,
-        "rows": {str(number): _encoded(_Ahead(part, False)) for number, part in rows}
-        if _of_ensemble(rows)
-        else map_tree(_copy, rows),
+        "rows": {str(number): _encoded(part) for number, part in rows} if _of_ensemble(rows) else map_tree(_copy, rows),
         "index": np.array(draw.index),
         "mask": draw.mask,
         "priority_weight": draw.priority_weight,
@@ -192,11 +181,11 @@ def _encoded(ahead: _Ahead) -> dict[str, Any]:
     }
 
 
-def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
+def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
     rows: Any = entry["rows"]
     if entry["members"] is not None:
         members = buffer.buffers
-        rows = [(number, _decoded(rows[str(number)], members[number]).drawn) for number in entry["members"]]
+        rows = [(number, _decoded(rows[str(number)], members[number])) for number in entry["members"]]
     else:
         rows = _nested_as_stored(_opened(buffer._accept(rows)), getattr(buffer.storage, "structure", None))
     mask, weight = (
@@ -205,8 +194,8 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
     extra = {name: np.asarray(values) for name, values in entry["extra"].items()}
     draw = Draw(np.asarray(entry["index"]), mask, weight, entry["pad"], extra)
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
-    drawn = Drawn(rows, draw, key, int(entry["written"]), int(entry["updates"]), entry.get("settled"))
-    return _Ahead(drawn, bool(entry["last"]))
+    counts = int(entry["written"]), int(entry["updates"])
+    return Drawn(rows, draw, key, *counts, entry.get("settled"), bool(entry["last"]))
 
 
 def _nested_as_stored(rows: Any, structure: Any) -> Any:
