@@ -30,7 +30,7 @@ from mouse_core.groups.records import RLExample, RolloutRecord, Turn, unchecked
 
 
 def _to_json(value: Any) -> Any:
-    """A value of metadata as JSON has it."""
+    """Convert a value of metadata to JSON values."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         name = "$array" if isinstance(value, np.ndarray) else "$scalar"
@@ -60,7 +60,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
 
 
 def _from_json(value: dict[str, Any]) -> Any:
-    """The value that ``_to_json`` made an object of, whose items are restored already."""
+    """Return the value of a JSON object that ``_to_json`` made, whose items are restored already."""
     key = next(iter(value), "")
     return _FROM_JSON[key](value[key]) if key.startswith("$") else value
 
@@ -153,7 +153,7 @@ def rollouts_with(declared: Columns, absent: frozenset[str] = frozenset()) -> pa
 
 
 def _optional(declared: Columns) -> frozenset[str]:
-    """The columns that a file lacks where they are null in all rows: what a small file costs is its columns."""
+    """Return the columns that a file leaves out if they are null in all rows: a small file costs time per column."""
     own = [column.name for column in stored(declared, "example")]
     of_turns = [f"turns.{column.name}" for column in stored(declared, "token", "turn")]
     return frozenset(["replica_id", "metadata", "turns.reward", "turns.metadata", *own, *of_turns])
@@ -296,7 +296,7 @@ def _batch_to_rollouts(
     count, names = batch.num_rows, batch.schema.names
     simple = [name for name in names if name in ROLLOUTS.names and name not in ("turns", "metadata", "replica_id")]
     columns = known | {name: batch.column(name).to_pylist() for name in simple}
-    # Each object's own checks take most of the time, and find nothing that these do not.
+    # The checks of each object take most of the time, and find no more than these checks of whole columns.
     sound = _are_sound_turns(turns) and _are_sound(columns, bounds, "reward" in declared)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))

@@ -42,20 +42,20 @@ class BatchMaker(Protocol):
 
 @runtime_checkable
 class ResumableBatchMaker(BatchMaker, Protocol):
-    """A batch maker that takes groups as they lie in files, and takes care itself of what a restart finds.
+    """A batch maker that takes stored groups, and restores its own state after a restart.
 
-    It reads of them what it draws (``read_wanted``), so what waits need not be in memory. ``add_rollout`` is not called
-    then.
+    It reads the rollouts that it draws (``read_wanted``), so that others need not be in memory. ``add_rollout`` is not
+    called.
     """
 
     def add_group(self, group: StoredGroup) -> None:
-        """Take a group that has been sealed, and waits for nothing. ``given_up`` are not to be drawn."""
+        """Take a sealed group that lacks no late column. Rollouts in ``given_up`` must not be drawn."""
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Become what it was before a restart, whatever it is now.
+        """Restore the state before a restart, whatever the present state is.
 
         Args:
-            groups: All sealed groups that wait for nothing, in the order in which they came.
+            groups: All sealed groups that lack no late column, in the order in which they became ready.
             batches: For every stored batch, in order, the uids of the rollouts it used.
         """
 
@@ -74,13 +74,13 @@ class _Known(NamedTuple):
 
 
 class Making:
-    """A batch maker, the groups on their way to it, and the batch that is not stored yet.
+    """A batch maker, the groups that it is still to receive, and the batch that is not stored yet.
 
     Args:
-        maker: What makes batches; None: nothing does, and groups are let go of.
+        maker: The batch maker; None: groups are dropped.
 
     Attributes:
-        takes_groups: Whether it takes groups as they are in files; else it is given their rollouts.
+        takes_groups: Whether the maker takes stored groups; otherwise it receives their rollouts.
     """
 
     def __init__(self, maker: BatchMaker | None) -> None:
@@ -89,12 +89,12 @@ class Making:
         self._coming: deque[RolloutRecord] = deque()
         self._ready: deque[StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
-        # Rollouts by their tokens, to know one in an example that does not name it; and those that batches have used.
+        # Rollouts by their tokens, to recognise the rollout of an example without a uid; and the uids of used rollouts.
         self._by_tokens: dict[int, list[_Known]] = {}
         self._used: set[str] = set()
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
-        """Give the maker the groups of a folder that wait for nothing, and the stored batches.
+        """Give the maker the ready groups of a folder, and the stored batches.
 
         Raises:
             DataError: A damaged file.
@@ -111,11 +111,11 @@ class Making:
             self._feed(group, [rollout for rollout in rollouts if rollout.rollout_uid not in used])
 
     def feed(self, groups: Sequence[StoredGroup], *, later: bool = False) -> None:
-        """Give the maker groups that wait for nothing, each rollout once, also if it refuses one of them.
+        """Give the maker ready groups, each rollout once, also if the maker raises for one of them.
 
         Args:
-            groups: They.
-            later: Whether rollouts, which have to be read for that, are given when a batch is asked for.
+            groups: The groups.
+            later: Whether a maker of rollouts, which have to be read, gets them before the next batch.
         """
         if isinstance(self.maker, ResumableBatchMaker):
             for group in groups:
@@ -131,11 +131,11 @@ class Making:
         return sum(len(group.uids) - len(group.given_up) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:
-        """Let go of groups that are on their way, by their uids, as they are of a version that is lost."""
+        """Drop groups that the maker has not received, by their uids, as their version is lost."""
         self._ready = deque(group for group in self._ready if group.group_uid not in group_uids)
 
     def _feed_ready(self) -> None:
-        """Read the groups that are ready, and give them to the maker."""
+        """Read the ready groups, and give their rollouts to the maker."""
         self._feed_coming()
         while self._ready:
             together = list(islice(self._ready, _TOGETHER))
@@ -143,7 +143,7 @@ class Making:
                 self._feed(self._ready.popleft(), rollouts)
 
     def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
-        """Give the maker the rollouts of a group; from here on they are its own."""
+        """Give the maker the rollouts of a group, which leave the cache."""
         self._coming.extend(rollout for rollout in rollouts if rollout.rollout_uid not in group.given_up)
         if group.cache is not None:
             group.cache.drop(group.uids)
@@ -158,7 +158,7 @@ class Making:
             self.maker.add_rollout(rollout)  # type: ignore[union-attr]
 
     def ask(self, name: str, *given: Any) -> Any:
-        """Call a method that a maker may have: ``check_rollout``, ``set_policy_version`` or ``summary``."""
+        """Call an optional method of the maker: ``check_rollout``, ``set_policy_version`` or ``summary``."""
         call = getattr(self.maker, name, None)
         return None if call is None else call(*given)
 
@@ -209,14 +209,14 @@ class Making:
         return tuple(uids)
 
     def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
-        """Return the rollouts with the tokens of examples, each once: the most like the example, the oldest first.
+        """Return the uids of the rollouts with the tokens of examples, each once; the most alike or the oldest of several.
 
-        An example of a rollout that has been used already names none.
+        An example of a rollout that was used before adds no uid.
         """
         found = []
         for example in examples:
             there = self._by_tokens.get(_mark(example.tokens), [])
-            # One that was used stays, for makers that use rollouts more than once.
+            # A used rollout stays, for makers that use rollouts more than once.
             there[:] = [known for known in there if known.uid not in self._used] or there[:1]
             if not there:
                 raise DataError(
@@ -249,7 +249,7 @@ def _logprobs(rollout: RolloutRecord) -> int:
 
 
 def _likeness(example: RLExample) -> Callable[[_Known], tuple[bool, bool]]:
-    """Return the key that ranks rollouts by their likeness: environment and version, then log-probabilities."""
+    """Return the key that ranks rollouts by likeness to an example: environment and version, then log-probabilities."""
     logprobs = _mark(np.where(example.loss_mask, example.generator_log_probs, np.float32(0)))
 
     def like(known: _Known) -> tuple[bool, bool]:

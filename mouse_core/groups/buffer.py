@@ -1,4 +1,4 @@
-"""RolloutBuffer: takes in rollouts, seals them by groups into files, and stores batches made of them."""
+"""RolloutBuffer: adds rollouts, seals their groups into files, and stores batches made of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Request:
 
 
 class Requests:
-    """Serves what threads ask for at the same time in one call."""
+    """Combines the requests of several threads into one call."""
 
     def __init__(self) -> None:
         self._queue: list[_Request] = []
@@ -69,27 +69,27 @@ class Requests:
         self._turn = ProcessLock()
 
     def serve(self, given: Any, handle: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
-        """The answer to one request.
+        """Return the answer to one request.
 
         Args:
-            given: What is asked for.
-            handle: From several requests to their answers. If it fails for several, each is tried alone, so that an
-                error reaches whom it is about.
+            given: The request.
+            handle: Returns the answers to several requests. If ``handle`` fails for several, each request is handled
+                alone, so that an error reaches the thread whose request caused it.
 
         Raises:
-            Exception: What ``handle`` raised. What interrupts this thread, such as KeyboardInterrupt, is raised here
-                alone; the others that were to be served serve themselves.
+            Exception: The error of ``handle``. An interrupt of this thread, such as KeyboardInterrupt, is raised in
+                this thread alone; the other threads handle their requests themselves.
         """
         request = _Request(given)
         with self._guard:
             self._queue.append(request)
-        # Whoever comes first serves all that have come until then; the others find themselves served.
+        # The first thread handles all requests that have arrived until then; the others find their answers.
         with self._turn:
             if not request.served:
                 with self._guard:
                     requests, self._queue = self._queue, []
                 if request not in requests:
-                    requests.insert(0, request)  # whoever took it was interrupted, by Ctrl-C perhaps
+                    requests.insert(0, request)  # the thread that took it was interrupted, as by Ctrl-C
                 self._serve(requests, handle)
         if request.error is not None:
             raise request.error
@@ -113,20 +113,20 @@ class Requests:
             request.served = True
 
 
-# Who waits looks so often whether the buffer is still the folder's: whoever takes it over can wake nobody here.
+# A thread that waits for room checks this often whether another process has taken over the folder.
 _LOOK_SECONDS = 0.5
-# Bytes that the file is read to; it says who the owner is, and where.
+# The most bytes of the file that names the owner.
 _LONGEST = 1024
 
 
 class Owner(Descriptor):
-    """The right to write to a folder.
+    """The right to write to a folder, which belongs to the process that took it last.
 
-    It passes to whoever takes it last: a writer that was believed dead, and is not, finds out at its next step and
-    changes nothing any more. A lock alone could not do that; it would keep the new writer out.
+    An earlier owner that still runs finds out at its next step, and changes nothing any more. A lock alone would keep
+    the new owner out.
 
     Args:
-        path: A file that says who the owner is.
+        path: A file that names the owner.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +138,7 @@ class Owner(Descriptor):
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Become the owner, once the present one has finished its step; keep all others out meanwhile."""
+        """Become the owner, after the present owner has finished its step; hold the lock meanwhile."""
         lock(self._file, wait=True)
         try:
             with storing(f"file {self._path}"):
@@ -152,10 +152,10 @@ class Owner(Descriptor):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Keep all others out while something is written.
+        """Hold the lock while files are written.
 
         Raises:
-            ClosedError: Someone else has taken the folder, or it has been closed here.
+            ClosedError: Another buffer has taken the folder, or this buffer was closed.
             ForkError: This is a forked child.
         """
         if self._file < 0:
@@ -184,7 +184,7 @@ class Owner(Descriptor):
 
 # Files that are read in one go.
 _TOGETHER = 32
-# How long to wait before sealing is tried again, after the disk was full.
+# Seconds until sealing is tried again after an error, as of a full disk.
 _RETRY_SECONDS = 5.0
 
 
@@ -296,7 +296,7 @@ class RolloutBuffer(BatchFiles):
         self._resume()
 
     def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
-        """Return the groups that wait for nothing, in the order in which they became ready, as far as that is known."""
+        """Return the groups that lack no late column, in the order in which they became ready, if it is known."""
         ready = {part.place: part for number, part in enumerate(self._parts) if self._readiness.add(number, part)}
         never_waited = [place for place, part in ready.items() if not self._readiness.awaits(part)]
         noted_before = dict.fromkeys([*never_waited, *noted])
@@ -306,18 +306,18 @@ class RolloutBuffer(BatchFiles):
         return [ready[place] for place in (*known, *others)]
 
     def _lose(self, told: ToldVersion) -> None:
-        """Note that the groups of later versions that were sealed by then are of a policy that is not trained."""
+        """Mark the groups of later versions that were sealed before as lost: their policy is not trained any more."""
         before = [part for part in self._parts if part.number < told.sealed]
         ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
         self._lost.update(part.place for part in before if ahead[part.key.policy_version])
 
     def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
-        """Return the groups that the batch maker is given: none of a version that is lost."""
+        """Return the groups for the batch maker: all but those of lost versions."""
         there = [part for part in parts if part.place not in self._lost]
         return [StoredGroup.of(self._root, part, self._late, self._given_up, self._cache) for part in there]
 
     def _resume(self) -> None:
-        """Let the batch maker be as if the folder had just been opened."""
+        """Reset the batch maker to its state after the folder was opened."""
         self._making.resume(self._groups(self._ready), self._stored)
 
     # ------------------------------------------------------------------ what is there
@@ -441,7 +441,7 @@ class RolloutBuffer(BatchFiles):
             if says:
                 found["used"] += used_before
             else:
-                # The maker does not say what became of those that it was given.
+                # The maker does not count the rollouts that it was given.
                 ready = [uid for part in self._ready if part.place not in self._lost for uid in part.uids]
                 given_up = sum(uid in self._given_up and uid not in used for uid in ready)
                 found |= {"used": used_before + sum(uid in used for uid in ready), "left/given_up": given_up}
@@ -509,9 +509,9 @@ class RolloutBuffer(BatchFiles):
         return new
 
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
-        """Wait until fewer than ``limit`` rollouts are ahead; never where a batch that was asked for lacks some.
+        """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts.
 
-        What waits for late columns goes on to be bounded even so: more rollouts are not what it lacks.
+        Rollouts that wait for late columns are bounded in that case, too, as more rollouts do not help them.
         """
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
@@ -529,14 +529,14 @@ class RolloutBuffer(BatchFiles):
                 self._changed.wait(min(left, _LOOK_SECONDS))
 
     def _wake(self) -> None:
-        """Let those that wait for room look again."""
+        """Wake the threads that wait for room."""
         with self._changed:
             self._changed.notify_all()
 
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
-        """Add what several callers gave, with one wait for the disk; return how many of each were new.
+        """Add the rollouts of several callers, with one wait for the disk; return how many of each were new.
 
-        A rollout that is there is compared with its content, unless the file that has it is gone.
+        A rollout that was added before is compared with the stored one, unless its file is gone.
         """
         with self._step():
             new: dict[str, RolloutRecord] = {}
@@ -562,7 +562,7 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the rollouts of groups, by their places, and of those that wait some by uid, as they came."""
+        """Yield the stored rollouts of groups, by place (-1: the waiting ones), without late columns."""
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
         parts = [self._parts[place] for place in again if place >= 0]
@@ -572,7 +572,7 @@ class RolloutBuffer(BatchFiles):
                 yield from rollouts
 
     def _carry_out(self, plan: SealingPlan) -> None:
-        """Do what a plan says; errors as those of ``Waiting.carry_out``, after which everything is as it was."""
+        """Carry out a plan; errors are those of ``Waiting.carry_out``, and then nothing has changed."""
         if not plan.sealed and not plan.new:
             return
         parts = self._waiting.carry_out(plan, self._number)
@@ -588,8 +588,8 @@ class RolloutBuffer(BatchFiles):
             self._sealed(parts, first)
 
     def _sealed(self, parts: Sequence[GroupFile], first: int) -> None:
-        """Go on with groups that are in files now; ``first`` is the place of the first one."""
-        # The files say the same, and a log can be made smaller another time.
+        """Register groups that were written to files; ``first`` is the place of the first one."""
+        # The files have the same content, so an error of the log loses nothing.
         with contextlib.suppress(StorageError):
             self._index_log.append(encode_parts(parts), sync=False)
         ready = [part for place, part in enumerate(parts, first) if self._readiness.add(place, part)]
@@ -626,7 +626,7 @@ class RolloutBuffer(BatchFiles):
                     due = self._waiting.next_due()
                     self._alarm.set(due if due > time.time() else retry)
         except Exception:
-            # Nobody is there to be told. The rollouts are in the log; whoever adds to a full disk is told.
+            # No caller waits for this. The rollouts are in the log, and the next call that writes raises the error.
             return
 
     # ------------------------------------------------------------------ late columns
@@ -664,7 +664,7 @@ class RolloutBuffer(BatchFiles):
         return counts
 
     def _chunk(self, name: str, given: Any) -> Chunk | None:
-        """Check values by uid, if there are any; rewards that came with their rollouts are left out."""
+        """Check values by uid; None without values. Rewards that came with their rollouts are left out."""
         column = self._columns.get(name) if isinstance(name, str) else None
         if column is None or not column.late:
             known = [one.name for one in self._columns.late]
@@ -702,19 +702,19 @@ class RolloutBuffer(BatchFiles):
         return {"reward": part.rewards[row], "turn": part.turns[row], "token": part.tokens[row]}
 
     def _arrived(self, chunk: Chunk) -> None:
-        """Go on with values that are on the disk."""
+        """Register values that are on the disk."""
         ready = self._readiness.settle(map(self._uids.__getitem__, chunk.uids))
         self._are_ready([self._parts[place] for place in ready])
 
     def _are_ready(self, parts: Sequence[GroupFile]) -> None:
-        """Let the batch maker have groups that wait for nothing more."""
+        """Give the batch maker groups that lack no late column any more."""
         with contextlib.suppress(StorageError):
             self._note_ready(parts)
         self._ready += parts
         self._making.feed(self._groups(parts), later=True)
 
     def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
-        """Note that groups are ready, in this order; what cannot be noted is with the next ones."""
+        """Log that groups are ready, in this order; after an error they are logged with the next ones."""
         self._unnoted.extend(parts)
         if self._unnoted:
             self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)
@@ -811,7 +811,7 @@ class RolloutBuffer(BatchFiles):
             if made is None:
                 self._wake()
                 return None
-            # A batch is of groups in the order in which they became ready, so that must be known before.
+            # Batches depend on the order in which groups became ready, so that order is logged before.
             self._note_ready()
             examples, metadata, uids = made
             versions = [example.policy_version for example in examples]
@@ -867,7 +867,7 @@ class RolloutBuffer(BatchFiles):
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """Keep other threads, and other owners of the folder, out while something changes."""
+        """Hold the locks against other threads and other owners of the folder while something changes."""
         refuse_traced("rollout buffer")
         with self._lock, self._owner.step():
             yield

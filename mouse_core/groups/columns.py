@@ -1,4 +1,4 @@
-"""Columns of one's own: what is known of every token, turn or rollout beside what all rollouts have."""
+"""Declared columns: values of every token, turn or rollout beside the columns of all rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import checksum
 
 _MAX_TOKEN = 2**31 - 1
-# Log-probabilities are at most 0; float32 leaves a little above, of which nothing is kept.
+# Rounding to float32 may leave log-probabilities this far above 0; they become 0.
 _MOST_LOGPROB = 1e-4
 
 
@@ -88,7 +88,7 @@ def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[A
 
 _VERSION = 1
 PER = ("token", "turn", "example")
-"""What a column may have a value for each of."""
+"""The choices of ``RolloutColumn.per``."""
 
 # Names that rollouts, turns, examples, batches and concatenated batches have themselves.
 _OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
@@ -169,7 +169,7 @@ class RolloutColumn:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        # NaN is equal to itself here, and a fill that was not said to 0.
+        # NaN equals itself here, and a missing fill equals 0.
         fill = repr(np.asarray(self.padding, self.dtype).item())
         return self.name, self.per, self.dtype, self.shape, self.late, fill, self.finite
 

@@ -67,7 +67,7 @@ Fields = dict[str, Sequence[npt.NDArray[Any]]]
 
 # Bytes of what packed rows have for each token.
 _BYTES = 22
-# From here on NumPy has the system give large pages, and the copies themselves are what takes long.
+# From this size on NumPy asks for large pages, and the copies take most of the time.
 _MANY_BYTES = 4 << 20
 
 
@@ -91,10 +91,10 @@ class Layout:
     ) -> None:
         self._shape = shape
         begins = row_of * shape[1] + begin_of
-        # Where one without tokens stands, another may begin.
+        # An example without tokens may begin where another one begins.
         order = np.argsort(2 * begins + (taken > 0), kind="stable")
         begins = begins[order]
-        # Of each example in this order its tokens, and how much is to be filled behind it.
+        # For each example in this order: its tokens, and the length of the gap behind it.
         counts = np.empty((len(order), 2), np.int64)
         counts[:, 0] = taken[order]
         ends = begins + counts[:, 0]
@@ -103,7 +103,7 @@ class Layout:
         behind = counts[:, 1] > 0
         self._filled: list[int] = counts[behind, 1].tolist()
         self._gap_begins: list[int] = ends[behind].tolist()
-        # What stands where: examples by their numbers, and the gaps, which are numbered on from there.
+        # The sequence of pieces: examples by their numbers, and gaps, whose numbers continue behind them.
         sequence = np.empty(counts.shape, np.int64)
         sequence[:, 0], sequence[:, 1] = order, len(order) - 1 + np.cumsum(behind)
         pieces = sequence[counts > 0].tolist()
@@ -113,7 +113,7 @@ class Layout:
         self._cut = cut
 
     def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
-        """Return the first values of each example in its place, and a fill elsewhere.
+        """Return an array with the values of each example in its place, and ``fill`` elsewhere.
 
         Args:
             values: Of each example, ``[tokens, *shape]``.
@@ -136,9 +136,9 @@ class Layout:
         return found
 
     def place_all(self, fields: Fields, pad_token: int) -> Arrays:
-        """Return what every example has, where it stands."""
-        # Memory that the system has just given costs as much as the copy. What has been given back once in one piece
-        # malloc keeps: so the next batch takes up that of this one.
+        """Return the arrays of the fields that every example has."""
+        # Fresh memory from the system costs as much as the copy. malloc keeps memory that was freed in one piece, so
+        # that the next batch reuses it.
         np.empty(math.prod(self._shape) * _BYTES, np.uint8)
         return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
 
@@ -250,15 +250,15 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
     To join them as bytes costs less than half of what NumPy does for each of many short arrays.
 
     Args:
-        arrays: They.
-        nbytes: Of all of them.
+        arrays: The arrays.
+        nbytes: The bytes of all arrays.
     """
     if 0 < nbytes < _MANY_BYTES:
         pieces: Any = arrays
         try:
             return np.frombuffer(bytearray().join(pieces), arrays[0].dtype).reshape(-1, *arrays[0].shape[1:])
         except TypeError:
-            pass  # one does not lie in one piece
+            pass  # an array is not contiguous
     return np.concatenate(arrays)
 
 

@@ -46,7 +46,7 @@ _LONGEST = 200
 
 @lru_cache(maxsize=1024)
 def folder_name(environment: str) -> str:
-    """A name that is safe in paths for an environment's folder, another one for every environment.
+    """Return a name for an environment's folder that is safe in paths and different for every environment.
 
     Letters, digits, ``_``, ``-`` and inner dots stay; all else becomes ``%XX``, byte by byte.
     """
@@ -182,7 +182,7 @@ class GroupFile:
 def part_of(
     rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
 ) -> GroupFile:
-    """Return what is known of a group of these rollouts; the other arguments are as in ``GroupFile``."""
+    """Return the ``GroupFile`` of a group of these rollouts; the other arguments are those of ``GroupFile``."""
     sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
     earned = tuple(map(earned_of, rollouts))
@@ -277,7 +277,7 @@ def _digest_of(content: bytes | memoryview) -> uuid.UUID:
 
 
 def _promised(path: Path) -> uuid.UUID | None:
-    """The digest in a file's name, if the name has one."""
+    """Return the digest in a file's name; None if the name has none."""
     try:
         found = uuid.UUID(path.stem.replace("_", "-").partition("-")[2][:36])
     except ValueError:
@@ -346,7 +346,7 @@ def encode_groups(
     numbers: Sequence[int],
     declared: int,
 ) -> tuple[list[GroupFile], memoryview]:
-    """Return what is known of the groups of a file, and the content of the file.
+    """Return the properties of the groups of a file, and the content of the file.
 
     Args:
         groups: The rollouts of each group.
@@ -386,7 +386,7 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
         if len(tables[-1]) < len(part.uids):
             raise _damaged(path, f"{len(tables[-1])} rollouts from {part.first} on, of {len(part.uids)}")
     try:
-        # Most of the time goes into calls, and one for all columns of several groups is as long as one of a group.
+        # A call for all columns of several groups takes about as long as a call for one group.
         whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)
     except (pa.ArrowException, DataError):
         groups = zip(tables, parts, paths, strict=True)
@@ -398,7 +398,7 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
 def _read_unknown(path: Path, declared: Columns) -> pa.Table:
     """Return the columns of a file of groups that ``GroupFile`` does not have."""
     unknown = ["turns", "replica_id", "metadata", *(column.name for column in stored(declared, "example"))]
-    # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
+    # If the name has the digest, ``GroupFile`` has the same values. Otherwise another tool may have written the file.
     return read_part(path, lambda found, _: rollout_schema(found, declared), unknown if _promised(path) else None)[0]
 
 
@@ -424,7 +424,7 @@ def _rollouts_of(
 
 
 def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
-    """Return what is known of the groups in a file, from the file.
+    """Read the properties of the groups in a file from the file.
 
     Raises:
         DataError: The file is not one of groups.

@@ -129,13 +129,13 @@ class GroupSlice:
         return found
 
     def leave(self, indices: Sequence[int]) -> None:
-        """Let some rows leave for good, whose rewards still count."""
+        """Remove some rows for good; their rewards still count."""
         self.rows["present"][indices] = False
         self.present -= len(indices)
         self.forget(self.rows["place"][indices].tolist())
 
     def forget(self, places: Sequence[int] | None = None) -> None:
-        """Let go of some rollouts in memory; None: of all."""
+        """Drop some rollouts, or all, from memory."""
         self.record = None
         if self.group is not None and self.group.cache is not None:
             uids = self.part.uids
@@ -185,7 +185,7 @@ class ScoredGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rollout came that is scored."""
+        """Whether no scored rollout has come."""
         return self.most < self.least
 
     @property
@@ -389,7 +389,7 @@ def draw(
     names: Sequence[str],
     shares: Mapping[str, float] | None,
 ) -> npt.NDArray[np.int64]:
-    """Places of a sample without replacement, in random order.
+    """Return the places of a sample without replacement, in random order.
 
     Args:
         seed, index: What is drawn is a function of these two, and of what there is to draw from.
@@ -419,7 +419,7 @@ def draw(
 
 
 def share_out(size: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:
-    """``size`` cut in proportion to ``shares``, at most ``limits`` each; what one cannot take the others get.
+    """Split ``size`` in proportion to ``shares``, at most ``limits`` each; the others get the rest of a limited one.
 
     The limits' sum is at least ``size``. Remainders go to the largest fractions, the first of equal ones.
     """
@@ -441,7 +441,7 @@ def share_out(size: int, shares: Sequence[float], limits: Sequence[int]) -> list
 
 
 def _smallest(words: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """The places of the ``count`` smallest words, in their order: a random sample in random order."""
+    """Return the places of the ``count`` smallest words, in their order: a random sample in random order."""
     if count < len(words):
         places = np.argpartition(words, count)[:count] if count else np.zeros(0, np.int64)
         return places[np.argsort(words[places], kind="stable")]
@@ -566,7 +566,7 @@ class GrpoBatchMaker:
         self._begin()
 
     def _begin(self) -> None:
-        """Be as if nothing had come; versions stay known."""
+        """Forget all rollouts; versions stay known."""
         self._wanted = WantedGroups(self._older, self._pools)
         self._pool: dict[int, ScoredGroup] = {}  # groups of which some rollouts can be drawn, by their numbers
         self._drawable: Counter[str] = Counter()  # rollouts of these that have not left, by environment
@@ -610,7 +610,7 @@ class GrpoBatchMaker:
         if before.record is not None:
             refuse_other(rollout, before.record, "add_rollout")
             return
-        # Of a rollout that has left it is compared what is still known.
+        # Of a rollout that has left, compare the properties that are still known.
         part, known = part_of([rollout]), ("key", "rewards", "tokens", "turns", "earned")
         differing = [name for name in known if getattr(part, name) != getattr(before.part, name)]
         if differing:
@@ -647,7 +647,7 @@ class GrpoBatchMaker:
         self._come(_slice_of_group(group))
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Become what it was before a restart; see ``ResumableBatchMaker``."""
+        """Restore the state before a restart; see ``ResumableBatchMaker``."""
         self._begin()
         self._draws = len(batches)
         uses = Counter(uid for uids in batches for uid in uids)
@@ -729,13 +729,13 @@ class GrpoBatchMaker:
             self._changed.add(members.number)
 
     def _is_left_out(self, members: ScoredGroup) -> bool:
-        """Whether nothing can be learnt of a group."""
+        """Whether a group is left out, as all of its rollouts earned the same."""
         return self._leaves_equal and members.is_equal
 
     # ------------------------------------------------------------------ leaving
 
     def _let_go(self, piece: GroupSlice, indices: Sequence[int]) -> None:
-        """Let rollouts of a slice leave for good."""
+        """Remove rollouts of a slice for good."""
         piece.leave(indices)
         if piece.members is not None and piece.members.number in self._pool:
             self._drawable[piece.part.key.environment] -= len(indices)
@@ -744,7 +744,7 @@ class GrpoBatchMaker:
                 self._changed.add(piece.members.number)
 
     def _leave(self) -> None:
-        """Let the oldest leave where more came with and behind them than there may be."""
+        """Remove the oldest rollouts if more bytes than ``capacity_bytes`` came with and behind them."""
         while self._in_capacity and self._capacity is not None:
             piece = self._in_capacity[0]
             if self._nbytes - piece.before <= max(self._capacity, piece.part.nbytes):
@@ -861,7 +861,7 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ batches
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
-        """A batch, or None while there are fewer than ``batch_size`` rollouts to draw from.
+        """Return a batch, or None while fewer than ``batch_size`` rollouts can be drawn.
 
         Raises:
             ConfigError: ``batch_size`` is below 1.
@@ -904,7 +904,7 @@ class GrpoBatchMaker:
         return metadata_of(batch, self._last)
 
     def summary(self) -> dict[str, float]:
-        """Numbers for a log.
+        """Return numbers for a log.
 
         Of all that ever came, also before a restart: "rollouts", "groups", "groups_equal" (whose rollouts all earned
         the same), their share "groups_equal_share"; of what is there: "available", and of the rewards of all groups
@@ -953,7 +953,7 @@ class GrpoBatchMaker:
 
 
 def _records(members: Sequence[tuple[GroupSlice, int]]) -> list[RolloutRecord]:
-    """Return the rollouts at some rows of slices; those that are in no memory are read."""
+    """Return the rollouts at some rows of slices; those that are not in memory are read."""
     rows: dict[GroupSlice, list[int]] = {}
     for row, (piece, _) in enumerate(members):
         if piece.group is not None:

@@ -1,8 +1,8 @@
 """The index of a rollout buffer's folder: sealed groups, and the batches and the rollouts that they used.
 
 The index is a log that is read when a folder is opened. It saves opening all files, remembers the order in which they
-came, and keeps the uids that batches used when old batch files are deleted. Files that it does not know are read and
-added to it. It alone knows the told policy versions, and which rollouts were given up.
+came, and keeps the uids that batches used when old batch files are deleted. Files that are not in the index are read
+and added. Only the index has the policy versions of ``set_policy_version`` and the rollouts that were given up.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def read_index(root: Path) -> Index:
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
 ) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
-    """Return the index that agrees with the files, the groups and batches that the log did not know, and files gone."""
+    """Return the index after comparing it with the files, the groups and batches that it lacked, and the files gone."""
     index = _decode(records)
     declared = read_declared(root)
     refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
@@ -246,7 +246,7 @@ def _compare(
             StoreWarning,
             stacklevel=4,
         )
-    # What was written last before a crash may be in a file and not yet in the log.
+    # The last files before a crash may not be in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
     known = {batch.name for batch in index.batches}
     new = [
@@ -258,7 +258,7 @@ def _compare(
 
 
 def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
-    """Return the names of the Parquet files by folder; ``clean`` removes what was never finished."""
+    """Return the names of the Parquet files by folder; ``clean`` removes unfinished files."""
     found: dict[str, list[str]] = {}
     with os.scandir(root) as entries:
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -274,10 +274,10 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
 
 # ---------------------------------------------------------------------- batches
 
-# Metadata of a batch's file. Two batches may be of the same rollouts and are two batches all the same: hence the time.
+# Metadata of a batch's file. The time tells two batches of the same rollouts apart.
 _METADATA, _COLUMNS, _TIME = b"mouse_batch_metadata", b"mouse_batch_columns", b"mouse_batch_time"
 _STALENESS, _DIGEST = b"mouse_batch_staleness", b"mouse_batches_digest"
-# The uids of the rollouts that a batch used, where its examples do not say.
+# The uids of the rollouts that a batch used, if its examples have none.
 _USED = b"mouse_batch_rollouts"
 
 

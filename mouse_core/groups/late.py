@@ -1,7 +1,7 @@
 """Late columns: values that are written by uid when the rollouts are stored, in a log and in Parquet files.
 
-A few values go to the log, and many to files at once. The log has the names of the files, since without them nobody
-would miss one. When the log is large, its values go to files. A value is a number; a list, where the column has a
+Few values are appended to the log, many are written to files at once. The log lists the files, so that a missing file
+is found. When the log is large, its values are written to files. A value is a number; a list, where the column has a
 shape; or the values of all tokens, or turns, of the rollout.
 
 A record of the log is an Arrow record batch with a row for each column, which has the values, or the name of a file.
@@ -33,13 +33,13 @@ from mouse_core.groups.records import RolloutRecord, same_values, with_late
 from mouse_core.groups.waiting import Unsealed
 
 _RECORD = pa.schema([("column", pa.string()), ("values", pa.large_binary()), ("file", pa.string())])
-# A place is the number of a chunk, and behind it in so many bits the row.
+# A place is ``chunk number << _ROWS | row``.
 _ROWS = 32
 _CACHED_FILES = 2
-# More than so many bytes of a column at once are a file at once.
+# More bytes of a column than these, added at once, become a file at once.
 _MANY_BYTES = 2**20
-# What the log may have, and memory with it, before files are made of it; and about the size of a file, which is read
-# whole when one of its values is asked for.
+# Bytes of the log, whose values are in memory, before they become files; and about the bytes of a file, which is read
+# whole when one of its values is read.
 _LOG_BYTES, _FILE_BYTES = 32 * 2**20, 16 * 2**20
 
 
@@ -63,7 +63,7 @@ class Chunk:
         return int(self.values.nbytes) + sum(map(len, self.uids))
 
     def rows(self) -> pa.RecordBatch:
-        """Return uids and values beside each other."""
+        """Return a record batch of uids and values."""
         return pa.RecordBatch.from_arrays([pa.array(self.uids, pa.string()), self.values], schema=_schema(self.column))
 
     def take(self, rows: Sequence[int]) -> Chunk:
@@ -148,9 +148,9 @@ def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
 
 
 class LateColumns:
-    """The late columns of a folder as they are when the first of them is asked for, also in another process.
+    """The late columns of a folder as of the first read, also in another process.
 
-    A value is read when it is asked for. Threads may read while one adds.
+    A value is read when it is needed. Threads may read while one adds.
 
     Args:
         root: The buffer's folder.
@@ -171,7 +171,7 @@ class LateColumns:
         return LateColumns, (self._root,)
 
     def open(self, declared: Columns, records: Iterable[bytes]) -> None:
-        """Find the values.
+        """Index the values.
 
         Args:
             declared: The folder's columns.
@@ -207,7 +207,7 @@ class LateColumns:
         with self._lock:
             if self._declared is None:
                 declared = read_declared(self._root)
-                # The log first: what leaves it meanwhile is in a file.
+                # The log first: values that leave the log meanwhile are in a file.
                 self.open(declared, read_log(_late_log(self._root)) if declared.late else [])
             assert self._declared is not None
             return self._declared
@@ -217,7 +217,7 @@ class LateColumns:
         self._add(column.name, (column, path), uids)
 
     def add_chunk(self, chunk: Chunk) -> None:
-        """Keep values in memory, but those that are in a file already."""
+        """Keep values in memory, except those that are in a file already."""
         places = self._places[chunk.column.name]
         if not places.keys().isdisjoint(chunk.uids):
             chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
@@ -231,7 +231,7 @@ class LateColumns:
             self._places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
 
     def take_chunks(self, write: Callable[[Chunk], Any]) -> None:
-        """Write the values in memory to files, those of a column together, and let go of them."""
+        """Write the values in memory to files, column by column, and drop them."""
         by_column: dict[RolloutColumn, list[int]] = {}
         for number, chunk in enumerate(self._chunks):
             if isinstance(chunk, Chunk):
@@ -261,11 +261,11 @@ class LateColumns:
                 chunk = self._chunks[number]
                 if isinstance(chunk, Chunk):
                     return _values_of(chunk.column, chunk.values.slice(row, 1))[0]
-                assert chunk is not None  # the values of a chunk that was let go of have other places
+                assert chunk is not None  # the values of a chunk that was dropped have other places
                 column, path = chunk
                 rows = read_part(path, lambda found, _: _schema(column), [name])[0].column(0).combine_chunks()
                 self._read[number] = values = _values_of(column, rows)
-                # Rollouts are mostly asked for in the order in which their values came.
+                # Rollouts are mostly read in the order in which their values came.
                 if len(self._read) > _CACHED_FILES:
                     self._read.popitem(last=False)
             return values[row]
@@ -331,7 +331,7 @@ class LateStore(LateColumns):
             self._list([])
 
     def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
-        """Write values of one or several columns, but those that are there already.
+        """Write values of one or several columns, except those that are there already.
 
         Args:
             chunks: The values.
@@ -363,11 +363,11 @@ class LateStore(LateColumns):
             for chunk in few:
                 self.add_chunk(chunk)
                 arrived(chunk)
-            # The log says the same, and can be made smaller another time.
+            # The log has the same values, so it can become smaller another time.
             with contextlib.suppress(StorageError):
                 if self._log.size > _LOG_BYTES:
                     self.take_chunks(self._write)
-                    # Whoever reads the log now has the old file, and all that it says.
+                    # A process that reads the log now has the old file open, with all of its values.
                     self._log.rewrite([_encode(files=self.files)])
         return [len(chunk.uids) for chunk in unknown]
 
@@ -443,7 +443,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
             raise DataError(f"{where}: expected values by uid")
         flat = column.taken(flat, total, where)
     except DataError:
-        # One of them is not as it should be: which one?
+        # Find the value that is wrong.
         own: Sequence[int | None] = [None] * len(uids) if counts is None else counts
         each = [
             column.taken(item, count, f"{where}, rollout {uid!r}")
@@ -459,7 +459,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
 
 
 def _flat(items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any] | None:
-    """Return all values behind each other, if they are as they should be or that is still to be seen."""
+    """Return all values in one array; None if they cannot be joined."""
     try:
         if counts is None:
             flat = np.array(items)
@@ -472,7 +472,7 @@ def _flat(items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any
             flat = np.concatenate(arrays)
     except (ValueError, TypeError, RuntimeError):
         return None
-    flat.flags.writeable = False  # nobody else has it, so it need not be copied
+    flat.flags.writeable = False  # no other reference exists, so it need not be copied
     return flat
 
 
@@ -517,7 +517,7 @@ class Readiness:
         self.num_rollouts = 0
 
     def awaits(self, part: GroupFile) -> list[str]:
-        """Return the late columns that a group was to have when it was sealed."""
+        """Return the late columns that were declared when a group was sealed."""
         return [name for name, place in self._late_from.items() if place < part.declared]
 
     def _lacking(self, part: GroupFile, name: str) -> list[int]:
@@ -529,13 +529,13 @@ class Readiness:
         return [row for row in lacking if part.rewards[row] is None] if name == "reward" else lacking
 
     def add(self, place: int, part: GroupFile) -> bool:
-        """Take in a sealed group; return whether it is ready."""
+        """Add a sealed group; return whether it is ready."""
         self.waiting[place] = part
         self.num_rollouts += len(part.uids)
         return bool(self.settle([place]))
 
     def settle(self, places: Iterable[int]) -> list[int]:
-        """Return the places of the groups among these that lack nothing any more, as they were sealed."""
+        """Return the places of the groups among these that lack no value any more, in the order of sealing."""
         ready = []
         for place in sorted(self.waiting.keys() & set(places)):
             part = self.waiting[place]
@@ -545,7 +545,7 @@ class Readiness:
         return ready
 
     def awaited(self, unsealed: Iterable[Unsealed]) -> dict[str, Awaited]:
-        """Return the rollouts whose values have not come, by column, those of ``unsealed`` groups included."""
+        """Return the rollouts that lack a value, by column, including those of ``unsealed`` groups."""
         found: dict[str, list[tuple[str, float]]] = {name: [] for name in self._late_from}
         for _, part in sorted(self.waiting.items()):
             for name in self.awaits(part):

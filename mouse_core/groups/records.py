@@ -130,7 +130,7 @@ class Turn(ByValue):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RolloutRecord(ByValue):
-    """One rollout: a conversation, what it was for, which policy had it, and what it earned.
+    """One rollout: a conversation, its problem, its policy version and its reward.
 
     Args:
         environment: The environment's name, not empty.
@@ -231,7 +231,7 @@ class RolloutGroup(ByValue):
 
 
 def uids_of(given: Any) -> list[str]:
-    """Return several uids as a list; DataError: something else, as a single uid."""
+    """Return uids as a list; DataError for other types, as for a single uid."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise DataError(f"rollout_uids: expected several uids, found {given!r:.100}")
     return list(given)
@@ -272,7 +272,7 @@ def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
 
 
 def refuse_undeclared(rollout: RolloutRecord) -> None:
-    """Raise DataError where a rollout has columns that were not declared, which an example of it would not have."""
+    """Raise DataError for a rollout with columns that were not declared, which its example would lack."""
     _refuse_others(rollout, rollout.declared, "; a RolloutBuffer declares columns")
 
 
@@ -451,7 +451,7 @@ class RLExample(ByValue):
 
 
 def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> None:
-    """Raise DataError where two rollouts of one uid are not the same, whoever sampled them and when.
+    """Raise DataError if two rollouts of one uid differ in more than ``replica_id`` and ``created``.
 
     Args:
         rollout: The one that comes.
@@ -473,12 +473,12 @@ def other_one(uid: str, differing: list[str], caller: str) -> DataError:
     )
 
 
-# What Python's objects take beside what is in them: of a rollout, of a turn with two arrays, of another value.
+# Bytes of the Python objects themselves: of a rollout, of a turn with two arrays, of another value.
 _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 
 
 def nbytes_of(rollout: RolloutRecord) -> int:
-    """Return about how many bytes a rollout takes in memory, columns and metadata included."""
+    """Return the approximate bytes of a rollout in memory, including columns and metadata."""
     total = _ROLLOUT
     items: tuple[Any, ...] = (rollout, *rollout.turns)
     for one in items:

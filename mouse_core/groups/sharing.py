@@ -168,7 +168,7 @@ class RolloutClient(Client):
         """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` says which are there."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
-        # A reward that came late is a column of its own, too.
+        # A late reward is a column of the rollout, too.
         rollouts = [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
         return list(map(of_group, rollouts, found["groups"]))
 
@@ -197,7 +197,7 @@ class RolloutClient(Client):
         return found
 
 
-# Who waits for room looks so often whether the server is being closed.
+# A call that waits for room checks this often whether the server is being closed.
 _LOOK_SECONDS = 0.2
 
 Answer = dict[str, Any]
@@ -287,7 +287,7 @@ class SharedBuffer:
         return {"columns": self.buffer.columns.to_json(), "size": len(self.buffer), **counts}
 
     def _add_rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        # Columns are only ever added: how many the client knew says which.
+        # Columns are never removed, so the number of columns that the client knew identifies them.
         rollouts = decode_rollouts(body, self.buffer.columns.first(int(call.get("declared", 0))))
         timeout = call.get("timeout")
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)

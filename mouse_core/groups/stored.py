@@ -1,4 +1,4 @@
-"""Stored rollouts, read when they are asked for."""
+"""Stored rollouts, which are read when they are needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A sealed group in its file, and what is known of it without reading.
+    """A sealed group in its file, and its properties that are known without reading the file.
 
     Args:
         environment: The environment's name.
@@ -213,7 +213,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
     @memo
     def groups(self) -> list[StoredGroup]:
-        """The groups that the rollouts are of, whole, in order."""
+        """The whole groups of the rollouts, in order."""
         return [StoredGroup.of(self._root, part, self._late) for part in self._parts]
 
     @memo

@@ -296,7 +296,7 @@ def _by_token(
     newest = np.array([np.nan if one is None else float(one) for one in numbers]) + staleness
     tokens = [batch[place].columns[name][batch[place].loss_mask] for place in kept]
     own = np.concatenate([np.zeros(0), *tokens])
-    # Of an example whose version is not known it is the newest that others know of.
+    # An example of unknown version gets the newest version of the others.
     newest[np.isnan(newest)] = np.nanmax(newest, initial=-np.inf)
     latest = np.repeat(newest[kept], list(map(len, tokens)))
     there = np.isfinite(latest) & (own != column.fill if column.fill is not None else True)
@@ -333,7 +333,7 @@ class StoredBatches(Protocol):
         ...
 
 
-# A batch that is not there yet is looked for again after the first of these, then less and less often.
+# Seconds until a missing batch is looked for again: at first, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 _FORMAT = 1
 
@@ -514,7 +514,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable[[int], str | None]]:
-    """Return where batches are read, and the function from their numbers to their ids."""
+    """Return the reader of batches, and the function from batch numbers to ids."""
     size = None if batch_size is None else check_count("batch_size", batch_size)
     if isinstance(batches, RolloutBuffer):
         return batches, partial(batches.batch_at, batch_size=size)

@@ -35,25 +35,25 @@ from mouse_core.groups.records import GroupKey, RolloutRecord, nbytes_of
 from mouse_core.groups.versions import Versions
 from mouse_core.spec import check_count
 
-# A log larger than this is written anew once most of it is about rollouts that have left, so many rollouts at a time,
-# as they need not all be in memory.
+# A log with more bytes is rewritten once most of its rollouts have left, this many rollouts at a time, as they need
+# not all be in memory.
 _REWRITE_BYTES, _REWRITE_ROLLOUTS = 64 * 2**20, 256
-# The most groups that share a file, and the most tokens of those that do: of a small file most of the time goes into
-# what every file takes, and of a large one all is read where one group is wanted.
+# The most groups of a file, and their most tokens. Small files cost time for each file, and a large file is read whole
+# for one group.
 _SHARING, _TOKENS = 16, 2**17
-# Files whose columns are made together, and that are synced together: enough to spread what that costs, few enough for
-# the disk to be at work while the next ones are encoded.
+# Files that are converted and synced together: enough to share the cost of a call, and few enough that the disk works
+# while the next files are encoded.
 _TOGETHER = 8
 
 
 class RolloutCache:
-    """The rollouts that came last, by uid, as many as there is room for; a file has each of them.
+    """The newest rollouts in memory, by uid, up to a number of bytes; each of them is in a file or a log, too.
 
     Args:
-        room: About how many bytes they may take.
+        room: The most bytes, about.
 
     Attributes:
-        nbytes: About how many bytes they take.
+        nbytes: The bytes of the rollouts, about.
     """
 
     def __init__(self, room: int) -> None:
@@ -65,7 +65,7 @@ class RolloutCache:
         return RolloutCache, (self._room,)
 
     def put(self, rollouts: Iterable[RolloutRecord]) -> None:
-        """Keep rollouts; those that came first leave for them."""
+        """Add rollouts; the oldest leave if there are too many bytes."""
         for rollout in rollouts:
             nbytes = nbytes_of(rollout)
             self.drop([rollout.rollout_uid])
@@ -75,11 +75,11 @@ class RolloutCache:
                 self.nbytes -= self._rollouts.popitem(last=False)[1][1]
 
     def get(self, uid: str) -> RolloutRecord | None:
-        """Return a rollout, if it is here."""
+        """Return a rollout; None if it is not in memory."""
         return self._rollouts.get(uid, (None, 0))[0]
 
     def drop(self, uids: Iterable[str]) -> None:
-        """Let go of rollouts."""
+        """Remove rollouts."""
         for uid in uids:
             self.nbytes -= self._rollouts.pop(uid, (None, 0))[1]
 
@@ -166,7 +166,7 @@ class SealingRules:
             check_count("capacity", self.capacity)
 
     def due(self, group: WaitingGroup) -> float:
-        """Return when the group is to be sealed if no more rollouts come."""
+        """Return the time at which the group is sealed if no more rollouts come."""
         if len(group.rollouts) >= self.group_size:
             return -math.inf
         return group.since + self.seal_timeout if len(group.rollouts) >= self.min_group_size else math.inf
@@ -232,7 +232,7 @@ class Waiting:
     # ------------------------------------------------------------------ plans
 
     def plan(self, rollouts: Sequence[RolloutRecord], now: float) -> SealingPlan:
-        """Return what becomes of new rollouts; nothing is changed."""
+        """Return the plan for new rollouts; nothing is changed."""
         groups: dict[GroupKey, WaitingGroup] = {}
         sealed: list[tuple[GroupKey, list[Unsealed]]] = []
         for rollout in rollouts:
@@ -257,7 +257,7 @@ class Waiting:
         return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
 
     def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
-        """Take the oldest groups, those with enough rollouts first, until ``excess`` rollouts are out."""
+        """Seal the oldest groups, those with enough rollouts first, until they have ``excess`` rollouts."""
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
         everyone.sort(key=lambda item: (len(item[1].rollouts) < self._rules.min_group_size, *_age(item)))
         sealed = []
@@ -282,7 +282,7 @@ class Waiting:
         return _sealing({key: group for key, group in self.groups.items() if self._rules.due(group) <= now})
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
-        """Return when the first of all groups, or of those in ``keys``, is to be sealed; infinity if none is."""
+        """Return the time at which the first of all groups, or of those in ``keys``, is sealed; infinity if none is."""
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
         return min(map(self._rules.due, groups), default=math.inf)
 
@@ -320,7 +320,7 @@ class Waiting:
         """Log the rollouts that will wait, and write the sealed groups to files.
 
         Args:
-            plan: What becomes of the rollouts.
+            plan: The plan of ``plan`` or another method.
             number: How many groups were sealed before.
 
         Returns:
@@ -353,7 +353,7 @@ class Waiting:
         return parts
 
     def tidy(self) -> None:
-        """Make the log smaller where that is due.
+        """Rewrite or empty the log if most of its rollouts have left.
 
         Raises:
             StorageError: It cannot be written; the log is as it was.
@@ -400,7 +400,7 @@ class Waiting:
                 if self._sync:
                     sync_files(list(map(beside, paths)))
                 return parts
-            # What has been written reaches the disk while the next files are encoded.
+            # Written files reach the disk while the next files are encoded.
             with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
                 for written, path in in_order(pool, self._write_file, self._files(shared, plan.new)):
                     parts += written
@@ -426,7 +426,7 @@ class Waiting:
                 yield [place for place, _ in file], loaded[begin:end], table
 
     def _write_file(self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]) -> tuple[list[GroupFile], str]:
-        """Write a file beside its place; return what is known of its groups, and the place."""
+        """Write a partial file; return the properties of its groups, and the final path."""
         numbers, groups, rows = file
         parts, content = encode_groups(groups, rows, self._compression, numbers=numbers, declared=len(self._declared))
         path = str(parts[0].path(self._root))
@@ -457,13 +457,13 @@ def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
 
 
 def _sealing(groups: dict[GroupKey, WaitingGroup]) -> SealingPlan:
-    # In an order that a restart does not change.
+    # In an order that does not change after a restart.
     sealed = [(key, group.rollouts) for key, group in sorted(groups.items(), key=_age)]
     return SealingPlan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()})
 
 
 def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared: Columns) -> bytes:
-    # Columns are only ever added: how many there were says which.
+    # Columns are never removed, so their number identifies them.
     since = np.asarray(times, "<f8")
     head = len(since).to_bytes(4, "little") + len(declared).to_bytes(4, "little")
     return head + since.tobytes() + bytes(rollouts_to_table(rollouts, declared).serialize())
