@@ -209,7 +209,7 @@ class Making:
         return tuple(uids)
 
     def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
-        """Return the uids of the rollouts with the tokens of examples, each once; the most alike or the oldest of several.
+        """Return the uids of the rollouts with the tokens of examples, each once; the most alike of several.
 
         An example of a rollout that was used before adds no uid.
         """
