@@ -142,7 +142,7 @@ def _origin(left: Run, right: Run) -> str:
 
 
 def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
-    """One line over all pairs: *same data: proven*, or of how many it is not.
+    """Return one line about all pairs: *same data: proven*, or the number of pairs for which it is not.
 
     Args:
         found: pairs, as ``pairs`` gives them.

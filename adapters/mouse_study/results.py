@@ -118,7 +118,7 @@ class Results:
         return tuple(sorted(pc.unique(self.table["name"]).to_pylist()))
 
     def series(self, name: str) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """One name's values of each run that has some.
+        """Return the recorded values of a name, for each run that has some.
 
         Args:
             name: For instance "loss".

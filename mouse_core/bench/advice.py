@@ -16,7 +16,7 @@ _NOTICEABLE = 1.1
 
 @dataclass(frozen=True)
 class Line:
-    """One way to get batches.
+    """Figures of one way to get batches.
 
     Args:
         name: Which.

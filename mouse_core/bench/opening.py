@@ -68,7 +68,7 @@ class Opened:
 
 
 def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Opened:
-    """Several recordings as one: a mixture of their stores, called "0", "1" and so on.
+    """Return several recordings as one: a mixture of their stores, which are named "0", "1" and so on.
 
     Args:
         parts: The recordings.

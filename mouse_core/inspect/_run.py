@@ -379,17 +379,17 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
 
 
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
-    """Look through recorded steps once, in memory that does not grow with them.
+    """Inspect recorded steps in one pass, in memory that does not grow with the number of rows.
 
-    Of a LeRobotDataset what can be read is looked at; episodes that cannot be are findings.
+    Episodes of a LeRobotDataset that cannot be read are findings; the others are inspected.
 
     Args:
-        stream: The rows; ``mouse_core.formats.open`` gives them for a path. Or a store, as a view of one is.
-        ignore: Codes of findings that are known and fine.
-        progress: Whether a bar shows how far it is.
+        stream: The rows, as ``mouse_core.formats.open`` returns them for a path; or a store or view of a store.
+        ignore: Codes of findings to leave out.
+        progress: Whether a bar shows the progress.
 
     Returns:
-        What was found. ``show`` prints it, ``mouse_core.view.to_html`` makes a page of it.
+        The report. ``show`` prints it, ``mouse_core.view.to_html`` makes a page of it.
 
     Raises:
         DataError: The data are damaged.

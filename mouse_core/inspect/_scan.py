@@ -417,7 +417,7 @@ class EpisodeCounter:
         known: dict[str, Any],
         shifted: dict[str, Any],
     ) -> None:
-        """Close the episodes that end before a row that begins one, and keep what is open."""
+        """Record the episodes that end in these rows, and carry over the open one."""
         begins = np.flatnonzero(start)
         counted = np.where(start, 0.0, reward) if self.arrived else reward
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)

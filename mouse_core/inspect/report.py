@@ -13,7 +13,7 @@ from mouse_core.inspect._checks.finding import Finding
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """One column, over all rows.
+    """Figures of a column over all rows.
 
     Args:
         name: Its name.

@@ -65,7 +65,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, self._source(store, **within), 3)
 
     def test_fields_at_offsets_of_an_anchor(self) -> None:
-        """With steps and without, from a store and from a source of one's own, on from a state."""
+        """Windows by field come from a store, from a custom source, and after a restored state."""
         store = example_store()
         windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
         for options in (
@@ -123,13 +123,13 @@ class AdapterConformance(InArrays):
             assert set(loader.next_batch().keys()) == {"reward", "done"}
 
     def test_bad_arguments_are_refused(self) -> None:
-        """By the errors of the core, when the loader is made."""
+        """The constructor raises the errors of the core."""
         store = example_store()
         for options in ({"sampling": "all"}, {"sequence_length": 301}, {"shard": (0, 3)}, {"prefetch": 0}):
             refused(ConfigError, partial(self._loader, store, **options), "expected")
 
     def test_shards_put_together_are_the_whole(self) -> None:
-        """For every count that divides the batch."""
+        """The shards of every count that divides the batch add up to the batch."""
         store = example_store()
         whole = [self._source(store)[index] for index in range(5)]
         for count in (1, 2, 4):
@@ -160,7 +160,7 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ epochs and rows
 
     def test_a_loop_is_an_epoch(self) -> None:
-        """And the next loop the next one, also after a few batches taken by hand."""
+        """Each loop delivers the rest of an epoch, also after batches that were taken singly."""
         with self._loader(example_store(), sampling="sequential") as loader:
             loader.next_batch()
             batches = [*loader, *loader]
@@ -232,7 +232,7 @@ class AdapterConformance(InArrays):
                 loader.close()
 
     def test_a_state_of_something_else_is_refused(self) -> None:
-        """And the loader goes on as if nothing had been asked."""
+        """A rejected state leaves the loader as it was."""
         store, others = example_store(), example_store(0)
         others.extend(example_columns(300, first=1))
         with self._loader(store) as loader:
@@ -274,7 +274,7 @@ class AdapterConformance(InArrays):
             refused(ClosedError, loader.next_batch, "closed")
 
     def test_threads_end(self) -> None:
-        """After ``close()``, after a new start, and when a loader is dropped in the middle."""
+        """Threads end after ``close()``, after a restored state, and when a loader is dropped in the middle."""
         before = set(threading.enumerate())
         loader = self._loader(example_store(), num_workers=4)
         loader.next_batch()

@@ -54,7 +54,7 @@ class FormatConformance:
         raise NotImplementedError
 
     def test_columns_are_those_of_stores(self, tmp_path: Path) -> None:
-        """Known before reading, and the same in every batch."""
+        """The columns are known before reading, and equal in every batch."""
         stream = self.read(self.write(tmp_path))
         names = stream.schema.names
         check_alignment(stream.alignment)
@@ -110,7 +110,7 @@ class FormatConformance:
                     )
 
     def test_reading_again_reads_the_same(self, tmp_path: Path) -> None:
-        """Also in other pieces."""
+        """A second pass reads equal rows, also in batches of another size."""
         path = self.write(tmp_path)
         stream = self.read(path)
         expected = stream.digest()
@@ -129,7 +129,7 @@ class FormatConformance:
         assert len(stream.to_store()) == stream.to_table().num_rows
 
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
-        """By an error of this library; a file without which the rows are the same may lack its end.
+        """Missing and damaged files raise MouseError; a file that no row depends on may lack its end.
 
         Where it cannot be told that a file lacks its end, rows may be read of it, and nothing else may be raised.
         """

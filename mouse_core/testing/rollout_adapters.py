@@ -43,7 +43,7 @@ class RolloutAdapterConformance(InArrays):
     storage_class: Any = rollouts.RolloutStorage
 
     def test_rows_and_returns_are_those_of_the_core(self) -> None:
-        """With and without truncated episodes, and advantages as they are or normalized."""
+        """Rows and returns equal the core's, with and without truncated episodes and normalized advantages."""
         for truncated in (False, True):
             for normalize in (False, True):
                 mine, core = self._filled(truncated=truncated, normalize_advantage=normalize)
@@ -71,7 +71,7 @@ class RolloutAdapterConformance(InArrays):
             self._alike(mine, core, "recurrent_mini_batch_generator", 2, 2, shuffle=shuffle)
 
     def test_what_comes_out_of_turn_is_refused(self) -> None:
-        """And changes nothing."""
+        """Calls out of order raise RolloutError and change nothing."""
         mine, core = self._empty()
         refused(RolloutError, lambda: next(iter(mine.mini_batch_generator(1))))
         steps = _steps(0)

@@ -84,7 +84,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is another one when asked again"
 
     def test_threads_get_the_same(self) -> None:
-        """Several at once."""
+        """Threads that ask at the same time get equal batches."""
         one, source = self.make(), self.make()
         expected = [_digest(one[number]) for number in range(4 * _BATCHES)]
         with ThreadPoolExecutor(8) as pool:
@@ -108,7 +108,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is in memory that the caller has"
 
     def test_a_loader_delivers_it(self) -> None:
-        """For any number of workers, and on from a state; a state of another source is refused."""
+        """A loader delivers the source with any number of workers, and goes on from a state of that source only."""
         source = self.make()
         for workers in (0, 1, 4):
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:

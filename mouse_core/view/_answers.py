@@ -101,7 +101,7 @@ def _one_of(asked: dict[str, str], name: str, known: tuple[str, ...]) -> str:
 
 
 def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
-    """One window of a batch: every field's values by step and dimension, which steps are there, and which are masked.
+    """Return a window of a batch: the values of each field by step and dimension, with the masks.
 
     Raises:
         ConfigError: A batch or a window that there is not.
@@ -315,7 +315,7 @@ class Answers:
         return said
 
     def close(self) -> None:
-        """End what is under way."""
+        """Stop the inspections."""
         for one in self._shown:
             if one.inspection is not None:
                 one.inspection.close()
@@ -323,7 +323,7 @@ class Answers:
     # ------------------------------------------------------------------ episodes
 
     def episodes(self, asked: Asked) -> Any:
-        """Some rows of the list of episodes, sorted and filtered; counts on for a while."""
+        """Return some rows of the sorted and filtered list of episodes; first count episodes for a short time."""
         one = self._at(asked)
         first = whole(asked, "first", 0, 0, 1 << 60)
         count = whole(asked, "count", 100, 0, _MOST_ROWS)
@@ -445,7 +445,7 @@ class Answers:
 
 
 def chosen(values: npt.NDArray[np.float64], dims: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Some columns; those that there are not are gaps throughout."""
+    """Return some dimensions of values; a dimension that does not exist is a gap in every step."""
     found = np.full((len(values), len(dims)), np.nan)
     for place, dim in enumerate(dims):
         if dim < values.shape[1]:

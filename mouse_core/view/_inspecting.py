@@ -44,7 +44,7 @@ class Inspection:
         return "failed" if self.error else "none" if self.report is None else "done"
 
     def start(self) -> None:
-        """Begin, unless it is under way."""
+        """Start the inspection, unless it is running."""
         if self.state == "running":
             return
         self.done, self.total, self.report, self.error = 0, None, None, ""
@@ -52,16 +52,16 @@ class Inspection:
         self._thread.start()
 
     def forget(self) -> None:
-        """Drop what was found, as the rows are others now."""
+        """Drop the report of earlier rows."""
         self.report = None
 
     def wait(self) -> None:
-        """Wait until it is no longer under way."""
+        """Wait until the inspection has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """End what is under way."""
+        """Stop the inspection."""
         self._ended.set()
         self.wait()
 
@@ -87,7 +87,7 @@ class Inspection:
 
 
 class _Ended(Exception):
-    """Nobody waits for it any more."""
+    """Raised in the inspection's thread once the viewer is closed."""
 
 
 def told(report: Report) -> dict[str, Any]:

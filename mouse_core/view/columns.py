@@ -154,7 +154,7 @@ def _is_list(data_type: pa.DataType) -> bool:
 
 
 def _scalars(array: pa.Array) -> Floats:
-    """One-dimensional numbers as float64; nulls, and what is no number, are NaN."""
+    """Convert a one-dimensional array to float64; nulls and values that are no numbers become NaN."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):

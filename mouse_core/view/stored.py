@@ -275,7 +275,7 @@ class _Keeper:
         return [f"Pictures of {named} are not here: they lie in other files, or cannot be read."] if none else []
 
     def episode(self, number: int, names: Sequence[str], also: Sequence[int]) -> dict[str, Any]:
-        """One episode: what the list says of it, curves, values of steps, pictures.
+        """Return an episode: its row of the list, curves, values of steps, and pictures.
 
         Args:
             number: Which one.
@@ -376,21 +376,21 @@ def to_html(
     files: bool = False,
     why: str = "",
 ) -> str:
-    """The viewer's page as one file, with some episodes of a store, and what is wrong with it.
+    """Return the viewer's page as one file, with some episodes of a store and the findings of its inspection.
 
-    It holds everything that it shows and loads nothing, so it can be mailed, or opened from a folder. Of many episodes
-    up to ten are there step by step (the first, those of the highest, median and lowest return, the shortest, the
-    longest, and those that findings name), thinned: the page takes some 5 MB, which Plotly takes, and 8 MB more at
-    most. Texts of the data are text, and the page has the browser run no script but its own.
+    The file loads nothing, so it can be mailed, or opened from a folder. Of many episodes it holds up to ten step by
+    step: the first, those of the highest, median and lowest return, the shortest, the longest, and those that findings
+    name. Long ones are thinned. Plotly takes 5 MB of the file, and the data at most 8 MB. Texts of the data stay text,
+    and the browser runs only the page's own scripts.
 
     Args:
         store: The store; None: only the report is shown.
-        report: What ``inspect`` found; None: it is asked.
-        name: What to call the store.
-        command: How all of it is seen, ``mouse view recordings``; said to whoever asks for what is not here.
-        files: Whether pictures are there that rows name by path, and those of videos. Whoever has the page has them, so
-            that is for data whose paths are known to lead to nothing private.
-        why: Why there is only a report.
+        report: The report of ``inspect``; None: the store is inspected.
+        name: The name of the store on the page.
+        command: The command that shows all episodes, such as ``mouse view recordings``; the page names it.
+        files: Whether to embed pictures that rows name by path, and frames of videos. Use it only for data whose paths
+            lead to nothing private.
+        why: Why the page has a report only.
 
     Raises:
         ConfigError: Neither a store nor a report.

@@ -104,7 +104,7 @@ class Viewer:
         self._thread.join()
 
     def close(self) -> None:
-        """Stop showing."""
+        """Stop the server."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -127,7 +127,7 @@ class Viewer:
 
 
 class _Listener(ThreadingHTTPServer):
-    """Accepts connections, and keeps some of those that ask for nothing."""
+    """Listening socket that closes the longest idle connections."""
 
     daemon_threads = True
     request_queue_size = socket.SOMAXCONN
@@ -137,7 +137,7 @@ class _Listener(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer it in a thread."""
+        """Answer a request in a thread."""
         self.idle.add(request)
         super().process_request(request, client_address)
 
@@ -147,13 +147,13 @@ class _Listener(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close it."""
+        """Close a connection."""
         self.idle.remove(request)
         super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handler of a connection."""
 
     server: _Listener
 
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request, unless its connection was closed to make room."""
         if not self.server.idle.remove(self.connection):
             self.close_connection = True
             return
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: the address has the token."""
+        """Print nothing: an address contains the token."""
 
 
 def view(
@@ -244,25 +244,24 @@ def view(
     height: int = 800,
     inspect: bool = False,
 ) -> Viewer:
-    """Show stores on a page of this machine: their episodes, step by step, and windows as batches have them.
+    """Show the episodes of stores step by step, and windows as batches have them, on a page of this machine.
 
-    Only what is looked at is read, so stores of any size open at once; of those that grow the page shows what comes.
-    The page is served on the loopback interface, to be read only, and nothing is loaded from anywhere else.
+    Only the rows that are shown are read, so stores of any size open at once. The page includes rows that are added
+    later. It is served on the loopback interface, changes nothing, and loads nothing from elsewhere.
 
     Args:
         *stores: Stores, views of stores, mixtures, or a ``BatchSource``, whose own batches are shown: augmented,
             padded, with their masks and offsets.
-        names: What to call them.
+        names: The names that the page shows.
         port: The port; 0: any that is free.
         height: How high a notebook shows the page, in pixels.
-        inspect: Whether to look for what is wrong with the rows at once, beside the page, which else does so when it is
-            asked to; all rows are read for it.
+        inspect: Whether to inspect all rows at once, in a thread; otherwise the page starts the inspection on request.
 
     Returns:
-        The viewer, whose ``url`` is for a browser; a notebook shows it where it is a cell's last line.
+        The viewer. Open its ``url`` in a browser; a notebook shows the viewer if it is the last line of a cell.
 
     Raises:
-        ConfigError: No store, or something else.
+        ConfigError: No store is given, or an object of another kind.
         ImportError: Plotly, which draws the plots, is not installed: it comes with the extra ``view``.
         OSError: The port is taken.
 

@@ -77,7 +77,7 @@ class Times:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The time of the whole run."""
         return self.wait + self.compute + self.first + self.rest
 
 

@@ -198,7 +198,7 @@ class _Pool:
         show(self._shown)
 
     def stop(self) -> None:
-        """End what is at work: it saves its state, if it can in time."""
+        """Ask the running processes to save their state and end; kill those that take too long."""
         for process in self._processes.values():
             process.terminate()
         try:
@@ -255,7 +255,7 @@ class _Pool:
 
 
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
-    """Begin the process of a run, or, for None, of what makes the store; it ends when this one does."""
+    """Start the process of a run, or of the function that makes the store (None); it ends with this process."""
     variant, framework, seed = run.split("/") if run else ("", "", "0")
     request = {
         "study": declared,

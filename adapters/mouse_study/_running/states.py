@@ -153,7 +153,7 @@ def set_global_generators(saved: Plain) -> None:
 
 
 def seed_global_generators(seed: int) -> None:
-    """Begin them all at a seed."""
+    """Seed the global generators of Python, NumPy and, if it is imported, torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     if "torch" in sys.modules:

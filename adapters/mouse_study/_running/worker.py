@@ -181,7 +181,7 @@ _VERSION = 1
 
 
 class Worker:
-    """One run, from its checkpoint on.
+    """A run in this process, resumed from its checkpoint.
 
     Args:
         request: The study's declaration and which run it is, as ``jobs`` writes them.
@@ -454,7 +454,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _end_with(parent: int) -> None:
-    """End this process, and those that it started, as soon as the one that started it has ended."""
+    """End this process and its children as soon as the parent process has ended."""
 
     def wait() -> None:
         while os.read(parent, 4096):

@@ -40,7 +40,7 @@ class Kind:
 
 
 def _renamed(names: Mapping[str, str], convert: Callable[[Array], Array], back: Callable[[Array], Array]) -> Any:
-    """Both ways of a kind whose arrays only have other names, and whose first one is laid out differently."""
+    """Return both conversions for a kind that renames its arrays and lays out only the first one differently."""
     first = next(iter(names))
 
     def to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:

@@ -41,7 +41,7 @@ def as_float64(module: Any) -> Any:
 
 @dataclass
 class Run:
-    """Both models, and what a pass of each gave.
+    """Both models, and the records of a pass through each.
 
     Attributes:
         pairs: The layers that are twins.

@@ -294,7 +294,7 @@ def readings(small: StandIns) -> tuple[Read, Read]:
 
 
 class StandIns:
-    """Both optimizers on tensors of at most 2 values along each axis, in the places of those of the models.
+    """Both optimizers on small tensors, of at most 2 values along each axis, that stand for the models' tensors.
 
     An optimizer may look at how many axes a tensor has, and where it is. How long it is, only few do, and a model of
     millions of weights would take minutes.

@@ -278,7 +278,7 @@ def _scaled(values: Floats) -> Floats:
 
 
 def _lively(values: Floats) -> Floats:
-    """Without dimensions that are what they usually are but for a few rows, of which a fit would make too much."""
+    """Return the dimensions that vary in many rows; a fit would follow the few rows in which another one varies."""
     squares = np.clip(np.where(np.isfinite(values), values, 0.0), -4, 4) ** 2
     rows = squares.sum(axis=0) ** 2 / np.maximum((squares**2).sum(axis=0), 1e-12)  # as many, were they all as far away
     return values[:, rows >= min(_FEWEST_LIVELY, 0.1 * len(values))]

@@ -65,7 +65,7 @@ class ReplayAdapterConformance(InArrays):
             assert _counts(mine) == _counts(core)
 
     def test_a_loop_is_an_epoch(self) -> None:
-        """Without replacement, every row once."""
+        """A loop without replacement draws each row once."""
         mine, core = self._pair(sampler=replay.SamplerWithoutReplacement)
         for buffer, rows in ((mine, self.given(_rows(30))), (core, _rows(30))):
             buffer.extend(rows)
@@ -74,7 +74,7 @@ class ReplayAdapterConformance(InArrays):
                 self.same(found, expected, "an epoch")
 
     def test_priorities_come_in_its_arrays(self) -> None:
-        """By index and priority, by a whole batch, and with the rows."""
+        """Priorities are set by index and value, by a whole batch, and with the rows."""
         mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
         rows = _rows(30) | {"td_error": np.arange(30, dtype=np.float32)}
         mine.extend(self.given(rows))

@@ -61,14 +61,14 @@ class StorageConformance:
     # ------------------------------------------------------------------ what it holds
 
     def test_it_has_what_the_protocol_names(self, tmp_path: Path) -> None:
-        """Before anything is written."""
+        """An empty storage has the members and sizes of the protocol."""
         storage = self._new(12, 1, tmp_path)
         assert isinstance(storage, Storage), f"expected what mouse_core.replay.Storage names: {storage!r}"
         assert (len(storage), storage.capacity, storage.written, storage.num_envs) == (0, 12, 0, 1)
         assert storage.writable is True
 
     def test_it_has_the_alignment_that_it_was_given(self, tmp_path: Path) -> None:
-        """And refuses the state of one that has another."""
+        """The storage keeps its alignment, and raises StateError for the state of another alignment."""
         states: dict[str, Any] = {}
         for alignment in self.alignments:
             storage = self.make(5, 1, _folder(tmp_path, alignment), alignment)
@@ -96,7 +96,7 @@ class StorageConformance:
             self._holds(storage, kept)
 
     def test_lists_of_rows_are_rows(self, tmp_path: Path) -> None:
-        """One item after another."""
+        """A list of rows is written one row after another."""
         storage = self._new(7, 1, tmp_path)
         storage.append([row_of(number) for number in range(9)])
         self._holds(storage, {number % 7: number for number in range(2, 9)})
@@ -137,7 +137,7 @@ class StorageConformance:
             self._same(storage.get(index), index)
 
     def test_what_was_given_is_never_written_to(self, tmp_path: Path) -> None:
-        """And what is written does not change with the caller's arrays."""
+        """The storage copies rows: changes to arrays that it was given, or gave, do not reach it."""
         storage = self._new(4, 1, tmp_path)
         mine = rows_from(0, 4)
         storage.append(mine)
@@ -190,7 +190,7 @@ class StorageConformance:
             assert [self.to_numpy(layer).tolist() for layer in found] == [[0, 1], [10, 11]]
 
     def test_single_fields_are_read(self, tmp_path: Path) -> None:
-        """By name, nested ones by a tuple of names; through slots and slices."""
+        """A field is read by its name or, nested, by a tuple of names, at slots and slices."""
         storage = self._new(6, 1, tmp_path)
         storage.append(rows_from(0, 4))
         slots = np.array([[2, 0], [3, 3]])
@@ -226,7 +226,7 @@ class StorageConformance:
         self._holds(storage, {0: 20, 1: 21})
 
     def test_a_state_goes_on_elsewhere(self, tmp_path: Path) -> None:
-        """After every number of rows, with the cursor; as long as the data."""
+        """A state restores rows and cursor, for empty, partly filled and overwritten storages."""
         for n in (0, 1, 4, 5, 13):
             storage = self._new(5, 1, _folder(tmp_path, f"from{n}"))
             storage.append(rows_from(0, n))
@@ -242,7 +242,7 @@ class StorageConformance:
             self._holds(other, kept)
 
     def test_a_damaged_state_is_refused(self, tmp_path: Path) -> None:
-        """And leaves everything as it was."""
+        """A damaged state raises StateError and changes nothing."""
         storage = self._new(5, 1, _folder(tmp_path, "a"))
         storage.append(rows_from(0, 7))
         larger = self._new(6, 1, _folder(tmp_path, "b"))
@@ -329,7 +329,7 @@ class StorageConformance:
         np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
 
     def test_what_follows_a_row_is_of_its_episode(self, tmp_path: Path) -> None:
-        """In a ring that comes round, with episodes that were broken off: they end where the next number begins."""
+        """The row after the last one of an episode never follows it, also in a ring that overwrites its oldest rows."""
         for ndim in self.ndims:
             storage = self._new(10 * ndim, ndim, _folder(tmp_path, str(ndim)))
             takes: Any = {"takes": storage.alignment}

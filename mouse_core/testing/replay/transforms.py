@@ -87,7 +87,7 @@ class TransformConformance:
             _same(one, other, "expected the same batches with and without threads")
 
     def test_a_loader_goes_on_from_its_state(self) -> None:
-        """With batches that were drawn before it was saved, and rows that were written behind those."""
+        """A restored loader delivers the batches that were drawn before the state was saved, and then the next ones."""
         buffer = next(self._history())
         with PrefetchBatchifier(buffer, prefetch=2) as loader:
             loader.next_batch()
@@ -112,7 +112,7 @@ class TransformConformance:
                     one.extend(self.rows(900, 5))
 
     def test_it_is_pickled_with_its_buffer(self) -> None:
-        """And goes on alike."""
+        """A pickled buffer draws what its original draws."""
         for buffer in self._history():
             try:
                 again = pickle.loads(pickle.dumps(buffer))
@@ -133,7 +133,7 @@ class TransformConformance:
         _same(buffer[:], other[:], "expected the same rows by append and by extend")
 
     def test_other_episodes_change_nothing(self) -> None:
-        """Also where only a store knows that an episode was broken off: views, and joins of recordings, are such rows.
+        """Rows of an episode do not depend on other episodes, also where only the storage knows the end of an episode.
 
         Batches of the same draws are compared: the rows of some episodes have the same values in both buffers.
         """
