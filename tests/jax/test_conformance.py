@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mouse_jax
@@ -73,23 +74,102 @@ class TestJaxRollouts(InJax, RolloutAdapterConformance):
 
 @pytest.mark.slow
 class TestJaxDevice(DeviceReplayConformance):
-    def init(self, example: Any, capacity: int, *, slices: Any, **options: Any) -> device.Replay:
+    variants = 1
+    grow, draw, weigh, ready = map(staticmethod, (device.add, device.take, device.set_priorities, device.can_sample))
+
+    def init(self, example: Any, capacity: int, *, slices: Any, **options: Any) -> Any:
         return device.init(example, capacity, slices=slices and device.Slices(**slices), **options)
 
-    def add(self, state: device.Replay, rows: Any) -> device.Replay:
-        return device.add(state, rows)
+    def add(self, state: Any, rows: Any) -> Any:
+        return self.grow(state, rows)
 
-    def sample(self, state: device.Replay, index: int) -> tuple[device.Replay, Any]:
-        return device.take(state, index)
+    def sample(self, state: Any, index: int) -> tuple[Any, Any]:
+        return self.draw(state, np.uint32(index))
 
-    def set_priorities(self, state: device.Replay, indices: Any, priorities: Any) -> device.Replay:
-        return device.set_priorities(state, indices, priorities)
+    def set_priorities(self, state: Any, indices: Any, priorities: Any) -> Any:
+        return self.weigh(state, indices, priorities)
 
-    def can_sample(self, state: device.Replay) -> Any:
-        return device.can_sample(state)
+    def can_sample(self, state: Any) -> Any:
+        return self.ready(state)
 
-    def dumps(self, state: device.Replay, path: Path, samples: int) -> None:
+    def dumps(self, state: Any, path: Path, samples: int) -> None:
         device.dumps(state, path, samples=samples)
 
-    def loads(self, state: device.Replay, path: Path) -> tuple[device.Replay, int]:
+    def loads(self, state: Any, path: Path) -> tuple[Any, int]:
         return device.loads(state, path)
+
+
+class TestJaxCompiled(TestJaxDevice):
+    """Each function within another that is compiled, where states are traced, so that nothing is refused."""
+
+    grow, draw, weigh, ready = (
+        staticmethod(jax.jit(function))
+        for function in (device.add, device.take, device.set_priorities, device.can_sample)
+    )
+    test_what_is_refused_changes_nothing: Any = None
+
+
+class TestJaxSeeds(TestJaxCompiled):
+    """One of two replays that are mapped over: of another seed and, from behind, other rows."""
+
+    grow, draw, weigh, ready = (
+        staticmethod(jax.jit(jax.vmap(function, axes)))
+        for function, axes in (
+            (device.add, 0),
+            (device.take, (0, None)),
+            (device.set_priorities, (0, None, None)),
+            (device.can_sample, 0),
+        )
+    )
+
+    def init(self, example: Any, capacity: int, *, seed: int, **options: Any) -> Any:
+        return self.beside(
+            *(super(TestJaxSeeds, self).init(example, capacity, seed=one, **options) for one in (7, seed))
+        )
+
+    def add(self, state: Any, rows: Any) -> Any:
+        return super().add(state, self.beside(jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim else leaf, rows), rows))
+
+    def sample(self, state: Any, index: int) -> tuple[Any, Any]:
+        state, batches = super().sample(state, index)
+        return state, self.second(batches)
+
+    def can_sample(self, state: Any) -> Any:
+        return super().can_sample(state)[1]
+
+    def dumps(self, state: Any, path: Path, samples: int) -> None:
+        super().dumps(self.second(state), path, samples)
+
+    def loads(self, state: Any, path: Path) -> tuple[Any, int]:
+        replay, samples = super().loads(self.second(state), path)
+        return self.beside(jax.tree.map(lambda leaf: leaf[0], state), replay), samples
+
+    def beside(self, *trees: Any) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    def second(self, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[1], tree)
+
+
+def test_priorities_of_slices_are_mapped_over(tmp_path: Path) -> None:
+    TestJaxSeeds().test_slices_by_priority(tmp_path)
+
+
+@pytest.mark.long
+class TestJaxCompiledLonger(TestJaxCompiled):
+    variants, programs = 24, 30  # 5,040 programs
+
+
+@pytest.mark.long
+class TestJaxSeedsLonger(TestJaxSeeds):
+    variants, programs = 24, 30
+
+
+@pytest.mark.long
+class TestJaxWide(TestJaxCompiled):
+    """With numbers of 64 bits."""
+
+    @pytest.fixture(autouse=True)
+    def x64(self) -> Iterator[None]:
+        with jax.enable_x64(True):
+            yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import mouse_torch
+from mouse_core.nested import map_tree
 from mouse_core.replay import Slices
 from mouse_core.testing import (
     AdapterConformance,
@@ -79,3 +81,61 @@ class TestTorchDevice(InTorch, DeviceReplayConformance):
 @pytest.mark.cuda
 class TestCudaDevice(TestTorchDevice):
     options: ClassVar[dict[str, Any]] = {"device": "cuda"}
+
+
+@pytest.mark.long
+class TestTorchDeviceLonger(TestTorchDevice):
+    variants, programs = 24, 30  # 5,040 programs
+
+
+@pytest.mark.slow
+class TestTorchCompiled(TestTorchDevice):
+    """Each function is one graph, compiled once for a replay, which is used again for programs of the same options."""
+
+    backend = "aot_eager"
+    variants = 1
+    test_a_sample_is_a_function_of_its_number: Any = None  # of two replays, which are one here
+    test_what_is_refused_changes_nothing: Any = None  # on the host, as nothing waits for what is compiled
+    _compiled: ClassVar[dict[Any, Any]] = {}
+
+    def init(self, example: Any, capacity: int, *, seed: int, **options: Any) -> Replay:
+        key = type(self), capacity, repr(options), repr(example)
+        if key not in self._compiled:
+            torch.compiler.reset()
+            self._compiled.clear()
+            replay = super().init(example, capacity, seed=seed, **options)
+            compiled = [
+                torch.compile(function, fullgraph=True, backend=self.backend)
+                for function in (replay.extend, replay.sample, replay.set_priorities)
+            ]
+            self._compiled[key] = replay, copy.deepcopy(replay.state_dict()), compiled
+        replay, empty, _ = self._compiled[key]
+        replay.load_state_dict(empty | {"seed": torch.as_tensor(np.uint64(seed).view(np.int64))})
+        return replay
+
+    def add(self, state: Replay, rows: Any) -> Replay:
+        self._functions[0](map_tree(torch.as_tensor, rows))
+        return state
+
+    def sample(self, state: Replay, index: int) -> tuple[Replay, Any]:
+        return state, self._functions[1](torch.as_tensor(index))
+
+    def set_priorities(self, state: Replay, indices: Any, priorities: Any) -> Replay:
+        self._functions[2](torch.as_tensor(indices), torch.as_tensor(priorities))
+        return state
+
+    @property
+    def _functions(self) -> Any:
+        return next(iter(self._compiled.values()))[2]
+
+
+@pytest.mark.long
+class TestTorchCompiledLonger(TestTorchCompiled):
+    backend = "inductor"
+    variants, programs = 6, 120
+
+
+@pytest.mark.cuda
+class TestCudaCompiled(TestTorchCompiledLonger):
+    options: ClassVar[dict[str, Any]] = {"device": "cuda"}
+    programs = 4

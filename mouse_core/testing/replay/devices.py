@@ -1,8 +1,17 @@
-"""The contract of a replay in device memory, as tests that its author runs with pytest."""
+"""The contract of a replay in device memory, as tests that its author runs with pytest.
+
+A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the one
+under test, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, which says in plain Python which
+slices exist and which rows a batch has. Their batches are equal bit by bit, and importance weights to ``1e-5``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +21,12 @@ import numpy as np
 from mouse_core import replay
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.nested import map_tree
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay.device import Order, sampler_like
+from mouse_core.replay.samplers.weighing import weighed
 from mouse_core.testing._comparing import InArrays, leaves, refused
+
+_UPDATES = 8
 
 
 class Nodes(NamedTuple):
@@ -23,18 +37,258 @@ class Nodes(NamedTuple):
     done: Any
 
 
-_STEPS, _COUNT, _BATCH, _SEED = 20, 7, 8, 2**63 + 5
-_EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.6, "eps": 1e-3}
-_TAKEN: dict[str, Any] = {"drop_last": True}
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Setup:
+    """The options of a replay, as the arguments of ``DeviceReplayConformance.init``, and the sizes of its writes.
+
+    Attributes:
+        steps: The time steps of the capacity.
+        several: The time steps of a write of several; other writes have one.
+        ids: The name of the field with the number of a row's trajectory. Where no field is named for slices, "episode"
+            is known to end episodes, and "run" is not.
+    """
+
+    steps: int = 20
+    num_envs: int | None = None
+    batch_size: int = 8
+    slices: dict[str, Any] | None = None
+    transform: Any = None
+    priorities: replay.Priorities | None = None
+    order: Order = "random"
+    several: int = 3
+    ids: str = "run"
+
+    @property
+    def envs(self) -> int:
+        """The number of streams of rows."""
+        return self.num_envs or 1
+
+    def options(self, seed: int) -> dict[str, Any]:
+        """Return the options that ``init`` takes beside an example and the capacity."""
+        names = ("num_envs", "batch_size", "slices", "transform", "priorities", "order")
+        return {name: getattr(self, name) for name in names} | {"seed": seed}
+
+    def host(self, seed: int) -> replay.ReplayBuffer:
+        """Return an empty buffer on the host that draws the same batches."""
+        storage = replay.ArrayStorage(self.steps * self.envs, ndim=1 if self.num_envs is None else 2)
+        sampler = sampler_like(self.slices and replay.Slices(**self.slices), self.priorities, self.order)
+        return replay.ReplayBuffer(storage, sampler, transform=self.transform, batch_size=self.batch_size, seed=seed)
+
+
+@cache
+def setup_of(kind: str, variant: int) -> Setup:
+    """Return the options number ``variant`` of a kind of draws, which the name of the kind describes."""
+    choose = random.Random(f"{kind} {variant}")
+    steps = choose.choice([7, 8, 13, 20])
+    given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([1, 3, 7])}
+    if "slices" in kind:
+        slices = {"sequence_length": choose.randint(1, min(5, steps)), "pad": choose.choice([True, False, -1, 0])}
+        if "epochs" not in kind:
+            slices["period"] = choose.choice([1, 1, 2, 3, 7])
+        # A buffer from a file knows the trajectory of its last row only as long as the row is there.
+        given["ids"] = "run" if given["several"] == steps else choose.choice(["run", "episode"])
+        keys: list[dict[str, Any]] = [{}, {}, {"end_key": "done"}, {"traj_key": given["ids"]}]
+        slices |= choose.choice([*keys, {"end_key": "done", "traj_key": given["ids"]}])
+        given["slices"] = slices
+    if "priority" in kind:
+        exponents = {"alpha": [0.0, 0.7, 1.0], "beta": [0.0, 0.6], "eps": [0.0, 1e-3]}
+        given["priorities"] = replay.Priorities(**{name: choose.choice(values) for name, values in exponents.items()})
+    if kind == "queue" or "epochs" in kind:
+        given["order"] = "queue" if kind == "queue" else "epochs"
+    if choose.random() < 0.3 and given.get("slices", {}).get("pad") != -1:  # a transform reads 0, 1 and 2 in "done"
+        given["transform"] = [replay.NextView(), replay.NStep(2, 0.5)]
+    return Setup(steps=steps, num_envs=choose.choice([None, 1, 2, 3]), **given)
+
+
+class Slice(NamedTuple):
+    """The time steps ``start .. end - 1`` of an environment, and the number of their trajectory."""
+
+    env: int
+    start: int
+    end: int
+    traj_id: int
+
+
+class ReplayOracle:
+    """A replay that keeps all rows that were ever written, and looks at all of them for each batch.
+
+    Time step t of environment e lies in slot ``t % steps * envs + e``; the newest ``steps`` time steps are there.
+
+    Args:
+        setup: The options of the replay.
+        seed: In ``[0, 2**64)``.
+    """
+
+    def __init__(self, setup: Setup, seed: int) -> None:
+        self.setup, self.seed = setup, seed
+        self.slice = setup.slices or {}
+        self.streams: list[list[dict[str, Any]]] = [[] for _ in range(setup.envs)]
+        self.weights: dict[int, int] = {}
+        self.largest = 1.0
+        self.queue: list[int] = []
+        self.epoch: list[int] = []
+        self.epoch_size = 0
+
+    @property
+    def there(self) -> range:
+        """The time steps that are there."""
+        end = len(self.streams[0])
+        return range(max(0, end - self.setup.steps), end)
+
+    def slot(self, env: int, step: int) -> int:
+        """Return the slot of a time step."""
+        return step % self.setup.steps * self.setup.envs + env
+
+    def write(self, time_steps: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Write time steps, each a row for every environment."""
+        for rows in time_steps:
+            for env, row in enumerate(rows):
+                slot = self.slot(env, len(self.streams[env]))
+                self.queue = [other for other in self.queue if other != slot] + [slot]
+                self.weights[slot] = self.weight(self.largest)
+                self.streams[env].append(row)
+        if self.slice:
+            self.epoch_size = 0  # a write ends an epoch of slices
+
+    def weight(self, priority: float) -> int:
+        """Return ``(priority + eps) ** alpha`` in units of ``2**-24``; a number above 0 weighs at least one."""
+        exponents = self.setup.priorities or replay.Priorities(alpha=0)
+        if exponents.alpha not in (0, 1):
+            capacity, priorities = self.setup.steps * self.setup.envs, np.array([priority], np.float32)
+            return int(weighed(priorities, capacity, exponents.alpha, exponents.eps)[0])
+        number = float(np.float32(priority) + np.float32(exponents.eps))
+        return 1 << 24 if exponents.alpha == 0 else max(int(number * (1 << 24) + 0.5), number > 0)
+
+    def set_priorities(self, slots: Sequence[int], priorities: Sequence[float]) -> None:
+        """Set priorities one after another; a negative slot stands for no row."""
+        for slot, priority in zip(slots, priorities, strict=True):
+            if slot >= 0:
+                self.largest = max(self.largest, priority)
+                self.weights[slot] = self.weight(priority)
+
+    def episodes(self, env: int) -> list[range]:
+        """Return the time steps of each episode that an environment ever had."""
+        rows, begins = self.streams[env], [0]
+        is_named = "end_key" in self.slice or "traj_key" in self.slice
+        by_end = "end_key" in self.slice or not is_named
+        ids, by_id = self.setup.ids, "traj_key" in self.slice or (self.setup.ids == "episode" and not is_named)
+        for step in range(1, len(rows)):
+            if (by_end and rows[step - 1]["done"]) or (by_id and rows[step - 1][ids] != rows[step][ids]):
+                begins.append(step)
+        return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
+
+    def slices(self) -> list[Slice]:
+        """Return the slices that exist, in the order in which draws count them."""
+        found = []
+        length, pad, period = self.slice["sequence_length"], self.slice["pad"], self.slice.get("period", 1)
+        for env in range(self.setup.envs):
+            for number, episode in enumerate(self.episodes(env)):
+                steps = [step for step in episode if step in self.there]
+                whole = [step for step in steps if step + length - 1 in episode]
+                # Each so-many-th step begins a slice, counted from the first of the episode, overwritten or not.
+                counted = [step for step in steps if (step - episode[0]) % period == 0]
+                starts = [step for step in counted if step in whole] or (counted[:1] if pad is not False else [])
+                if self.setup.order == "epochs":  # slices lie side by side, from the first row that is there
+                    starts = [step for step in steps[::length] if step in whole or pad is not False]
+                # The numbers of no two episodes are equal; a field numbers trajectories itself.
+                traj_id = (
+                    self.streams[env][episode[0]][self.setup.ids]
+                    if "traj_key" in self.slice
+                    else number * self.setup.envs + env
+                )
+                found += [Slice(env, start, min(start + length, episode[-1] + 1), traj_id) for start in starts]
+        return found
+
+    def count(self) -> int:
+        """Return the number of rows or slices that may be drawn; of those that come once, 0 without a whole batch."""
+        setup = self.setup
+        if setup.priorities is not None:
+            return len(self.shares())
+        total = len(self.slices()) if self.slice else len(self.there) * setup.envs
+        total = len(self.queue) if setup.order == "queue" else total
+        return total if setup.order == "random" or total >= setup.batch_size else 0
+
+    def shares(self) -> dict[int, int]:
+        """Return the weight of each slot that may be drawn by its priority; of slices, the slots where they begin."""
+        slots = {self.slot(one.env, one.start) for one in self.slices()} if self.slice else self.weights
+        return {slot: self.weights[slot] for slot in sorted(slots) if self.weights[slot] > 0}
+
+    def draw(self, index: int) -> dict[str, Any]:
+        """Return batch number ``index``, where ``count`` is above 0."""
+        setup, total, size = self.setup, self.count(), self.setup.batch_size
+        weights, words = None, self.words(index, size)
+        places = [int((word >> 11) * (total * 2.0**-53)) for word in words]
+        if setup.order == "queue":
+            places, self.queue = self.queue[:size], self.queue[size:]
+        elif setup.order == "epochs":
+            if self.epoch_size != total or len(self.epoch) < size:
+                drawn = self.words(index, total)
+                self.epoch, self.epoch_size = sorted(range(total), key=drawn.__getitem__), total
+            places, self.epoch = self.epoch[:size], self.epoch[size:]
+        elif setup.priorities is not None:
+            shares = self.shares()
+            places = [_find(shares, word * sum(shares.values()) >> 64) for word in words]
+            weights = [(shares[slot] / min(shares.values())) ** -setup.priorities.beta for slot in places]
+        if self.slice:
+            slices = self.slices()
+            begins = {self.slot(one.env, one.start): one for one in slices}
+            batch = self.sliced([slices[place] if weights is None else begins[place] for place in places])
+        else:
+            rows = {self.slot(env, step): (env, step) for env in range(setup.envs) for step in self.there}
+            batch = self.rows([rows[slot] for slot in places])
+        if weights is not None:
+            of_rows = [[weight] * self.slice.get("sequence_length", 1) for weight in weights]
+            batch["priority_weight"] = of_rows if self.slice else weights
+        return batch
+
+    def words(self, index: int, count: int) -> list[int]:
+        """Return the first random words of a batch."""
+        return [int(word) for word in Key(self.seed, Purpose.REPLAY, index).bits(count)]
+
+    def rows(self, places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Return the fields of some environments' time steps, and their slots."""
+        rows = [self.streams[env][step] for env, step in places]
+        return {name: [row[name] for row in rows] for name in rows[0]} | {
+            "index": [self.slot(env, step) for env, step in places]
+        }
+
+    def sliced(self, slices: Sequence[Slice]) -> dict[str, Any]:
+        """Return the fields of some slices; a slice that is too short repeats its last row, or has a number."""
+        length, pad, batches = self.slice["sequence_length"], self.slice["pad"], []
+        for env, start, end, traj_id in slices:
+            steps = range(start, start + length)
+            batch = self.rows([(env, min(step, end - 1)) for step in steps])
+            mask = [step < end for step in steps]
+            if not isinstance(pad, bool):
+                for name in {*batch} - {"index"}:
+                    batch[name] = [
+                        value if here else _like(value, pad) for value, here in zip(batch[name], mask, strict=True)
+                    ]
+            if pad is not False:
+                batch["mask"] = mask
+            batches.append(batch | {"traj_id": [traj_id] * length})
+        return {name: [batch[name] for batch in batches] for name in batches[0]}
+
+
+def _find(shares: dict[int, int], rest: int) -> int:
+    """Return the first slot with which the sum of the shares is above ``rest``."""
+    for slot, share in shares.items():
+        rest -= share
+        if rest < 0:
+            return slot
+    raise AssertionError("expected a number below the sum of all shares")
+
+
+def _like(value: Any, number: float) -> Any:
+    return [number] * len(value) if isinstance(value, list) else number
 
 
 class DeviceReplayConformance(InArrays):
     """Tests that a replay on a device draws, keeps and moves what ``mouse_core.replay.ReplayBuffer`` does.
 
-    It is compared with a buffer on the host of the same seed, writes and priorities, in every order, with slices and
-    transforms, as rows go round the ring, and by way of files in both directions. Subclass it in a test file, under a
-    name that begins with ``Test``, and say how one is made and used. States may be changed in place or made anew; what
-    is given back is used from then on.
+    Random programs are followed in every order, with slices, priorities and transforms, as rows go round the ring, and
+    by way of files in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define
+    the functions of a replay. A state may be changed in place or created anew; the returned state is used from then on.
 
         class TestMine(DeviceReplayConformance):
             def init(self, example, capacity, **options):
@@ -61,10 +315,14 @@ class DeviceReplayConformance(InArrays):
                 return state, state.loads(path)
 
     Attributes:
-        orders: Which of "random", "epochs" and "queue" it knows.
+        orders: The orders that it has, of "random", "epochs" and "queue".
+        variants: The number of random options of each kind of draws.
+        programs: The number of random programs with each of these options.
     """
 
     orders: tuple[str, ...] = ("random", "epochs", "queue")
+    variants: int = 4
+    programs: int = 1
 
     def init(self, example: Any, capacity: int, **options: Any) -> Any:
         """An empty replay.
@@ -104,6 +362,37 @@ class DeviceReplayConformance(InArrays):
 
     # ------------------------------------------------------------------ what it draws
 
+    def test_rows(self, tmp_path: Path) -> None:
+        """Rows at random, each as likely."""
+        self._programs("rows", tmp_path)
+
+    def test_slices(self, tmp_path: Path) -> None:
+        """Slices at random, padded or not, with a period or without."""
+        self._programs("slices", tmp_path)
+
+    def test_rows_by_priority(self, tmp_path: Path) -> None:
+        """Rows by their priorities, after any updates, of rows that come twice among them."""
+        self._programs("rows by priority", tmp_path)
+
+    def test_slices_by_priority(self, tmp_path: Path) -> None:
+        """Slices by the priorities of their first rows."""
+        self._programs("slices by priority", tmp_path)
+
+    def test_epochs(self, tmp_path: Path) -> None:
+        """Rows in epochs, each of which a write ends that changes the number of rows."""
+        if "epochs" in self.orders:
+            self._programs("epochs", tmp_path)
+
+    def test_epochs_of_slices(self, tmp_path: Path) -> None:
+        """Slices side by side in epochs, each of which a write ends."""
+        if "epochs" in self.orders:
+            self._programs("epochs of slices", tmp_path)
+
+    def test_queue(self, tmp_path: Path) -> None:
+        """The oldest rows that have not come yet."""
+        if "queue" in self.orders:
+            self._programs("queue", tmp_path)
+
     def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
         """Named tuples, tuples, lists of arrays and None, also of as many children as there are time steps or rows."""
         for envs in (None, 2):
@@ -114,12 +403,11 @@ class DeviceReplayConformance(InArrays):
             )
             first = (0,) * len(lead)
             example = map_tree(itemgetter(first), rows)
-            options: dict[str, Any] = {"batch_size": _BATCH, "seed": _SEED, "num_envs": envs, "slices": None}
-            options |= {"transform": None, "priorities": None, "order": "random"}
+            options = Setup(num_envs=envs).options(5)
             state = self.add(self.init(example, 8, **options), rows)
             self.dumps(state, tmp_path / "nodes", 3)
             loaded, _ = self.loads(self.init(example, 8, **options), tmp_path / "nodes")
-            host = replay.ReplayBuffer(replay.ArrayStorage(8, ndim=len(lead)), batch_size=_BATCH)
+            host = replay.ReplayBuffer(replay.ArrayStorage(8, ndim=len(lead)), batch_size=8)
             host.loads(tmp_path / "nodes")
             batches = [self.sample(kept, 3)[1] for kept in (state, loaded)]
             found = [(leaves(batch["data"]), batch["index"]) for batch in batches]
@@ -129,226 +417,169 @@ class DeviceReplayConformance(InArrays):
                     values = self.to_numpy(leaf)[:, 0]
                     np.testing.assert_array_equal(values, self.to_numpy(index) + begin, ".".join(path))
 
-    def test_rows_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """With transitions of several steps, of environments side by side."""
-        transform = [replay.NextView(), replay.NStep(2, 0.5)]
-        self._follows(_pair_of(num_envs=3, transform=transform), replay.RandomSampler, tmp_path)
-
-    def test_rows_of_one_stream_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """Also where they come one by one."""
-        self._follows(_pair_of(), replay.RandomSampler, tmp_path, count=1, writes=_STEPS + 3)
-
-    def test_slices_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """Filled up where an episode is shorter, and every third one of each, however much of it is gone."""
-        self._sliced(tmp_path, sequence_length=4, pad=-1, period=3)
-
-    def test_whole_slices_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """Device and host draw equal slices from long enough episodes, with a period of two."""
-        self._sliced(tmp_path, sequence_length=2, pad=False, period=2)
-
-    def test_rows_by_priority_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """After any updates, of rows that came twice among them."""
-        self._follows(_pair_of(num_envs=3, weighted=True), lambda: replay.PrioritizedSampler(**_EXPONENTS), tmp_path)
-
-    def test_slices_by_priority_are_those_of_the_host(self, tmp_path: Path) -> None:
-        """By the priorities of their first rows, every third one of an episode."""
-        options: dict[str, Any] = {"sequence_length": 4, "period": 3}
-        self._follows(
-            _pair_of(num_envs=3, weighted=True, slices=options),
-            lambda: replay.PrioritizedSliceSampler(**_EXPONENTS, **options),
-            tmp_path,
-        )
-
-    def test_rows_come_once_as_on_the_host(self, tmp_path: Path) -> None:
-        """In epochs, which end with a write, or in a queue."""
-        if "epochs" in self.orders:
-            self._follows(_pair_of(order="epochs"), lambda: replay.SamplerWithoutReplacement(**_TAKEN), tmp_path)
-        if "queue" in self.orders:
-            queue: Any = {"shuffle": False, **_TAKEN}
-            self._follows(_pair_of(num_envs=3, order="queue"), lambda: replay.ConsumingSampler(**queue), tmp_path)
-
-    def test_slices_come_once_as_on_the_host(self, tmp_path: Path) -> None:
-        """Side by side, shuffled."""
-        options: dict[str, Any] = {"sequence_length": 2}
-        if "epochs" in self.orders:
-            self._follows(
-                _pair_of(num_envs=3, order="epochs", slices=options),
-                lambda: replay.SliceSamplerWithoutReplacement(**options, **_TAKEN),
-                tmp_path,
-            )
-
     # ------------------------------------------------------------------ what it promises
 
     def test_a_sample_is_a_function_of_its_number(self) -> None:
         """Drawn again, and in any order, it is the same; another number and another seed draw other rows."""
-        state = self.add(self._init(_pair_of()), _rows(0, _STEPS, None))
+        state, other = (self.add(self._init(_PLAIN, seed), _arrays(Rows().next(20), None)) for seed in (2**64 - 1, 5))
         drawn: dict[int, list[Any]] = {}
         for index in (5, 2, 5, 2**32 - 1, 2):
             state, batch = self.sample(state, index)
             drawn.setdefault(index, []).append(np.array(self.to_numpy(batch["index"])))
-        for index, (first, *others) in drawn.items():
-            for other in others:
-                np.testing.assert_array_equal(first, other, f"sample {index}")
+        for index, (first, *again) in drawn.items():
+            for one in again:
+                np.testing.assert_array_equal(first, one, f"sample {index}")
         assert (drawn[5][0] != drawn[2][0]).any(), "expected samples 5 and 2 to differ"
-        other = self.add(self._init(_pair_of(), seed=_SEED - 1), _rows(0, _STEPS, None))
         found = self.to_numpy(self.sample(other, 5)[1]["index"])
         assert (drawn[5][0] != found).any(), "expected another seed to draw other rows"
 
     def test_a_batch_never_changes(self) -> None:
         """Whatever is written after it was drawn."""
-        state = self.add(self._init(_pair_of()), _rows(0, _STEPS, None))
-        state, batch = self.sample(state, 0)
+        rows = Rows()
+        state, batch = self.sample(self.add(self._init(_PLAIN, 5), _arrays(rows.next(20), None)), 0)
         before = [np.array(self.to_numpy(leaf)) for _, leaf in leaves(batch)]
-        state = self.add(state, _rows(500, _STEPS, None))
-        self.sample(state, 1)
+        self.sample(self.add(state, _arrays(rows.next(20), None)), 1)
         for (path, leaf), expected in zip(leaves(batch), before, strict=True):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
         """Rows unlike the example, values that a mask hides, priorities where none are, and a batch of nothing."""
-        state = self._init(_pair_of())
+        state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
-        state = self.add(state, _rows(0, _STEPS, None))
+        state = self.add(state, _arrays(rows, None))
+        oracle.write(rows)
         assert bool(self.can_sample(state)), "expected something to draw"
-        good = _rows(500, 3, None)
+        good = _arrays(Rows().next(3), None)
         for bad in (
             {name: values for name, values in good.items() if name != "reward"},
             {**good, "extra": good["reward"]},
             {**good, "reward": good["reward"][:2]},
             {**good, "obs": {**good["obs"], "vector": good["obs"]["vector"][:, :1]}},
-            _rows(500, _STEPS + 1, None),
+            _arrays(Rows().next(21), None),
             {**good, "reward": np.ma.masked_array(good["reward"], np.arange(3) == 1)},
         ):
             refused(MouseError, lambda bad=bad: self.add(state, bad))  # type: ignore[misc]
         refused(ConfigError, lambda: self.set_priorities(state, np.zeros(1, np.int32), np.ones(1, np.float32)))
-        expected = _host(_pair_of(), replay.RandomSampler())
-        expected.extend(_rows(0, _STEPS, None))
-        self._draws_the_same(state, expected, 0, "after what was refused")
+        self._equal(self.sample(state, 0)[1], oracle.draw(0), "after what was refused")
 
-    # ------------------------------------------------------------------ helpers
+    # ------------------------------------------------------------------ programs
 
-    def _sliced(self, folder: Path, **options: Any) -> None:
-        self._follows(_pair_of(num_envs=3, slices=options), lambda: replay.SliceSampler(**options), folder)
+    def _init(self, setup: Setup, seed: int) -> Any:
+        example = map_tree(itemgetter(0), _arrays(Rows(ids=setup.ids).next(1), None))
+        return self.init(example, setup.steps * setup.envs, **setup.options(seed))
 
-    def _init(self, options: Mapping[str, Any], seed: int = _SEED) -> Any:
-        envs, weighted = options["num_envs"], options["weighted"]
-        example = _first(_rows(0, 1, envs)) if envs is None else _first(_first(_rows(0, 1, envs)))
-        return self.init(
-            example,
-            _STEPS * (envs or 1),
-            batch_size=_BATCH,
-            num_envs=envs,
-            slices=options["slices"],
-            transform=options["transform"],
-            priorities=replay.Priorities(**_EXPONENTS) if weighted else None,
-            order=options["order"],
-            seed=seed,
-        )
+    def _programs(self, kind: str, folder: Path) -> None:
+        for variant in range(self.variants):
+            for program in range(self.programs):
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", UserWarning)  # fields that contradict each other
+                        self.follow(setup_of(kind, variant), program, folder)
+                except Exception as error:
+                    error.add_note(
+                        f"follow(setup_of({kind!r}, {variant}), {program}, folder): {setup_of(kind, variant)}"
+                    )
+                    raise
 
-    def _follows(
-        self,
-        options: dict[str, Any],
-        sampler: Callable[[], Any],
-        folder: Path,
-        *,
-        count: int = _COUNT,
-        writes: int = 7,
-    ) -> None:
-        """Write, draw and update side by side while the ring goes round, and then by way of files."""
-        envs = options["num_envs"]
-        state, host = self._init(options), _host(options, sampler())
-        rng, number = np.random.default_rng(0), 0
-        for write in range(writes):
-            rows = _rows(write * count, count, envs)
-            host.extend(rows)
-            state = self.add(state, _first(rows) if count == 1 else rows)
-            for _ in range(3 if options["order"] != "random" and write % 3 == 2 else 1):
-                if not bool(self.can_sample(state)):
+    def follow(self, setup: Setup, program: int, folder: Path) -> None:
+        """Follow one program: write until the ring has gone round, draw, set priorities, and move by way of files.
+
+        Args:
+            setup: The options of the replay.
+            program: The number of the program.
+            folder: A folder for files.
+        """
+        choose = random.Random(program)
+        seed, number, moved = choose.getrandbits(64), 0, False
+        source = Rows(setup.envs, choose, choose.choice([0.02, 0.1, 0.3]), setup.ids)
+        state, host, oracle = self._init(setup, seed), setup.host(seed), ReplayOracle(setup, seed)
+        for turn in range(10):
+            count = choose.choice([1, setup.several])
+            rows = source.next(count)
+            given = _arrays(rows, setup.num_envs)
+            host.extend(given)
+            state = self.add(state, map_tree(itemgetter(0), given) if count == 1 else given)
+            oracle.write(rows)
+            drawn: list[int] = []
+            for _ in range(choose.randint(1, 3)):
+                place, ready = f"turn {turn}, sample {number}", oracle.count() > 0
+                assert bool(self.can_sample(state)) == ready, f"{place}: expected can_sample to be {ready}"
+                if not ready:
                     refused(MouseError, host.sample)
                     break
-                state = self._draws_the_same(state, host, number, f"write {write}, sample {number}")
+                expected, wanted, (state, batch) = host.sample(), oracle.draw(number), self.sample(state, number)
+                drawn = np.where(wanted.get("mask", True), wanted["index"], -1).reshape(-1).tolist()
+                but = {"traj_id"} if moved else set()  # a file does not keep the numbers of episodes
+                self._equal(batch, expected, place, but)
+                if setup.transform is None:
+                    self._equal(batch, wanted, place, but)
                 number += 1
-            if options["weighted"]:
-                state = self._updates(state, host, rng)
-        assert number >= writes // 2, f"expected some batches, found {number}"
-        # From the device to the host, and back.
-        self.dumps(state, folder / "device", number)
-        moved = _host(options, sampler(), seed=0)
-        moved.loads(folder / "device")
-        moved.dumps(folder / "host")
-        back, samples = self.loads(self._init(options, seed=1), folder / "host")
-        assert samples == number, f"expected the number {number} of the next sample, found {samples}"
-        more = _rows(writes * count, count, envs)
-        back = self.add(back, _first(more) if count == 1 else more)
-        for buffer in (moved, host):
-            buffer.extend(more)
-        _, batch = self.sample(back, number)
-        for buffer in (moved, host):
-            self._equal(batch, buffer.sample(), "after a file", but="traj_id")  # episodes may have other numbers
+            if setup.priorities is not None:
+                slots = [*drawn[:3], *(choose.randrange(len(host)) for _ in range(4)), -1, -1, -1, -1][:_UPDATES]
+                values = [choose.choice([0, 2**-30, 0.25, 1, 3, 1000.5]) for _ in slots]
+                oracle.set_priorities(slots, values)
+                state = self.set_priorities(state, np.array(slots, np.int32), np.array(values, np.float32))
+                there = [place for place, slot in enumerate(slots) if slot >= 0]
+                host.update_priority(np.array(slots)[there], np.array(values, np.float32)[there])
+            match choose.randrange(6):
+                case 0:
+                    self.dumps(state, folder / "device", number)
+                    host, moved = setup.host(0), True
+                    host.loads(folder / "device")
+                case 1:
+                    host.dumps(folder / "host")
+                    (state, samples), moved = self.loads(self._init(setup, 1), folder / "host"), True
+                    assert samples == number, f"expected the number {number} of the next sample, found {samples}"
 
-    def _draws_the_same(self, state: Any, host: Any, number: int, where: str) -> Any:
-        state, batch = self.sample(state, number)
-        self._equal(batch, host.sample(), where)
-        return state
-
-    def _equal(self, batch: Any, expected: Any, where: str, but: str = "") -> None:
-        """Rows and their numbers are equal, in the dtypes of the rows; sums of floats nearly so."""
-        assert {*batch.keys()} == {*expected}, f"{where}: expected the fields {[*expected]}, found {[*batch.keys()]}"
-        for (path, leaf), (name, wanted) in zip(leaves(batch), leaves(expected), strict=True):
-            place = f"{where}: {'.'.join(path)}"
-            assert path == name, f"{place}: expected the field {name}"
-            if path[0] == but:
-                continue
-            found = self.to_numpy(leaf)
-            if path[0] in _rows(0, 1, None):
-                assert found.dtype == wanted.dtype, f"{place}: expected {wanted.dtype}, found {found.dtype}"
-            assert found.shape == wanted.shape, f"{place}: expected shape {wanted.shape}, found {found.shape}"
-            np.testing.assert_allclose(found, wanted, 1e-5 if wanted.dtype.kind == "f" else 0, err_msg=place)
-
-    def _updates(self, state: Any, host: Any, rng: np.random.Generator) -> Any:
-        """New priorities of some rows, of which one comes twice and some have none."""
-        slots = rng.integers(0, len(host), 12)
-        values = (10.0 ** rng.uniform(-6, 4, 12)).astype(np.float32)
-        values[rng.random(12) < 0.2] = 0
-        slots[8:] = slots[:4]
-        host.update_priority(slots, values)
-        return self.set_priorities(state, slots.astype(np.int32), values)
+    def _equal(self, batch: Any, expected: Any, place: str, but: set[str] = frozenset()) -> None:
+        """Assert that fields are equal, and of the dtypes of the rows."""
+        found, wanted = ({path[-1]: leaf for path, leaf in leaves(tree)} for tree in (batch, expected))
+        assert found.keys() == wanted.keys(), f"{place}: expected the fields {[*wanted]}, found {[*found]}"
+        for name in wanted.keys() - but:
+            array, values = self.to_numpy(found[name]), np.asarray(wanted[name])
+            if name in _DTYPES:
+                assert array.dtype == _DTYPES[name], f"{place}: {name}: expected {_DTYPES[name]}, found {array.dtype}"
+            assert array.shape == values.shape, f"{place}: {name}: expected {values.shape}, found {array.shape}"
+            close = 1e-5 if name == "priority_weight" else 0
+            np.testing.assert_allclose(array, values, close, err_msg=f"{place}: {name}")
 
 
-def _pair_of(
-    *,
-    num_envs: int | None = None,
-    slices: Any = None,
-    transform: Any = None,
-    weighted: bool = False,
-    order: str = "random",
-) -> dict[str, Any]:
-    """Return the options for a device replay and its host buffer."""
-    return {"num_envs": num_envs, "slices": slices, "transform": transform, "weighted": weighted, "order": order}
+_PLAIN = Setup()
+_DTYPES = {"number": np.int32, "vector": np.float32, "reward": np.float32, "done": np.int8}
+_DTYPES |= {"run": np.int32, "episode": np.int32}
 
 
-def _host(options: Mapping[str, Any], sampler: Any, seed: int = _SEED) -> replay.ReplayBuffer:
-    envs = options["num_envs"]
-    storage = replay.ArrayStorage(_STEPS * (envs or 1), ndim=1 if envs is None else 2)
-    return replay.ReplayBuffer(storage, sampler, transform=options["transform"], batch_size=_BATCH, seed=seed)
+class Rows:
+    """Rows of environments, of which episodes end and trajectories change at random.
+
+    Args:
+        envs: The number of environments.
+        choose: Random choices.
+        ends: The probability that a row ends an episode.
+        ids: The name of the field with the number of a row's trajectory.
+    """
+
+    def __init__(self, envs: int = 1, choose: random.Random | None = None, ends: float = 0.2, ids: str = "run") -> None:
+        self._choose, self._ends, self._ids = choose or random.Random(0), ends, ids
+        self._first, self._runs = 0, [0] * envs
+
+    def next(self, count: int) -> list[list[dict[str, Any]]]:
+        """Return ``count`` time steps, each a row for every environment."""
+        return [[self._row(env) for env in range(len(self._runs))] for _ in range(count)]
+
+    def _row(self, env: int) -> dict[str, Any]:
+        choose, self._first = self._choose, self._first + 1
+        if choose.random() < self._ends:
+            self._runs[env] = choose.randrange(4)
+        row = {"number": self._first, "vector": [self._first, -self._first], "reward": choose.randrange(9) / 4}
+        return row | {"done": int(choose.random() < self._ends), self._ids: self._runs[env]}
 
 
-def _rows(first: int, count: int, envs: int | None) -> dict[str, Any]:
-    """Rows that can be told by their numbers, of episodes of one step to some twenty."""
-    number = first + np.arange(count)[:, None] + 100_000 * np.arange(envs or 1)
-    done = np.random.default_rng(7).random(4096)[(number + 5 * (number // 100_000)) % 4096] < 0.25
-    lead = (count,) if envs is None else (count, envs)
-    return {
-        "obs": {
-            "number": number.reshape(lead).astype(np.int32),
-            "vector": np.stack([number, -number], -1).reshape(*lead, 2).astype(np.float32),
-        },
-        "reward": (number % 7).reshape(lead).astype(np.float32),
-        "done": done.reshape(lead).astype(np.int8),
+def _arrays(rows: Sequence[Sequence[dict[str, Any]]], num_envs: int | None) -> Any:
+    """Return time steps as a tree of arrays ``[time, env, ...]``; without environments ``[time, ...]``."""
+    made = {
+        name: np.array([[row[name] for row in step] for step in rows], _DTYPES[name])[:, slice(None) if num_envs else 0]
+        for name in rows[0][0]
     }
-
-
-def _first(rows: Any) -> Any:
-    """Return the first time step of each array."""
-    return map_tree(itemgetter(0), rows)
+    return {"obs": {name: made.pop(name) for name in ("number", "vector")}, **made}
