@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError
+from mouse_core.replay import Priorities
 from mouse_jax import device
 
 
@@ -61,6 +62,13 @@ def test_rows_that_come_once_lie_on_the_host_too() -> None:
     replay, first = device.take(replay)
     replay, second = device.take(device.add(replay, rows(12, 1)))
     assert [*first["number"], *second["number"]] == [*range(10)]
+
+
+@pytest.mark.slow
+def test_priorities_lie_on_the_host_too() -> None:
+    replay = device.add(made("host", slices=None, priorities=Priorities(), batch_size=64), rows(0, 20))
+    replay = device.set_priorities(replay, [3], [1e6])
+    assert (np.asarray(device.sample(replay, 0)["index"]) == 3).mean() > 0.9
 
 
 def test_what_cannot_lie_there_is_refused() -> None:

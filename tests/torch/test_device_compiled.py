@@ -1,8 +1,7 @@
-"""Replays on the device within what torch compiles: the draws of the host, by every compiler."""
+"""Replays on the device within one graph: a step that writes, draws and sets priorities, compiled or captured."""
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -13,48 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from mouse_core.replay import (
-    ArrayStorage,
-    ConsumingSampler,
-    NextView,
-    NStep,
-    Priorities,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
-    ReplayBuffer,
-    SamplerWithoutReplacement,
-    Slices,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-)
+from mouse_core.replay import NextView, NStep, Priorities, ReplayBuffer, Slices
+from mouse_core.testing.replay.devices import Setup
 from mouse_torch.device import Replay
 from tests.torch.test_device import SEED, same
 
-ENVS, STEPS, BATCH = 3, 20, 6
-LENGTH: dict[str, Any] = {"sequence_length": 4}
-WEIGHING = {"alpha": 0.7, "beta": 0.6, "eps": 1e-3}
-TRANSFORM = [NextView(), NStep(2, 0.5)]
-KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "rows": ({}, RandomSampler(), None),
-    "transitions of some steps": ({}, RandomSampler(), TRANSFORM),
-    "slices": ({"slices": Slices(**LENGTH)}, SliceSampler(**LENGTH), None),
-    "whole slices": ({"slices": Slices(**LENGTH, pad=False)}, SliceSampler(**LENGTH, pad=False), TRANSFORM),
-    "rows by priority": ({"priorities": Priorities(**WEIGHING)}, PrioritizedSampler(**WEIGHING), None),
-    "slices by priority": (
-        {"priorities": Priorities(**WEIGHING), "slices": Slices(**LENGTH, period=3)},
-        PrioritizedSliceSampler(**WEIGHING, **LENGTH, period=3),
-        None,
-    ),
-    "epochs": ({"order": "epochs"}, SamplerWithoutReplacement(drop_last=True), None),
-    "epochs of slices": (
-        {"order": "epochs", "slices": Slices(sequence_length=2)},
-        SliceSamplerWithoutReplacement(sequence_length=2, drop_last=True),
-        None,
-    ),
-    "a queue": ({"order": "queue"}, ConsumingSampler(shuffle=False, drop_last=True), None),
+ENVS, STEPS = 3, 20
+WEIGHING = Priorities(alpha=0.7, beta=0.6, eps=1e-3)
+KINDS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "transitions of some steps": {"transform": [NextView(), NStep(2, 0.5)]},
+    "slices": {"slices": {"sequence_length": 4}},
+    "rows by priority": {"priorities": WEIGHING},
+    "slices by priority": {"priorities": WEIGHING, "slices": {"sequence_length": 4, "period": 3}},
+    "epochs": {"order": "epochs"},
+    "epochs of slices": {"order": "epochs", "slices": {"sequence_length": 2}},
+    "queue": {"order": "queue"},
 }
-THROUGH_INDUCTOR = ("transitions of some steps", "slices", "slices by priority")
 
 
 def rows_of(first: int) -> dict[str, Any]:
@@ -65,18 +39,16 @@ def rows_of(first: int) -> dict[str, Any]:
 
 
 def pair_of(kind: str, on: str, steps: int = STEPS) -> tuple[Replay, ReplayBuffer, Any]:
-    """A replay with four time steps, a buffer on the host with the same, and what is done with more in a step."""
-    options, sampler, transform = KINDS[kind]
-    shared: dict[str, Any] = {"batch_size": BATCH, "transform": transform, "seed": SEED}
-    # Samplers have a memory of their own.
-    expected = ReplayBuffer(ArrayStorage(ENVS * steps, ndim=2), copy.deepcopy(sampler), **shared)
-    row = {"x": np.int32(0), "reward": 0.0, "done": False}
-    replay = Replay(row, ENVS * steps, num_envs=ENVS, device=on, **options, **shared)
+    """A replay with four time steps, a buffer on the host with the same, and a step with more of them."""
+    setup = Setup(steps=steps, num_envs=ENVS, batch_size=6, **KINDS[kind])
+    expected, options = setup.host(SEED), setup.options(SEED)
+    slices = options.pop("slices") and Slices(**setup.slices)
+    replay = Replay({"x": np.int32(0), "reward": 0.0, "done": False}, ENVS * steps, slices=slices, device=on, **options)
 
     def step(rows: dict[str, torch.Tensor]) -> Any:
         replay.extend(rows)
         batch = replay.sample()
-        if "priorities" in options:
+        if setup.priorities is not None:
             replay.set_priorities(batch["index"], batch["reward"])
         return batch
 
@@ -100,37 +72,30 @@ def follow(expected: ReplayBuffer, step: Callable[[int], Any], steps: int = STEP
             expected.update_priority(batch["index"], batch["reward"])
 
 
-ON_CUDA = pytest.mark.cuda
-LATER = {"slices": pytest.mark.long}
-# Through Inductor, which has all of what stands before it, or in a case that has more.
-WITHOUT = dict.fromkeys(("transitions of some steps", "slices by priority", "rows"), pytest.mark.long)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("on", "backend", "kind"),
+    ("on", "kind"),
     [
-        *(pytest.param("cpu", "aot_eager", kind, marks=WITHOUT.get(kind, ())) for kind in KINDS),
-        *(pytest.param("cpu", "inductor", kind, marks=LATER.get(kind, ())) for kind in THROUGH_INDUCTOR),
-        *(pytest.param("cuda", "inductor", kind, marks=ON_CUDA) for kind in KINDS),
+        ("cpu", "slices by priority"),
+        pytest.param("cpu", "transitions of some steps", marks=pytest.mark.long),
+        *(pytest.param("cuda", kind, marks=pytest.mark.cuda) for kind in KINDS),
     ],
 )
-def test_a_compiled_step_draws_what_the_host_draws(on: str, backend: str, kind: str, tmp_path: Path) -> None:
-    """Writing, drawing and setting priorities in one graph, until the ring has gone round."""
-    steps = STEPS if backend == "aot_eager" else 20 * STEPS  # where weights add up to more than 31 bits
-    replay, expected, step = pair_of(kind, on, steps)
+def test_a_compiled_step_draws_what_the_host_draws(on: str, kind: str, tmp_path: Path) -> None:
+    """Through Inductor, until the ring has gone round, and without new memory for all rows."""
+    replay, expected, step = pair_of(kind, on, 20 * STEPS)
     torch.compiler.reset()
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    compiled = torch.compile(step, fullgraph=True, backend="inductor")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Dynamo detected")
-        follow(expected, lambda number: compiled(tensors(number, on)), steps)
-    if backend == "inductor" and on == "cpu":
-        # What is of all rows is written in place: nothing that is made anew has as much as a byte for each.
+        follow(expected, lambda number: compiled(tensors(number, on)), 20 * STEPS)
+    if on == "cpu":
         given, trace = tensors(4, on), tmp_path / "trace.json"
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
             compiled(given)
         seen.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
+        # Nothing that is created has as much as a byte for each row.
         assert 0 < max(event["args"]["Bytes"] for event in events if event["name"] == "[memory]") < replay.capacity
 
 

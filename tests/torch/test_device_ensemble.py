@@ -2,78 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from mouse_core import ConfigError, SchemaError
 from mouse_core.replay import (
-    ArrayStorage,
     Priorities,
-    PrioritizedSampler,
-    RandomSampler,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     Schedule,
-    Slices,
-    SliceSampler,
 )
+from mouse_core.testing.replay.devices import Setup
 from mouse_torch import device
 from tests.torch.test_device import ON, Seen, same
 
 SEED = 2**63 + 5
-SCHEDULE = Schedule({0: [7, 3], 4: [3, 7], 8: [1, 0]})
+SCHEDULE = Schedule({0: [7, 3], 4: [3, 7]})
+EXAMPLE = {"obs": {"x": np.int32(0)}, "done": False}
 
 
-def members(weighted: bool, on: str, seed: int = SEED) -> tuple[device.ReplayEnsemble, ReplayBufferEnsemble]:
-    """Two of rows, of which one has priorities; or of slices, of which the second has no mask."""
-    replays, buffers = [], []
-    for number in range(2):
-        rows = {
-            "obs": {"x": np.arange(1000 * number, 1000 * number + 11, dtype=np.int32)},
-            "done": np.arange(11) % 5 == 0,
-        }
-        options: dict[str, Any] = {"slices": Slices(sequence_length=3, pad=not number)}
-        sampler: Any = SliceSampler(sequence_length=3, pad=not number)
-        if weighted:
-            options = {"priorities": Priorities(alpha=1, eps=0)} if number else {}
-            sampler = PrioritizedSampler(alpha=1, eps=0) if number else RandomSampler()
-        replays.append(
-            device.Replay(
-                {"obs": {"x": np.int32(0)}, "done": False}, 20, batch_size=1, device=on, **{"num_envs": None, **options}
-            )
-        )
-        buffers.append(ReplayBuffer(ArrayStorage(20), sampler))
-        for one in (replays[-1], buffers[-1]):
-            one.extend(rows)
-    return (
-        device.ReplayEnsemble(replays, batch_size=5, p=SCHEDULE, seed=seed),
-        ReplayBufferEnsemble(*buffers, p=SCHEDULE, batch_size=5, seed=seed),
-    )
+def members(on: str) -> tuple[device.ReplayEnsemble, ReplayBufferEnsemble]:
+    """Two of rows, of which one has priorities."""
+    setups = [Setup(), Setup(priorities=Priorities(alpha=1, eps=0))]
+    replays = [device.Replay(EXAMPLE, 20, device=on, **setup.options(0)) for setup in setups]
+    buffers = [setup.host(0) for setup in setups]
+    for number, pair in enumerate(zip(replays, buffers, strict=True)):
+        x = np.arange(1000 * number, 1000 * number + 11, dtype=np.int32)
+        for one in pair:
+            one.extend({"obs": {"x": x}, "done": np.arange(11) % 5 == 0})
+    mixed = device.ReplayEnsemble(replays, batch_size=5, p=SCHEDULE, seed=SEED)
+    return mixed, ReplayBufferEnsemble(*buffers, p=SCHEDULE, batch_size=5, seed=SEED)
 
 
 @pytest.mark.parametrize("on", ON)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_batches_are_those_of_the_host(weighted: bool, on: str) -> None:
-    """Shares of 3.5 and 1.5 rows are rounded by the same random numbers; from batch 8 on one has no weight."""
-    found, expected = members(weighted, on)
+def test_batches_by_priority_are_those_of_the_host(on: str) -> None:
+    """With priorities that are set by the numbers of replays."""
+    found, expected = members(on)
     assert found.can_sample()
-    of_first = []
-    for number in range(9):
+    for _ in range(8):
         batch, other = found.sample(), expected.sample()
-        if number == 8:  # the host has no field of a member that gives no rows
-            batch = batch.select(*other)
         same(batch, other)
-        of_first.append(int((other["buffer_ids"].reshape(5, -1)[:, 0] == 0).sum()))
-        if weighted:
-            priorities = other["obs"]["x"] % 7
-            expected.update_priority(other["index"], priorities, other["buffer_ids"])
-            found.set_priorities(batch["index"], torch.as_tensor(priorities), batch["buffer_ids"])
-    assert {*of_first[:4]} == {3, 4}
-    assert {*of_first[4:8]} == {1, 2}
-    assert of_first[8] == 5
+        priorities = other["obs"]["x"] % 7
+        expected.update_priority(other["index"], priorities, other["buffer_ids"])
+        found.set_priorities(batch["index"], torch.as_tensor(priorities), batch["buffer_ids"])
 
 
 @pytest.mark.slow
@@ -81,15 +52,14 @@ def test_batches_are_those_of_the_host(weighted: bool, on: str) -> None:
     ("on", "backend"), [("cpu", "aot_eager"), pytest.param("cuda", "inductor", marks=pytest.mark.cuda)]
 )
 def test_a_compiled_draw_is_that_of_the_host(on: str, backend: str) -> None:
-    found, expected = members(True, on)
+    found, expected = members(on)
     draw = torch.compile(found.sample, fullgraph=True, backend=backend)
     for _ in range(8):
         same(draw(), expected.sample())
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_nothing_waits_for_the_device(weighted: bool) -> None:
-    found, _ = members(weighted, "meta")
+def test_nothing_waits_for_the_device() -> None:
+    found, _ = members("meta")
     with Seen() as seen:
         batch = found.sample()
         found.can_sample()
