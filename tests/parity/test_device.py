@@ -41,6 +41,7 @@ class JaxReplay:
 
     def __init__(self, example: Any, capacity: int, **options: Any) -> None:
         self.state, self.samples = in_jax.init(example, capacity, **options), 0
+        self.comes_once = options.get("order", "random") != "random"
 
     @property
     def size(self) -> Any:
@@ -52,7 +53,7 @@ class JaxReplay:
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> Any:
         self.samples += index is None
         number = self.samples - 1 if index is None else index
-        if self.state.turns is not None:
+        if self.comes_once:
             self.state, batch = in_jax.take(self.state, number)
             return batch
         return in_jax.sample(self.state, number, batch_size, beta=beta)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from mouse_core import replay
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.nested import map_tree
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.device import Order, sampler_like
 from mouse_core.replay.samplers.weighing import weighed
 from mouse_core.testing._comparing import InArrays, leaves, refused
 
@@ -54,7 +53,7 @@ class Setup:
     slices: dict[str, Any] | None = None
     transform: Any = None
     priorities: replay.Priorities | None = None
-    order: Order = "random"
+    order: Literal["random", "epochs", "queue"] = "random"
     several: int = 3
     ids: str = "run"
 
@@ -71,8 +70,17 @@ class Setup:
     def host(self, seed: int) -> replay.ReplayBuffer:
         """Return an empty buffer on the host that draws the same batches."""
         storage = replay.ArrayStorage(self.steps * self.envs, ndim=1 if self.num_envs is None else 2)
-        slices = None if self.slices is None else replay.Slices(**self.slices)
-        sampler = sampler_like(slices, self.priorities, self.order)
+        slices, exponents = self.slices or {}, {} if self.priorities is None else vars(self.priorities)
+        samplers: dict[tuple[str, bool, bool], Callable[[], replay.Sampler]] = {
+            ("random", False, False): replay.RandomSampler,
+            ("random", True, False): lambda: replay.SliceSampler(**slices),
+            ("random", False, True): lambda: replay.PrioritizedSampler(**exponents),
+            ("random", True, True): lambda: replay.PrioritizedSliceSampler(**exponents, **slices),
+            ("epochs", False, False): lambda: replay.SamplerWithoutReplacement(drop_last=True),
+            ("epochs", True, False): lambda: replay.SliceSamplerWithoutReplacement(**slices, drop_last=True),
+            ("queue", False, False): lambda: replay.ConsumingSampler(shuffle=False, drop_last=True),
+        }
+        sampler = samplers[self.order, self.slices is not None, self.priorities is not None]()
         return replay.ReplayBuffer(storage, sampler, transform=self.transform, batch_size=self.batch_size, seed=seed)
 
 
