@@ -618,37 +618,21 @@ def h5_pieces(
                 path, f"expected episodes 0..{total - 1}, found {len(numbers)} up to {max(numbers, default=-1)}"
             )
         numbers = sampled(len(numbers), sample)
+        waiting: list[tuple[_H5Episode, int, int]] = []  # short pieces are read with one request
+        size = 0
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
-            trees = file.trees([f"/episode_{number}" for number in some])
-            yield from _h5_group(file, some, trees, spaces, rows, infos, bool(sample))
-
-
-def _h5_group(
-    file: H5File,
-    numbers: list[int],
-    trees: list[dict[str, Any]],
-    spaces: Mapping[str, Any],
-    rows: int,
-    infos: bool,
-    only_first: bool,
-) -> Iterator[EpisodeSlice]:
-    """Yield pieces of some episodes; short pieces are read with one request."""
-    waiting: list[tuple[_H5Episode, int, int]] = []
-    size = 0
-    for number, tree in zip(numbers, trees, strict=True):
-        episode = _H5Episode(file.path, number, tree, spaces, infos)
-        step = rows_at_once(episode.row_bytes, most=rows)
-        for begin in range(0, episode.length + 1, step):
-            stop = min(begin + step, episode.length + 1)
-            waiting.append((episode, begin, stop))
-            size += (stop - begin) * episode.row_bytes
-            if size >= BUDGET // 2:
-                yield from _h5_read(file, waiting)
-                waiting, size = [], 0
-            if only_first:
-                break
-    yield from _h5_read(file, waiting)
+            for number, tree in zip(some, file.trees([f"/episode_{number}" for number in some]), strict=True):
+                episode = _H5Episode(file.path, number, tree, spaces, infos)
+                step = rows_at_once(episode.row_bytes, most=rows)
+                for begin in range(0, 1 if sample else episode.length + 1, step):
+                    stop = min(begin + step, episode.length + 1)
+                    waiting.append((episode, begin, stop))
+                    size += (stop - begin) * episode.row_bytes
+                    if size >= BUDGET // 2:
+                        yield from _h5_read(file, waiting)
+                        waiting, size = [], 0
+        yield from _h5_read(file, waiting)
 
 
 def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterator[EpisodeSlice]:

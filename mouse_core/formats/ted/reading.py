@@ -28,7 +28,8 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
-from mouse_core.formats.ted._layouts import observation_rows
+from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, Arrays, Key, key_of, observation_rows
+from mouse_core.nested import nest
 
 _MOST_JSON = 64 << 20
 _DEEPEST = 16
@@ -38,7 +39,6 @@ _DTYPES = {
 }
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
-Key = tuple[str, ...]
 Lane = tuple[int, int]
 """How many leading dimensions are time and environments, and the number of one environment among all."""
 
@@ -301,7 +301,6 @@ def _check_nested(file: Path, names: Sequence[str]) -> None:
         )
 
 
-Arrays = dict[Key, npt.NDArray[Any]]
 _DONE = (("done",), ("terminated",), ("truncated",))
 _PIECE_BYTES = 16 << 20
 _GROUP = re.compile(r"traj_\d+")
@@ -700,3 +699,51 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
     """Return ``other`` of a block by keys without ``next``, and without done flags at the root, which are False."""
     return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+# Most steps of a block.
+_AT_ONCE = 1 << 16
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], *, done_keys: Sequence[str] = DONE_KEYS, reward_keys: Sequence[str] = REWARD_KEYS
+) -> dict[str, Any]:
+    """The steps of a TorchRL buffer's checkpoint, from the oldest to the newest, for ``ReplayBuffer.extend``.
+
+    Args:
+        path: The folder that ``dumps`` wrote, with whichever checkpointer, or its storage; or an HDF5 file.
+        done_keys, reward_keys: As the checkpointer had them.
+
+    Returns:
+        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, as TED has them; places that were never
+        used are left out. All of it is in memory.
+
+    Raises:
+        ConfigError: Nothing there, or no checkpoint.
+        SchemaError: No steps of TED.
+        DataError: The data are damaged; names the file.
+    """
+    root = Path(path)
+    apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
+    with opened(root) as found:
+        outer = environments(found)
+        blocks = [*steps_of(found, batch_rows=_AT_ONCE, apart=apart)]
+        is_ted = has_next(found)
+    if not blocks:
+        raise SchemaError(f"{root}: expected steps, found none")
+    parts = [
+        {**block.root, **{("next", *key): values for key, values in block.following.items()}, **block.other}
+        for block in blocks
+    ]
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    if not is_ted:
+        flags = [key for key in map(key_of, done_keys) if ("next", *key) in arrays]
+        arrays |= {key: np.zeros_like(arrays["next", *key]) for key in flags}
+    lanes = math.prod(outer)
+    steps = len(next(iter(arrays.values()))) // lanes
+    ordered = {
+        key: np.swapaxes(values.reshape(lanes, steps, *values.shape[1:]), 0, 1) for key, values in arrays.items()
+    }
+    return nest({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})

@@ -8,7 +8,6 @@ import json
 import math
 import sqlite3
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -355,18 +354,31 @@ def test_older_bags_hold_no_definitions(tmp_path: Path) -> None:
     assert formats.open(bag, format=layout | {"definitions": own}).digest() == wanted
 
 
-def test_json_messages(tmp_path: Path) -> None:
+def write_raw(path: Path, messages: list[Any], topic: str = "/x", encoding: str = "json") -> Path:
+    """Messages of one topic, a nanosecond apart: JSON, or bytes of another encoding."""
     from mcap.writer import Writer
 
-    with (tmp_path / "x.mcap").open("wb") as file:
+    with path.open("wb") as file:
         writer = Writer(file)
         writer.start()
-        schema = writer.register_schema("arm", "jsonschema", b"{}")
-        channel = writer.register_channel("/arm", "json", schema)
-        for n in range(5):
-            one = {"joints": [n, 2], "pose": {"x": n, "y": 0.5}, "on": n > 2, "parts": [{"id": n}, {"id": 7}]}
-            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=json.dumps(one).encode())
+        schema = writer.register_schema("a.B", "jsonschema" if encoding == "json" else encoding, b"{}")
+        channel = writer.register_channel(topic, encoding, schema)
+        for n, one in enumerate(messages):
+            data = json.dumps(one).encode() if encoding == "json" else one
+            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=data)
         writer.finish()
+    return path
+
+
+def test_json_messages(tmp_path: Path) -> None:
+    write_raw(
+        tmp_path / "x.mcap",
+        [
+            {"joints": [n, 2], "pose": {"x": n, "y": 0.5}, "on": n > 2, "parts": [{"id": n}, {"id": 7}]}
+            for n in range(5)
+        ],
+        "/arm",
+    )
     layout = {
         "observation": {
             "joints": "/arm.joints", "pose": "/arm.pose", "part": "/arm.parts[0].id", "rest": "/arm.joints[1:]"
@@ -381,38 +393,24 @@ def test_json_messages(tmp_path: Path) -> None:
     assert column(rows, "done") == [0, 0, 0, 0, 1]
 
 
-def write_json(path: Path, messages: list[dict[str, Any]]) -> Path:
-    from mcap.writer import Writer
-
-    with path.open("wb") as file:
-        writer = Writer(file)
-        writer.start()
-        schema = writer.register_schema("foxglove.CompressedImage", "jsonschema", b"{}")
-        channel = writer.register_channel("/camera", "json", schema)
-        for n, one in enumerate(messages):
-            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=json.dumps(one).encode())
-        writer.finish()
-    return path
-
-
 def test_bytes_of_json_messages(tmp_path: Path) -> None:
     """Are base64; frames of videos are refused by name."""
     pixels = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
     encoded = base64.b64encode(encode_png(pixels)).decode()
-    layout = {"observation": "/camera", "clock": "/camera", "tolerance": 0}
-    rows = formats.open(write_json(tmp_path / "x.mcap", [{"format": "png", "data": encoded}] * 3), format=layout)
+    layout = {"observation": "/x", "clock": "/x", "tolerance": 0}
+    rows = formats.open(write_raw(tmp_path / "x.mcap", [{"format": "png", "data": encoded}] * 3), format=layout)
     assert column(rows, "observation_image") == [pixels.tolist()] * 3
     raw = base64.b64encode(pixels.tobytes()).decode()
     image = {"height": 5, "width": 4, "encoding": "rgb8", "step": 12, "data": raw}
-    rows = formats.open(write_json(tmp_path / "y.mcap", [image] * 3), format=layout)
+    rows = formats.open(write_raw(tmp_path / "y.mcap", [image] * 3), format=layout)
     assert column(rows, "observation_image") == [pixels.tolist()] * 3
     for said, why in (
         ({"format": "h264", "data": encoded}, "expected JPEG or PNG, found 'h264', a frame of a video"),
         ({"format": "png", "data": "no base64!"}, "expected bytes, in JSON as base64"),
         ({"format": "png", "data": {"a": 1}}, "expected bytes, in JSON as base64"),
     ):
-        with pytest.raises(DataError, match=f"/camera: {why}"):
-            formats.open(write_json(tmp_path / "z.mcap", [said] * 3), format=layout)
+        with pytest.raises(DataError, match=f"/x: {why}"):
+            formats.open(write_raw(tmp_path / "z.mcap", [said] * 3), format=layout)
 
 
 def open_one(tmp_path: Path, made: list[Any], path: str, **more: Any) -> list[Any]:
@@ -661,7 +659,6 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match="the CRC of the data does not match"):
         formats.open(path, format=STATE | {"rate": 20})
-    assert zlib.crc32(data)
 
 
 @pytest.mark.parametrize(
@@ -724,15 +721,7 @@ def test_bags_that_are_programs_or_not_closed(tmp_path: Path) -> None:
 
 
 def test_protobuf_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    from mcap.writer import Writer
-
-    with (tmp_path / "x.mcap").open("wb") as file:
-        writer = Writer(file)
-        writer.start()
-        channel = writer.register_channel("/x", "protobuf", writer.register_schema("a.B", "protobuf", b"\xff\x00"))
-        for n in range(3):
-            writer.add_message(channel, log_time=T0 + n, publish_time=T0, data=b"\0")
-        writer.finish()
+    write_raw(tmp_path / "x.mcap", [b"\0"] * 3, encoding="protobuf")
     layout = {"observation": "/x", "clock": "/x", "tolerance": 0}
     with pytest.raises(DataError, match=r"expected messages in one of .*, found 'protobuf'; read them with"):
         formats.open(tmp_path / "x.mcap", format=layout)

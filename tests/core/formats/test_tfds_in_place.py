@@ -248,13 +248,7 @@ def test_damaged_records_are_errors_that_name_shard_and_record(tmp_path: Path) -
     store = opened(bytes(hurt))  # the record is looked into when a row of it is wanted
     with pytest.raises(DataError, match=rf"{shard.name}, record 1 at byte {second - 12}: the CRC of the record's"):
         BatchSource(store, sequence_length=1, batch_size=store.snapshot().num_rows)[0]
-    hurt = bytearray(data)
-    hurt[second - 12] ^= 1
-    with pytest.raises(DataError, match=rf"record 1 at byte {second - 12}: the CRC of the record's length"):
-        opened(bytes(hurt))
-    absurd = struct.pack("<Q", 1 << 60)
-    with pytest.raises(DataError, match=rf"{shard.name}, record 1.*: expected a record of {1 << 60} bytes, found"):
-        opened(data[: second - 12] + absurd + struct.pack("<I", masked(absurd)) + data[second:])
+    # Heads of records are read as ``read_tfds`` reads them.
     with pytest.raises(DataError, match=rf"{shard.name}, record 1 .*: expected a record of {length} bytes, found"):
         opened(data[:-5])
     with pytest.raises(DataError, match=rf"{shard.name}: expected 2 records, found 1"):
