@@ -73,16 +73,20 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def same_arguments(adapter: Callable[..., Any], core: Callable[..., Any]) -> None:
     """Assert that an adapter takes the arguments of ``core``, in the same order and with the same defaults.
 
-    An argument that only the adapter has must be keyword-only.
+    An argument that only the adapter has must be keyword-only. An adapter with ``*args`` and ``**options`` passes the
+    arguments on that it does not name.
     """
     found, expected = inspect.signature(adapter).parameters, inspect.signature(core).parameters
+    kinds = {parameter.kind for parameter in found.values()}
     for name, parameter in expected.items():
-        assert name in found, f"the argument {name} is missing"
-        assert found[name].default == parameter.default, f"{name}: expected the default {parameter.default!r}"
+        assert name in found or parameter.VAR_KEYWORD in kinds, f"the argument {name} is missing"
+        if name in found:
+            assert found[name].default == parameter.default, f"{name}: expected the default {parameter.default!r}"
     positional, wanted = (
-        [parameter.name for parameter in parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY]
+        [parameter.name for parameter in parameters.values() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         for parameters in (found, expected)
     )
+    wanted = wanted[: len(positional)] if inspect.Parameter.VAR_POSITIONAL in kinds else wanted
     assert positional == wanted, f"expected the positional arguments {wanted}, found {positional}"
 
 

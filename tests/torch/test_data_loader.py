@@ -40,9 +40,9 @@ class TestDataLoader(AdapterConformance):
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
         """By keyword, but for the first; and each process has its shard unless something else is asked for."""
-        taken = inspect.signature(PrefetchBatchifier).parameters.keys() - {"store", "shard"}
-        defaults = {name: inspect.signature(PrefetchBatchifier).parameters[name].default for name in taken}
-        DataLoader(example_store(), **{**defaults, "sequence_length": 4})
+        taken = inspect.signature(PrefetchBatchifier).parameters
+        defaults = {name: taken[name].default for name in taken.keys() - {"store", "shard", "options"}}
+        DataLoader(example_store(), **{**defaults, "sequence_length": 4, "drop_last": False})
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
