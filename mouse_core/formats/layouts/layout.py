@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -139,76 +140,72 @@ class TreeLayout(Aligned):
     ending: str = "truncated"
 
     def __post_init__(self) -> None:
+        if self.task is not None and "task" in self.roles().get("metadata", {}):
+            raise SchemaError("layout: expected one path to the column metadata_task, found task and metadata")
+        for problem in chain(self._problems(), self._problems_of_episodes()):
+            raise ConfigError(f"layout: {problem}")
+        self.check_alignment("metadata")
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong with single arguments."""
         if self.observation is None and self.action is None:
-            raise ConfigError("layout: expected a path of observation or of action, found neither")
+            yield "expected a path of observation or of action, found neither"
         for role, paths in self.roles().items():
             for path in paths.values():
-                _check_path(role, path)
+                yield from _problems_of_path(role, path)
         for option in ("leave_out", "action_metadata"):
             for path in check_list(f"layout: {option}", getattr(self, option)):
-                _check_path(option, path)
-        numbers = self.numbers or {}
-        if not isinstance(numbers, Mapping):
-            raise ConfigError(f"layout: numbers: expected a mapping of names, found {numbers!r:.80}")
-        _groups_of("episodes", self.episodes or "")
-        for said in numbers.values():
-            if said not in ("file", "*") and _groups_of("numbers", said) != 1:
-                raise ConfigError(
-                    f"layout: numbers: expected 'file', '*' or a pattern with a group, found {said!r:.80}"
-                )
-        self._check_tasks()
-        for name, path in (self.ring or {}).items():
-            if name not in _RING or not isinstance(path, str) or not path:
-                raise ConfigError(f"layout: ring: expected paths of some of {list(_RING)}, found {name!r}: {path!r}")
-        if self.ring is not None and ("last" not in self.ring or not {"sizes", "size"} & set(self.ring)):
-            raise ConfigError(f"layout: ring: expected paths of last and of sizes, found {list(self.ring)}")
-        for name in ("files", "episode_ends", "pictures"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(f"layout: {name}: expected a text, found {value!r:.80}")
-        if self.episode_steps is not None and not (isinstance(self.episode_steps, int) and self.episode_steps > 0):
-            raise ConfigError(f"layout: episode_steps: expected a positive number, found {self.episode_steps!r}")
-        if self.files is not None and "/" in self.files:
-            raise ConfigError(f"layout: files: expected names of files in the folder, found {self.files!r}")
-        self.check_alignment("metadata")
-        self._check_episodes()
-
-    def _check_tasks(self) -> None:
+                yield from _problems_of_path(option, path)
         for path in self.tasks():
             group, sign, said = path.partition("@") if isinstance(path, str) else ("", "", "")
             if not sign or not all(said.split("/")):
-                raise ConfigError(f"layout: task: expected a group and an attribute as 'data@task', found {path!r:.80}")
-            if group:
-                _check_path("task", group)
+                yield f"task: expected a group and an attribute as 'data@task', found {path!r:.80}"
+            yield from _problems_of_path("task", group) if group else ()
             if "*" in group and not any("*" in lead for lead in self.leads()):
-                raise ConfigError(f"layout: task: expected no '*', as observation and action have none, found {path!r}")
-        if self.task is not None and "task" in self.roles().get("metadata", {}):
-            raise SchemaError("layout: expected one path to the column metadata_task, found task and metadata")
+                yield f"task: expected no '*', as observation and action have none, found {path!r}"
+        numbers: Any = self.numbers or {}
+        if not isinstance(numbers, Mapping):
+            yield f"numbers: expected a mapping of names, found {numbers!r:.80}"
+        if _groups_of(self.episodes or "") < 0:
+            yield f"episodes: expected a regular expression, found {self.episodes!r:.80}"
+        for said in numbers.values():
+            if said not in ("file", "*") and _groups_of(said) != 1:
+                yield f"numbers: expected 'file', '*' or a regular expression with a group, found {said!r:.80}"
+        for name, path in (self.ring or {}).items():
+            if name not in _RING or not isinstance(path, str) or not path:
+                yield f"ring: expected paths of some of {list(_RING)}, found {name!r}: {path!r}"
+        if self.ring is not None and ("last" not in self.ring or not {"sizes", "size"} & set(self.ring)):
+            yield f"ring: expected paths of last and of sizes, found {list(self.ring)}"
+        for name in ("files", "episode_ends", "pictures"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                yield f"{name}: expected a text, found {value!r:.80}"
+        if self.episode_steps is not None and not (isinstance(self.episode_steps, int) and self.episode_steps > 0):
+            yield f"episode_steps: expected a positive number, found {self.episode_steps!r}"
+        if self.files is not None and "/" in self.files:
+            yield f"files: expected names of files in the folder, found {self.files!r}"
 
-    def _check_episodes(self) -> None:
-        starred = [path for paths in self.roles().values() for path in paths.values() if "*" in path]
-        ways = [
-            bool(starred),
-            self.one_a_file,
-            *(way is not None for way in (self.episode_ends, self.is_last, self.ring)),
-        ]
+    def _problems_of_episodes(self) -> Iterator[str]:
+        """What is wrong with what says where episodes begin and end."""
+        starred = any("*" in path for paths in self.roles().values() for path in paths.values())
+        ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last, self.ring))]
         if sum(ways) > 1:
-            raise ConfigError(
-                "layout: expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each "
-                "says what an episode is"
+            yield (
+                "expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each says "
+                "what an episode is"
             )
         if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
-            raise ConfigError("layout: expected '*' in paths, with episodes, nan_action or the number of an episode")
+            yield "expected '*' in paths, with episodes, nan_action or the number of an episode"
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
-            raise ConfigError(f"layout: expected '*' in the paths of observation and action, found {unlike}")
+            yield f"expected '*' in the paths of observation and action, found {unlike}"
         if not any(ways[:3]):
             if self.terminated is None and self.truncated is None and self.is_last is None:
-                raise ConfigError(
-                    "layout: expected what says where episodes end: '*' in paths, one_a_file, episode_ends, is_last, "
+                yield (
+                    "expected what says where episodes end: '*' in paths, one_a_file, episode_ends, is_last, "
                     "terminated or truncated"
                 )
             if self.arrived():
-                raise ConfigError("layout: alignment: expected 'outgoing' where flags alone say where episodes end")
+                yield "alignment: expected 'outgoing' where flags alone say where episodes end"
 
     def roles(self) -> dict[str, dict[str, str]]:
         """Paths by role and name; a role with one path has the empty name."""
@@ -272,22 +269,22 @@ def _named(role: str, value: Any) -> dict[str, str]:
     )
 
 
-def _groups_of(option: str, pattern: Any) -> int:
-    """The number of groups of a regular expression."""
+def _groups_of(pattern: Any) -> int:
+    """The number of groups of a regular expression; -1 for what is none."""
     try:
         return re.compile(pattern).groups
-    except (re.error, TypeError) as error:
-        raise ConfigError(f"layout: {option}: expected a regular expression, found {pattern!r:.80}") from error
+    except (re.error, TypeError):
+        return -1
 
 
-def _check_path(role: str, path: Any) -> None:
+def _problems_of_path(role: str, path: Any) -> Iterator[str]:
     parts = path.removeprefix("not ").removesuffix("?").split("/") if isinstance(path, str) else [""]
     if any(part in ("", ".", "..") for part in parts):
-        raise ConfigError(f"layout: {role}: expected a path as 'data/demo_*/obs', found {path!r:.80}")
+        yield f"{role}: expected a path as 'data/demo_*/obs', found {path!r:.80}"
     if sum(part.count("*") for part in parts) > 1:
-        raise ConfigError(f"layout: {role}: expected at most one '*', found {path!r:.80}")
+        yield f"{role}: expected at most one '*', found {path!r:.80}"
     if path.startswith("not ") and role not in FLAGS:
-        raise ConfigError(f"layout: {role}: expected a path without 'not', found {path!r:.80}")
+        yield f"{role}: expected a path without 'not', found {path!r:.80}"
 
 
 def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str]) -> TreeLayout:
