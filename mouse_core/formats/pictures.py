@@ -27,7 +27,7 @@ from mouse_core.about.dataset import About
 from mouse_core.about.features import HUGGINGFACE, features_in
 from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import damaged, reading
+from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove
 from mouse_core.formats._files.jobs import Job
 from mouse_core.formats.columns.blocks import rows_at_once
@@ -280,55 +280,32 @@ def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Fiel
     return replace(read, shape=greys) if greys is not None and read.shape is None else None
 
 
-class HeldImages:
-    """Holds image files of recent rows. Numbers stand for them while rows are laid out; 0 stands for no image.
+def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
+    """Return the image files of a column, ``{bytes, path}`` or binary, as an array of bytes.
+
+    Paths are ignored: a dataset must not reach outside of its folder.
+    """
+    files = np.empty(len(column), object)
+    files[:] = _files(column).to_pylist()
+    return files
+
+
+def unreadable_images(
+    column: pa.Array, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike
+) -> Iterator[tuple[int, str]]:
+    """Yield each row that has no image, or one whose header says another shape, and the reason.
 
     Args:
+        column: The images, ``{bytes, path}`` or binary.
         name: Name for messages.
         shape: Shape ``(H, W, C)`` that each image must have.
         dtype: Type of the pixels, uint8 or uint16.
-        behind: Number of the last images that are held on when ``add`` takes others.
     """
-
-    def __init__(self, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike, *, behind: int = 2) -> None:
-        self._name, self._shape, self._dtype, self._behind = name, shape, np.dtype(dtype), behind
-        self._held, self._first = pa.array([], IMAGE), 1
-
-    def add(
-        self, column: pa.Array, file: str | os.PathLike[str], called: Callable[[int], str]
-    ) -> npt.NDArray[np.int64]:
-        """Add the images of some rows, and return a number for each.
-
-        Args:
-            column: The images, ``{bytes, path}`` or binary. Paths are ignored: a dataset must not reach outside of its
-                folder.
-            file: The file, for messages.
-            called: Returns the name of a row for messages.
-
-        Raises:
-            DataError: A row has no image, or one whose header says another shape; names file and row.
-        """
-        for row, why in self.unreadable(column):
-            raise damaged(file, why, at=called(row))
-        encoded = _files(column)
-        made = image_column(encoded)
-        kept = self._held.slice(max(0, len(self._held) - self._behind))
-        self._first += len(self._held) - len(kept)
-        self._held = pa.concat_arrays([kept, made])
-        return self._first + len(kept) + np.arange(len(encoded))
-
-    def unreadable(self, column: pa.Array) -> Iterator[tuple[int, str]]:
-        """Yield each row that has no image, or one whose header says another shape, and the reason."""
-        for row, one in enumerate(_files(column)):
-            try:
-                value = {"bytes": memoryview(one.as_buffer() if one.is_valid else b"")}
-                check_image(value, self._shape, dtype=self._dtype)
-            except ValueError as error:
-                yield row, f"{self._name}: {error}"
-
-    def column_of(self, numbers: npt.NDArray[np.int64]) -> pa.StructArray:
-        """Return the images that some numbers stand for; null for 0."""
-        return self._held.take(pa.array(numbers - self._first, mask=numbers == 0))
+    for row, one in enumerate(_files(column)):
+        try:
+            check_image({"bytes": memoryview(one.as_buffer() if one.is_valid else b"")}, shape, dtype=dtype)
+        except ValueError as error:
+            yield row, f"{name}: {error}"
 
 
 def _files(column: pa.Array) -> pa.Array:

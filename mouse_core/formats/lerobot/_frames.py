@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
@@ -20,7 +21,7 @@ from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, column_of, dimensions, feature_of, is_action
 from mouse_core.formats.lerobot._videos import frames_column
-from mouse_core.formats.pictures import FRAME, IMAGE, HeldImages
+from mouse_core.formats.pictures import FRAME, IMAGE, encoded_images, image_column, unreadable_images
 from mouse_core.spec import Field
 
 INDEX = ("episode_index", "frame_index", "index")
@@ -90,31 +91,37 @@ class Frames:
         numbers = schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
         return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
-    def held_images(self) -> dict[str, HeldImages]:
-        """Return the holders of pictures from image files, by feature."""
-        features = {key: self.described.features[key] for key in self.encoded}
-        return {key: HeldImages(key, one.shape, pixel(one)) for key, one in features.items()}  # type: ignore[arg-type]
+    def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
+        """Yield each row without a picture of a camera, or with one of another shape, and the reason."""
+        feature = self.described.features[key]
+        return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
 
-    def batch(
-        self, rows: Columns, schema: pa.Schema, images: Mapping[str, HeldImages], *, where: str
-    ) -> pa.RecordBatch:
-        """Return rows with pictures in place of their numbers; the time of a marked row is one frame later."""
+    def images(self, batch: pa.RecordBatch, keys: Iterable[str], file: _Path, called: Callable[[int], str]) -> Columns:
+        """Return the image files of cameras, as bytes; DataError names the file and the row of one that is none."""
+        for key in keys:
+            for row, why in self.unreadable_images(batch, key):
+                raise damaged(file, why, at=called(row))
+        return {key: encoded_images(batch.column(key)) for key in keys}
+
+    def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
+        """Return rows with pictures as their types say; the time of a marked row is one frame later."""
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
-        held = {self.encoded[key]: one for key, one in images.items()}
-        numbers = _typed(schema, [*held, *self.codes.values()], pa.int64())
-        columns = to_batch(rows, numbers, where=where).columns
+        plain = _typed(_typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64())
+        columns = to_batch(rows, plain, where=where).columns
         for place, field in enumerate(schema):
-            if field.name in held:
-                columns[place] = held[field.name].column_of(columns[place].to_numpy())
+            if field.type == IMAGE:
+                files = columns[place]
+                missing = pc.equal(pc.binary_length(files), 0)
+                columns[place] = image_column(pc.if_else(missing, None, files) if pc.any(missing).as_py() else files)
             elif field.type == FRAME:
                 columns[place] = frames_column(columns[place].to_numpy())
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     @memo
     def encoded(self) -> dict[str, str]:
-        """Columns of image files by feature; rows have numbers of pictures until ``batch``."""
+        """Columns of image files by feature; rows have their bytes until ``batch``."""
         return {key: self.picture_column(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo

@@ -6,7 +6,7 @@ converted to rows when the first of its rows is read. Videos are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import PurePosixPath
@@ -24,7 +24,6 @@ from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
-from mouse_core.formats.pictures import HeldImages
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.objects import MissingObject
@@ -166,16 +165,15 @@ class LeRobotFiles(DecodedFiles):
         else:
             keys = [key for key in self.frames.stored if key not in pictures.values()]
             names = set(self.schema.names) - pictures.keys()
-        images = {key: held for key, held in self.frames.held_images().items() if key in keys}
-        columns = self._laid_out(chunk, keys, images)
+        columns = self._laid_out(chunk, keys)
         mine = pa.schema([field for field in self.schema if field.name in names])
         where = self.objects.shown(self.of(chunk)[0])
-        made = self.frames.batch({one: columns[one] for one in mine.names}, mine, images, where=where)
+        made = self.frames.batch({one: columns[one] for one in mine.names}, mine, where=where)
         for other in names - {name}:
             self.kept((chunk, other), partial(made.column, other))
         return made.column(name)
 
-    def _laid_out(self, chunk: int, keys: Sequence[str], images: Mapping[str, HeldImages]) -> Columns:
+    def _laid_out(self, chunk: int, keys: Sequence[str]) -> Columns:
         """Return the rows of a chunk with the columns of some features.
 
         The frame before the chunk has the last action, and the frame behind it shows whether the episode continues. The
@@ -195,7 +193,7 @@ class LeRobotFiles(DecodedFiles):
         place, number_of = episodes.places(rows)
         lengths = episodes.lengths[place]
         called = partial(episodes.called, rows)
-        pictures = {key: held.add(batch.column(key), where, called) for key, held in images.items()}
+        pictures = self.frames.images(batch, [key for key in keys if key in self.frames.encoded], where, called)
         found = self.frames.columns(batch, pictures, where, keys, called=called)
         part = self.frames.seen(found), self.frames.brought(found, number_of == lengths - 1), number_of == 0
         made: list[Columns] = list(transition_rows([part], final=self.frames.final, where=where))

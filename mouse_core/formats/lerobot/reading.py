@@ -39,7 +39,6 @@ from mouse_core.formats.lerobot._meta import (
     read_description,
 )
 from mouse_core.formats.lerobot._videos import Videos, base_of
-from mouse_core.formats.pictures import HeldImages
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video
@@ -117,13 +116,12 @@ class Looking:
     def _look_at_values(self, file: Path, rows: Int64s) -> None:
         """Find episodes of a file with values of other shapes than their features have."""
         frames, begin = self._frames, 0
-        images = frames.held_images()
         for batch in parquet_batches(file, BATCH_ROWS, columns=frames.stored):
             batch = batch.slice(0, len(rows) - begin)
             some = rows[begin : begin + len(batch)]
             begin += len(batch)
             wrong = [frames.unreadable(batch, frames.stored)]
-            wrong += [held.unreadable(batch.column(key)) for key, held in images.items()]
+            wrong += [frames.unreadable_images(batch, key) for key in frames.encoded]
             for row, why in chain(*wrong):
                 place = int(frames.episodes.places(some[row : row + 1])[0][0])
                 self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
@@ -479,18 +477,17 @@ class _Reader:
         """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
         ordinal = -1  # of the episode of the last row so far
-        images = frames.held_images()
         with ExitStack() as opened:
             cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
             parts = (
                 (frames.seen(columns), frames.brought(columns, last), begins)
-                for columns, begins, last in self._pieces(cameras, images)
+                for columns, begins, last in self._pieces(cameras)
             )
             for made in transition_rows(parts, final=frames.final, where=where):
                 numbers = ordinal + np.cumsum(made["episode_step"] == 0)
                 if len(numbers):
                     ordinal = int(numbers[-1])
-                    yield frames.batch(frames.numbered(made, numbers), schema, images, where=where)
+                    yield frames.batch(frames.numbered(made, numbers), schema, where=where)
 
     def _cameras(self) -> Iterator[tuple[str, Camera]]:
         for key in self.frames.pictures:
@@ -500,7 +497,7 @@ class _Reader:
                 yield key, Camera(key, feature.shape, rate, wide=feature.wide, tolerance=tolerance)  # type: ignore[arg-type]
 
     def _pieces(
-        self, cameras: Mapping[str, Camera], images: Mapping[str, HeldImages]
+        self, cameras: Mapping[str, Camera]
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
         """Yield frames by feature, whether an episode begins with a frame, and whether an episode ends with it."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
@@ -528,7 +525,7 @@ class _Reader:
                 frames.check(batch, rows, file)
                 times = frames.times(batch, file) if timed else np.zeros(0)
                 called = partial(episodes.called, rows)
-                pictures = {key: held.add(batch.column(key), file, called) for key, held in images.items()}
+                pictures = frames.images(batch, frames.encoded, file, called)
                 pictures |= self._pictures(cameras, episode, number, times, file)
                 columns = frames.columns(batch, pictures, file, called=called)
                 yield columns, number == 0, number == episodes.lengths[episode] - 1
