@@ -46,6 +46,8 @@ from mouse_core.images.pixels import decode_into
 from mouse_core.nested import path_of
 from mouse_core.spec import Composite, NonTensor, from_gymnasium
 
+__all__ = ["read_minari", "write_minari"]
+
 LEAVES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text")
 
 

@@ -38,7 +38,7 @@ from mouse_core.formats.columns.named import is_image, to_batch, travels_with_ac
 from mouse_core.formats.columns.steps import Stack, rlds_steps
 from mouse_core.formats.columns.transitions import check_final
 from mouse_core.formats.pictures import IMAGE, image_column
-from mouse_core.formats.rlds.reading import check_last_step, first_batch, last_step_notes, stack_rows
+from mouse_core.formats.rlds import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
 from mouse_core.formats.tfds._features import (
     Feature,

@@ -1,0 +1,668 @@
+"""Episodes of RLDS as rows, and back; and as trajectories, pairs of adjacent steps, as users of TF-Agents know them.
+
+A step holds an observation, the action that is taken on it, and the reward of the action; the last step of an episode
+holds only an observation. So N steps are N rows, and an action moves to the next row. Much of Open X has an action and
+a reward in the last step too, without the observation that they led to: ``last_step="transition"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError, EpisodeError, SchemaError
+from mouse_core.files.reading import reading
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns.named import (
+    MISSING,
+    Columns,
+    named_action,
+    named_observation,
+    ordered,
+    to_batch,
+    travels_with_action,
+)
+from mouse_core.formats.columns.named import flatten as flatten_values
+from mouse_core.formats.columns.steps import (
+    FEATURES,
+    FLAGS,
+    Stack,
+    as_arrays,
+    at,
+    check_episodes,
+    check_features,
+    episode_parts,
+    flag,
+    iterate_steps,
+    leaf,
+    rlds_steps,
+    stacks,
+)
+from mouse_core.formats.columns.transitions import check_final, done_codes, one_later, placeholder
+from mouse_core.formats.sources import episodes_of
+from mouse_core.nested import flatten, map_tree, path_of, structure_of, unflatten
+from mouse_core.spec import FieldSpec
+
+__all__ = [
+    "Trajectory",
+    "convert_rlds_to_trajectories",
+    "create_trajectory_data_spec",
+    "push_rlds_to_reverb",
+    "read_rlds",
+    "to_tensor_specs",
+    "write_rlds",
+]
+
+
+def read_rlds(
+    episodes: Iterable[Any] | Callable[[], Iterable[Any]],
+    *,
+    final: str | None = None,
+    last_step: str = "observation",
+    batch_rows: int = BATCH_ROWS,
+    path: str = "RLDS episodes",
+) -> RowStream:
+    """Read episodes of RLDS as rows.
+
+    ``done`` is 1 at a last step that is terminal, 2 at another last step. The columns of observations are
+    ``observation``, ``observation_discrete`` or ``observation_image``, or ``observation_<key>`` for nested ones.
+    ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an
+    episode become ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``,
+    ``policy`` or ``log_prob`` move to the next row with the action, the others stay with their step.
+
+    Args:
+        episodes: An iterable of episodes as in ``convert_rlds_to_trajectories``, or a function that returns one.
+            Generators, of episodes or of steps, can be read only once.
+        final: What becomes of the last action of an episode whose steps end without ``is_last``, as the observation
+            that it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error.
+        last_step: Content of a last step: "observation", as RLDS defines it, so that action and reward have no meaning
+            and are left out; or "transition", as in much of Open X and DROID, so that they count, and the observation
+            that they led to is missing in every episode (see ``final``).
+        batch_rows: Most rows of a batch.
+        path: Name of the source for messages.
+
+    Raises:
+        ConfigError: ``episodes`` is no iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
+        DataError: There are no steps, or values do not fit together. While iterating: steps of an episode contradict
+            each other (EpisodeError), or its last observation is missing (ConfigError).
+        MissingFieldError: Steps lack features.
+    """
+    check_last_step(last_step, final, where=path)
+    check_batch_rows(batch_rows)
+    if not callable(episodes):
+        check_episodes(episodes)
+    first, notes, fresh = _peek(episodes, batch_rows, final, last_step, path)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        pieces = stacks(fresh(), batch_rows, path)
+        for columns, where in stack_rows(pieces, final=final, path=path, last_step=last_step):
+            yield to_batch(columns, first.schema, where=where)
+
+    return RowStream(path, "rlds", first.schema, batches, notes=notes, about=About("arrived"))
+
+
+def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
+    """Raise ConfigError for an unknown ``last_step`` or ``final``, or for transitions without ``final``."""
+    if last_step not in ("observation", "transition"):
+        raise ConfigError(f"last_step: expected 'observation' or 'transition', found {last_step!r}")
+    check_final(final, where=where, needed=last_step == "transition")
+
+
+def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
+    """Return a note if the last step of the first episode holds an action and a reward, which RLDS gives no meaning.
+
+    Args:
+        pieces: Pieces with flags, actions and rewards; those of the first episode are taken.
+    """
+    for piece in pieces:
+        if piece.last:
+            last = {name: np.asarray(value)[-1] for name, value in flatten_values("", piece.values).items()}
+            brought = [name for name in last if name == "_reward" or f"{name}_".startswith("_action_")]
+            holds = any(last[name].dtype.kind in "biuf" and np.any(last[name]) for name in brought)
+            if not holds or not np.any(last["_is_last"]):
+                return ()
+            return (
+                f"The last step of the first episode holds the reward {np.sum(last['_reward']):g} and an action, to "
+                "which RLDS gives no meaning: in every episode they are left out. In much of Open X and DROID they "
+                "have one, and last_step='transition' (--last-step) keeps them.",
+            )
+    return ()
+
+
+def _peek(
+    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, last_step: str, path: str
+) -> tuple[pa.RecordBatch, tuple[str, ...], Callable[[], Iterable[Any]]]:
+    """Return the first batch, notes on it, and a function that returns the episodes from the start."""
+    seen: list[Any] = []
+
+    def noted(episodes: Iterator[Any]) -> Iterator[Any]:
+        for episode in episodes:
+            seen.append(episode if callable(given) else _kept(episode))
+            yield seen[-1]
+
+    iterator = iter(given() if callable(given) else given)
+    once = not callable(given) and isinstance(given, Iterator)
+    first = next(stacks(noted(iterator), batch_rows, path), None)
+    pieces = [] if first is None else [first]
+    batch = first_batch(iter(pieces), final=final, path=path, last_step=last_step)
+    notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
+    left: list[Iterable[Any]] = [chain(seen, iterator)]
+
+    def fresh() -> Iterable[Any]:
+        if callable(given):
+            return given()
+        if left:
+            return left.pop()
+        if once:
+            raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
+        return _whole(given, path)
+
+    return batch, notes, fresh
+
+
+def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
+    """Yield episodes again; steps that were a generator raise an error."""
+    for number, episode in enumerate(episodes):
+        if _steps_once(episode):
+            raise ConfigError(
+                f"{path}, episode {number}: its steps are a generator, which can be read once; pass lists of steps, or "
+                "a function that makes the episodes"
+            )
+        yield episode
+
+
+def _steps_once(episode: Any) -> bool:
+    return isinstance(episode.get("steps") if isinstance(episode, Mapping) else episode, Iterator)
+
+
+def _kept(episode: Any) -> Any:
+    """Return an episode whose steps can be read twice."""
+    if not _steps_once(episode):
+        return episode
+    return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
+
+
+def first_batch(
+    pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
+) -> pa.RecordBatch:
+    """Return the first rows, which tell the columns.
+
+    Raises:
+        DataError: There are no rows.
+    """
+    # Whether an episode is complete is asked while rows are read.
+    rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
+    columns, where = next(rows, (None, path))
+    if columns is None:
+        raise DataError(f"{path}: expected episodes with steps, found none")
+    if final != "mark":
+        columns.pop(MISSING, None)
+    return to_batch(columns, None, where=where)
+
+
+def stack_rows(
+    pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
+) -> Iterator[tuple[Columns, str]]:
+    """Yield rows for pieces of episodes, and the name of each piece for messages.
+
+    Args:
+        pieces: The pieces, from ``stacks``.
+        final, last_step: See ``read_rlds``.
+        path: Name of the source for messages.
+    """
+    before: Columns = {}
+    for piece in pieces:
+        where = f"{path}, episode {piece.episode}"
+        with reading(path, at=f"episode {piece.episode}"):
+            check_features(
+                piece.values,
+                where=f"{where}, step {piece.first}",
+                wanted=tuple(name for name in FEATURES if name != "discount"),
+            )
+            flags = _flags(piece, where)
+            staying, leaving = _split(piece)
+            arriving = one_later(leaving, before, flags["is_first"])
+            if piece.first == 0 and "metadata_discount" in arriving:
+                arriving["metadata_discount"][0] = 1
+            done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
+            columns = arriving | {"done": done} | staying
+            columns["episode_step"] = piece.first + np.arange(piece.count)
+            if final == "mark":
+                columns[MISSING] = np.zeros(piece.count, np.int64)
+            if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
+                check_final(final, where=where)
+                columns = _ended(columns, before, staying, final)
+            # The time of the row before, where the next piece is of the same episode.
+            before |= {name: values[-1:][: not piece.last] for name, values in staying.items() if _is_clock(name)}
+        yield ordered(columns), where
+
+
+def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
+    """Return the last rows of an episode without the observation that its last action led to."""
+    code = int(columns["done"][-1])  # what its last step says; 0 where that is no last one
+    if final == "drop":
+        columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
+        return columns
+    columns["done"][-1] = 0
+    more = dict(before)
+    for name, values in staying.items():
+        more[name] = values[-1:] if name.startswith("metadata_") else placeholder(values)
+        if _is_clock(name):  # which goes on as it went
+            latest = np.concatenate([before.get(name, values[:0]), values])[-2:]
+            more[name] = latest[-1:] + np.diff(latest) if len(latest) == 2 else latest
+    more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
+    more[MISSING] = np.ones(1, np.int64)
+    return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
+
+
+def _is_clock(name: str) -> bool:
+    return name.startswith("metadata_") and name.endswith("timestamp")
+
+
+def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return the flags of a piece, after checking that first is at the start, and last and terminal are at the end."""
+    flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
+    for name, values in flags.items():
+        if values.shape[1] != 1 or values.dtype.kind not in "biuf":
+            raise DataError(f"{where}: {name}: expected one true or false a step, found {values.dtype}")
+        flags[name] = values[:, 0].astype(bool)
+    first = np.zeros(piece.count, bool)
+    first[0] = piece.first == 0
+    end = np.zeros(piece.count, bool)
+    end[-1] = piece.last
+    for wrong, problem in (
+        (flags["is_first"] != first, "expected is_first at the first step and nowhere else"),
+        (flags["is_last"] & ~end, "expected is_last at the last step only"),
+        (flags["is_terminal"] & ~flags["is_last"], "expected is_terminal only where is_last is set"),
+    ):
+        if wrong.any():
+            step = piece.first + int(wrong.argmax())
+            raise EpisodeError(f"{where}, step {step}: {problem}", episode=piece.episode, step=step)
+    return flags
+
+
+def _split(piece: Stack) -> tuple[Columns, Columns]:
+    """Return the columns that stay in the row of their step, and those that move to the next row."""
+    staying: Columns = named_observation(piece.values["observation"])
+    leaving: Columns = named_action(piece.values["action"])
+    leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
+    if "discount" in piece.values:
+        leaving["metadata_discount"] = _one_each(piece.values["discount"], "discount")
+    for key, value in piece.values.items():
+        if key not in FEATURES:
+            (leaving if travels_with_action(str(key)) else staying).update(flatten_values(f"metadata_{key}", value))
+    for name, value in flatten_values("metadata_episode", dict(piece.about)).items():
+        array = np.asarray(value)
+        if array.dtype.kind in "SUO" and not array.ndim:
+            staying[name] = np.full(piece.count, array.item(), object)
+        else:
+            staying[name] = np.broadcast_to(array, (piece.count, *array.shape))
+    return staying, leaving
+
+
+def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
+    values = np.asarray(value)
+    if values.shape not in ((len(values),), (len(values), 1)) or values.dtype.kind not in "biuf":
+        raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
+    return values.reshape(len(values))
+
+
+def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
+    """Yield rows as episodes of RLDS, one in memory at a time.
+
+    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step,
+    else 1. Rows have no action after the last step of an episode: its action, its reward and all values that travel
+    with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated, it equals the
+    discount of the step before, or 1 without a step before. RLDS has no episode without an end: an episode whose last
+    row has ``done`` 0 is written as truncated.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+
+    Yields:
+        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become a
+        mapping of ``<key>``, unless there is only one with a standard name. ``metadata_<key>`` becomes ``<key>``, and
+        ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
+
+    Raises:
+        ConfigError, SchemaError, DataError: As the source of the rows, or rows are marked as missing an observation.
+    """
+    for number, columns in enumerate(episodes_of(rows)):
+        stacked, about = rlds_steps(columns, number)
+        yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **about}
+
+
+# ---------------------------------------------------------------------- trajectories of TF-Agents
+
+
+FIRST, MID, LAST = 0, 1, 2
+"""Types of steps."""
+
+
+class Trajectory(NamedTuple):
+    """A step and the type of its successor; every field is an array, a scalar, or a mapping of them.
+
+    It has the fields and methods of TF-Agents' trajectories.
+
+    Args:
+        step_type: 0 at the beginning of an episode, 2 at the end, else 1.
+        observation: The observation at the step.
+        action: The action that follows the observation.
+        policy_info: Values of the policy for the action, or ``()``.
+        next_step_type: The type of the next step.
+        reward: The reward of the action.
+        discount: Factor of future rewards; 0 at a terminal step.
+    """
+
+    step_type: Any
+    observation: Any
+    action: Any
+    policy_info: Any
+    next_step_type: Any
+    reward: Any
+    discount: Any
+
+    def is_first(self) -> Any:
+        """Whether an episode begins with the step."""
+        return self.step_type == FIRST
+
+    def is_mid(self) -> Any:
+        """Whether neither the step nor the next one begins or ends an episode."""
+        return (self.step_type == MID) & (self.next_step_type == MID)
+
+    def is_last(self) -> Any:
+        """Whether the next step ends the episode."""
+        return self.next_step_type == LAST
+
+    def is_boundary(self) -> Any:
+        """Whether the step ends the episode, so that the next step belongs to another one."""
+        return self.step_type == LAST
+
+    def replace(self, **fields: Any) -> Trajectory:
+        """Return a copy with other values for some fields."""
+        return self._replace(**fields)
+
+
+def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) -> Any:
+    """Convert the result of ``create_trajectory_data_spec`` to TensorFlow's specs, for TF-Agents and Reverb.
+
+    Args:
+        spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` adds the specs of a
+            ``policy_info_fn``.
+        outer_dims: Axes in front of every shape: ``(None,)`` for ``reverb.Table(signature=...)``, whose items are
+            sequences; none for ``ReverbReplayBuffer(data_spec=...)``.
+
+    Returns:
+        A trajectory of ``tf.TensorSpec``. With TF-Agents installed, it equals the result of TF-Agents' own function for
+        the same data, with its names and bounds of ``step_type`` and ``discount``.
+
+    Raises:
+        ImportError: TensorFlow is not installed.
+        SchemaError: A value is no ``FieldSpec``.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError("to_tensor_specs needs TensorFlow: pip install tensorflow") from error
+    try:
+        from tf_agents.specs import BoundedTensorSpec
+        from tf_agents.trajectories import Trajectory as TFTrajectory
+    except ImportError:
+        BoundedTensorSpec = TFTrajectory = None
+
+    def tensor_spec(path: str, value: Any) -> Any:
+        if not isinstance(value, FieldSpec):
+            raise SchemaError(f"{path}: expected a FieldSpec, found {value!r:.100}")
+        dtype = tf.string if value.dtype.kind == "O" else tf.as_dtype(value.dtype)
+        shape = (*outer_dims, *value.shape)
+        if path == "discount" and BoundedTensorSpec is not None:
+            return BoundedTensorSpec(shape, dtype, minimum=0.0, maximum=1.0, name="discount")
+        return tf.TensorSpec(shape, dtype, name="step_type" if path in ("step_type", "next_step_type") else None)
+
+    return (TFTrajectory or Trajectory)(**_mapped(tensor_spec, spec._asdict()))
+
+
+def _mapped(change: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree with every leaf changed; ``change`` takes the path of a leaf and the leaf."""
+    leaves = {key: change("/".join(map(str, path_of(key))), leaf) for key, leaf in flatten(tree).items()}
+    return dict(unflatten(structure_of(tree), leaves))
+
+
+def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
+    """Return a trajectory of ``FieldSpec``, for a step and values of a policy."""
+
+    def spec(path: str, value: Any) -> FieldSpec:
+        array = leaf(value)
+        return FieldSpec(path, array.dtype, array.shape)
+
+    given = {name: step[name] for name in ("observation", "action", "reward", "discount")}
+    types = {"step_type": np.int32(MID), "next_step_type": np.int32(MID)}
+    return Trajectory(**_mapped(spec, {**given, **types, "policy_info": info}))
+
+
+def expected_by(observer: Any) -> tuple[Any, int]:
+    """Return the spec that an observer declares, or None, and the number of leading axes in its shapes."""
+    ask = getattr(observer, "get_table_signature", None)
+    if callable(ask):
+        return ask(), 1
+    for name in ("data_spec", "spec"):
+        spec = getattr(observer, name, None)
+        if spec is not None and (hasattr(spec, "_fields") or isinstance(spec, Mapping)):
+            return spec, 0
+    return None, 0
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of nested values by path, such as "observation/arm/0"."""
+    return {"/".join(map(str, path_of(key))): value for key, value in flatten(tree).items()}
+
+
+def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str, free_info: bool) -> None:
+    """Raise SchemaError if a trajectory differs from an observer's spec.
+
+    Args:
+        expected: Nested specs: values with ``dtype`` and ``shape``; a size of None is any.
+        found: The trajectory.
+        outer: Number of leading axes of the specs.
+        where: Name of the trajectory for messages.
+        free_info: Whether ``policy_info`` may hold any values if ``()`` is expected.
+    """
+    wanted, has = _leaves(expected), _leaves(found)
+    if free_info and not any(path.startswith("policy_info") for path in wanted):
+        has = {path: value for path, value in has.items() if not path.startswith("policy_info")}
+    if wanted.keys() != has.keys():
+        lacking, others = sorted(wanted.keys() - has.keys()), sorted(has.keys() - wanted.keys())
+        raise SchemaError(f"observer: expected {lacking}, found {others or 'nothing'} instead in {where}")
+    for path, spec in wanted.items():
+        dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+        shape, array = _shape(spec, path, outer), leaf(has[path])
+        fits = shape is None or len(shape) == array.ndim
+        fits = fits and all(size in (None, one) for size, one in zip(shape or (), array.shape, strict=False))
+        if dtype != array.dtype or not fits:
+            sizes = "of any shape" if shape is None else list(shape)
+            raise SchemaError(
+                f"observer: {path}: expected {dtype} {sizes}, found {array.dtype} {list(array.shape)} in {where}"
+            )
+
+
+def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
+    """Return the shape of one value; None: any shape."""
+    if getattr(spec.shape, "rank", 0) is None:
+        return None
+    shape = tuple(spec.shape)
+    if len(shape) < outer:
+        raise SchemaError(
+            f"observer: {path}: expected a table signature whose shapes begin with the axis of the sequence, found "
+            f"{list(shape)}; to_tensor_specs(spec, outer_dims=(None,)) makes one"
+        )
+    return shape[outer:]
+
+
+PolicyInfo = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+
+
+def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
+    """Return the data spec of the trajectories of RLDS episodes.
+
+    Args:
+        rlds_data: An iterable of episodes; of a generator the first episode is used up.
+
+    Returns:
+        A ``Trajectory`` with a ``FieldSpec`` (name, dtype, shape) in place of every value, and ``()`` as
+        ``policy_info``.
+
+    Raises:
+        DataError: There are no steps. The error is also a ValueError.
+        MissingFieldError: The first step lacks features; the message names them. It is a ValueError too.
+    """
+    first, _ = _first_step(rlds_data)
+    return spec_of(first, ())
+
+
+def convert_rlds_to_trajectories(
+    rlds_data: Iterable[Any], policy_info_fn: PolicyInfo | None = None
+) -> Iterator[Trajectory]:
+    """Convert RLDS episodes to trajectories: pairs of adjacent steps, across the ends of episodes.
+
+    The steps of all episodes are one sequence, and one step of type first, of zeros, comes after them, so there are as
+    many trajectories as steps. A step is of type 0 where ``is_first`` is set, else 2 where ``is_last`` is set, else 1.
+    An episode of a single step gives types (2, 2). ``discount`` is 0.0 at a step that is last and terminal, else as
+    given.
+
+    Args:
+        rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
+            stacked to ``[n, ...]``. A step has ``observation``, ``action``, ``reward``, ``discount``, ``is_first``,
+            ``is_last`` and ``is_terminal``; observations and actions may be nested.
+        policy_info_fn: Returns ``policy_info`` for a step and the next step; by default ``()``.
+
+    Returns:
+        An iterator, which reads episodes when their trajectories are requested.
+
+    Raises:
+        DataError: There are no steps (at once).
+        MissingFieldError: A step lacks features (at once for the first step).
+        EpisodeError: A terminal step that is not last, a step that is not last before a first one, or a last one that
+            is not before a first one. All trajectories before that pair were yielded.
+
+    Examples:
+        >>> step = {"observation": 0.5, "action": 1, "reward": 1.0, "discount": 1.0, "is_terminal": False}
+        >>> steps = [step | {"is_first": True, "is_last": False}, step | {"is_first": False, "is_last": True}]
+        >>> pairs = convert_rlds_to_trajectories([{"steps": steps}])
+        >>> [(int(pair.step_type), int(pair.next_step_type)) for pair in pairs]
+        [(0, 2), (2, 0)]
+    """
+    _, steps = _first_step(rlds_data)
+    return _pairs(steps, policy_info_fn)
+
+
+def push_rlds_to_reverb(
+    rlds_data: Iterable[Any],
+    observer: Callable[[Trajectory], Any],
+    policy_info_fn: PolicyInfo | None = None,
+) -> int:
+    """Pass the trajectories of RLDS episodes to an observer, one by one.
+
+    Args:
+        rlds_data: As in ``convert_rlds_to_trajectories``.
+        observer: Any callable that takes a trajectory. It may declare a spec, by ``get_table_signature()`` as Reverb
+            observers of TF-Agents do (with the axis of the sequence in front), or in an attribute ``data_spec`` or
+            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with it first. A Reverb table
+            without a signature takes anything.
+        policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` gets
+            the result of the function all the same, as with TF-Agents.
+
+    Returns:
+        The number of trajectories.
+
+    Raises:
+        SchemaError: A trajectory differs from the observer's spec; the message names the field. It is a ValueError. The
+            observer got all trajectories before this one.
+        DataError, MissingFieldError, EpisodeError: As ``convert_rlds_to_trajectories``. The observer got all
+            trajectories before the faulty pair.
+    """
+    _, steps = _first_step(rlds_data)
+    expected, outer = expected_by(observer)
+    pushed = 0
+    for trajectory in _pairs(steps, policy_info_fn):
+        if expected is not None:
+            free = policy_info_fn is not None
+            check_trajectory(expected, trajectory, outer=outer, where=f"trajectory {pushed}", free_info=free)
+        observer(trajectory)
+        pushed += 1
+    return pushed
+
+
+Step = tuple[Mapping[str, Any], int, int]
+
+
+def _flattened(rlds_data: Iterable[Any]) -> Iterator[Step]:
+    for number, episode in enumerate(rlds_data):
+        where = f"episode {number}"
+        steps, _ = episode_parts(episode, where)
+        for index, step in enumerate(iterate_steps(steps, where)):
+            check_features(step, where=f"{where}, step {index}")
+            yield step, number, index
+
+
+def _first_step(rlds_data: Iterable[Any]) -> tuple[Mapping[str, Any], Iterator[Step]]:
+    """Return the first step, and all steps."""
+    check_episodes(rlds_data)
+    steps = _flattened(rlds_data)
+    first = next(steps, None)
+    if first is None:
+        raise DataError("rlds_data: expected episodes with steps, found none")
+    return first[0], chain([first], steps)
+
+
+def _pairs(steps: Iterator[Step], policy_info_fn: PolicyInfo | None) -> Iterator[Trajectory]:
+    current = next(steps)
+    for following in steps:
+        yield _pair(current, following[0], policy_info_fn)
+        current = following
+    padding = dict(map_tree(_zeros, current[0])) | {"is_first": np.True_}
+    yield _pair(current, padding, policy_info_fn)
+
+
+def _pair(current: Step, following: Mapping[str, Any], policy_info_fn: PolicyInfo | None) -> Trajectory:
+    step, episode, number = current
+    where = f"episode {episode}, step {number}"
+    first, last, terminal = (flag(step[name], where=f"{where}, {name}") for name in FLAGS)
+    next_first = flag(following["is_first"], where=f"the step after {where}, is_first")
+    next_last = flag(following["is_last"], where=f"the step after {where}, is_last")
+    for wrong, problem in (
+        (terminal and not last, "expected a terminal step to be the last one, found is_terminal without is_last"),
+        (next_first and not last, "expected the last step before a first one, found is_last not set"),
+        (last and not next_first, "expected a first step after the last one, found is_first not set"),
+    ):
+        if wrong:
+            raise EpisodeError(f"{where}: {problem}", episode=episode, step=number)
+    step_type = _type(first, last)
+    next_type = _type(next_first, next_last)
+    if step_type == FIRST and next_type == FIRST:
+        step_type = next_type = LAST
+    discount = leaf(step["discount"])
+    return Trajectory(
+        step_type=np.int32(step_type),
+        observation=as_arrays(step["observation"]),
+        action=as_arrays(step["action"]),
+        policy_info=() if policy_info_fn is None else policy_info_fn(step, following),
+        next_step_type=np.int32(next_type),
+        reward=as_arrays(step["reward"]),
+        discount=np.zeros_like(discount) if terminal and last else discount,
+    )
+
+
+def _type(first: bool, last: bool) -> int:
+    return FIRST if first else LAST if last else MID
+
+
+def _zeros(value: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = leaf(value)
+    return np.full(array.shape, "", dtype=object) if array.dtype.kind == "O" else np.zeros_like(array)
