@@ -27,15 +27,16 @@ from tests.bench.workloads import NARROW, dataset_folder, store_of
 _ROWS = 100_000
 _APPENDS_A_BATCH = 32
 _FLUSHED_ROWS = 1_000
-_LOG_BYTES = 100_000_000
+_LOG_BYTES, _ROW_BYTES = 100_000_000, 168
 
 
-def _state_rows(count: int) -> list[dict[str, Any]]:
-    return _as_dicts(generate.rows_of(generate.STATE, np.arange(count)))
+def _columns(count: int) -> dict[str, Any]:
+    return generate.rows_of(generate.STATE, np.arange(count))
 
 
-def _as_dicts(columns: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(count: int) -> list[dict[str, Any]]:
     """Rows as an environment loop has them."""
+    columns = _columns(count)
     lists = {name: list(values) if values.ndim > 1 else values.tolist() for name, values in columns.items()}
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -46,8 +47,8 @@ def rates(settings: Settings) -> list[Figure]:
     The copy goes to memory that is there already: a copy into fresh arrays takes once as long and once four times as
     long, by what ``malloc`` happens to have given back.
     """
-    columns = generate.rows_of(generate.STATE, np.arange(_ROWS))
-    rows = _state_rows(5_000)
+    columns = _columns(_ROWS)
+    rows = _rows(5_000)
     nbytes = sum(values.nbytes for values in columns.values())
     copies = {name: values.copy() for name, values in columns.items()}
 
@@ -94,12 +95,12 @@ def rates(settings: Settings) -> list[Figure]:
 
 def while_sampling(settings: Settings) -> list[Table]:
     """Batches drawn alone, between appends, and while a process or a thread appends without a pause."""
-    folder, rows, title = dataset_folder(settings), _state_rows(2_000), "Batches B=32, S=64"
+    folder, rows, title = dataset_folder(settings), _rows(2_000), "Batches B=32, S=64"
     rounds = max(7, settings.rounds // 2)
 
     def store() -> DatasetStore:
         made = store_of(folder)
-        made.extend(generate.rows_of(generate.STATE, np.arange(20_000)))
+        made.extend(_columns(20_000))
         return made
 
     def source(made: DatasetStore) -> BatchSource:
@@ -210,7 +211,7 @@ def _process() -> Iterator[_Hooks]:
 
 
 def _append_for_ever(go: Any, ready: Any) -> None:
-    rows = _state_rows(2_000)
+    rows = _rows(2_000)
     appends = _Appends(DatasetStore(), rows)
     ready.set()
     while True:
@@ -221,18 +222,6 @@ def _append_for_ever(go: Any, ready: Any) -> None:
 
 
 # ---------------------------------------------------------------------- folders
-
-
-def _columns(count: int) -> dict[str, Any]:
-    """Rows of five fields, 44 bytes each."""
-    number = np.arange(count)
-    return {
-        "observation": np.stack([number, number / 2, -number], 1).astype(np.float32),
-        "action": number % 5,
-        "reward": number / 4,
-        "done": number % 2,
-        "episode_step": number,
-    }
 
 
 def on_disk(settings: Settings) -> list[Figure]:
@@ -246,7 +235,7 @@ def on_disk(settings: Settings) -> list[Figure]:
 
 def _appends(folder: Path, settings: Settings) -> list[Figure]:
     """Rows appended one by one."""
-    rows, memory = _as_dicts(_columns(4_000)), DatasetStore()
+    rows, memory = _rows(4_000), DatasetStore()
 
     def append(to: DatasetStore, _: int) -> None:
         for row in rows:
@@ -285,7 +274,7 @@ def _flushes(folder: Path, settings: Settings) -> Figure:
 
 def _recovery(folder: Path, settings: Settings) -> Figure:
     """A log of 100 MB that was left by a process that ended at once, opened to be written, and read once."""
-    columns = _columns(_LOG_BYTES // 44)
+    columns = _columns(_LOG_BYTES // _ROW_BYTES)
 
     def left() -> float:
         DatasetStore.open(folder / "left", "a", sync="none").extend(columns)

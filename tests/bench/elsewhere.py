@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.segments import write_segment
 from mouse_core.store.remote.objects import name_of_sums, sums_as_bytes
+from tests.bench import generate
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -72,10 +73,9 @@ def make(folder: Path, layout: str, rows: int) -> None:
     """Write a store of so many steps, if it is not there."""
     if folder.exists():
         return
-    draw = np.random.default_rng(0)
     with DatasetStore.open(folder, "a", layout=layout) as store:
         for begin in range(0, rows, _PART):
-            store.extend(columns(draw, begin, _PART))
+            store.extend(columns(begin, _PART))
     for sealed in ReadFolder(folder).manifest.segments:
         note_sums(folder, sealed)
 
@@ -86,20 +86,12 @@ def note_sums(folder: Path, sealed: Sealed) -> None:
     (folder / name_of_sums(sealed)).write_bytes(sums_as_bytes(page_checksums([content]), sealed))
 
 
-def columns(draw: np.random.Generator, begin: int, count: int) -> dict[str, Any]:
+def columns(begin: int, count: int) -> dict[str, Any]:
     """Some steps."""
-    step = np.arange(begin, begin + count)
-    return {
-        "action": step % 5,
-        "reward": draw.random(count),
-        "done": (step % 1000 == 999).astype(np.int64),
-        "episode_step": step % 1000,
-        "observation": draw.random((count, 17), np.float32),
-        "metadata_q_star": draw.random((count, 18), np.float32),
-    }
+    return generate.rows_of(generate.STATE, np.arange(begin, begin + count))
 
 
-_ROW_BYTES = sum(values.nbytes for values in columns(np.random.default_rng(0), 0, 1).values())
+_ROW_BYTES = sum(values.nbytes for values in columns(0, 1).values())
 
 
 def as_table(made: dict[str, Any]) -> pa.Table:
@@ -118,7 +110,7 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
     if target.exists():
         return
     (one / "segments").mkdir(parents=True, exist_ok=True)
-    table = as_table(columns(np.random.default_rng(0), 0, _ROWS))
+    table = as_table(columns(0, _ROWS))
     sealed, schema = write_segment(one, 0, table, layout)
     note_sums(one, sealed)
     (target / "segments").mkdir(parents=True)
@@ -131,9 +123,9 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
 
 
 class Storage:
-    """The process that serves a folder's files in the bucket ``data``."""
+    """A process that serves a folder's files in the bucket ``data`` until the end of a ``with`` block."""
 
-    def __init__(self, folder: Path, bandwidth: float) -> None:
+    def __init__(self, folder: Path, bandwidth: float = _LINKS[""]) -> None:
         limits = ["--latency", "0.02", "--connection-bandwidth", "80e6", "--bandwidth", str(bandwidth)]
         command = [sys.executable, "-m", "tests.bench.object_storage", str(folder), *limits]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -152,19 +144,11 @@ class Storage:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def close(self) -> None:
-        """End it."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
-
-
-@contextmanager
-def storage(folder: Path, bandwidth: float = _LINKS[""]) -> Iterator[Storage]:
-    """A storage of a folder's files."""
-    served = Storage(folder, bandwidth)
-    try:
-        yield served
-    finally:
-        served.close()
 
 
 def measure(served: Storage, folder: Path, cache: Path, batches: int, **how: Any) -> dict[str, float]:
@@ -349,9 +333,8 @@ def make_lance(target: Path, rows: int) -> None:
         lance = importlib.import_module("lance")
     except ImportError:
         return
-    draw = np.random.default_rng(0)
     for begin in range(0, 0 if target.exists() else rows, _PART):
-        lance.write_dataset(as_table(columns(draw, begin, _PART)), str(target), mode="append" if begin else "create")
+        lance.write_dataset(as_table(columns(begin, _PART)), str(target), mode="append" if begin else "create")
 
 
 def _make_streams(stores: Path, tables: Iterable[pa.Table], rows: int, mosaic: str | None) -> None:
@@ -451,16 +434,15 @@ def figures(
         make(stores / layout, layout, rows)
         make_large(folder, layout, objects)
     make_lance(stores / "lance", rows)
-    draw = np.random.default_rng(0)
-    _make_streams(stores, (as_table(columns(draw, at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
+    _make_streams(stores, (as_table(columns(at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
     for link, bandwidth in reversed(_LINKS.items()):
-        with storage(stores, bandwidth) as served:
+        with Storage(stores, bandwidth) as served:
             for layout in ("columns", "windows"):
                 for name, how in (("exact", {}), ("blocks", {"sampling": Blocks(pool=_POOL)})):
                     ours[layout, name] = found = measure(served, stores / layout, cache, batches, **how)
                     said = f"{layout}, {name}{', a link of 1 Gbit/s' if link else ''}"
                     yield from _named(f"{link}{layout}-{name}", said, found)
-    with storage(stores) as served:
+    with Storage(stores) as served:
         beside = lance(served, folder, rows, max(batches // 10, 1))
         yield from _named("lance", "Lance, take", beside)
         for (layout, name), found in ours.items() if beside else ():
@@ -479,7 +461,7 @@ def figures(
             for percent in _KEPT:
                 found = cached(served, f"s3://data/{layout}", cache, size * percent // 100, 3 * batches)
                 yield from _named(f"{layout}-{percent}", f"{layout}, a cache of {percent}% of the data", found)
-    with storage(folder / "large") as served:
+    with Storage(folder / "large") as served:
         for layout in ("columns", "windows"):
             found = first_batch(served, f"s3://data/{layout}", cache)
             yield from _named(f"large-{layout}", f"{layout}, {objects} objects of 256 MB", found)

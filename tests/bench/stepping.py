@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from mouse_core import DatasetStore, PrefetchBatchifier
+from tests.bench import generate
+from tests.bench.workloads import NARROW
 
 _STEPS = 50
 
@@ -34,22 +36,6 @@ def steps_of(milliseconds: float) -> dict[str, Callable[[], None]]:
     return {"computes": compute, "waits": lambda: time.sleep(milliseconds / 1e3)}
 
 
-def store_of(rows: int = 100_000) -> DatasetStore:
-    """Steps of which 32 windows of 64 are 344 KB: six fields, two of them with 17 and 18 numbers a step."""
-    random, made = np.random.default_rng(0), DatasetStore()
-    made.extend(
-        {
-            "action": random.integers(0, 18, rows),
-            "reward": random.normal(size=rows).astype(np.float32),
-            "done": np.zeros(rows, np.int64),
-            "episode_step": np.arange(rows) % 1000,
-            "metadata_q_star": random.normal(size=(rows, 18)).astype(np.float32),
-            "observation": random.normal(size=(rows, 17)).astype(np.float32),
-        }
-    )
-    return made
-
-
 def turn_of(loader: Any, step: Callable[[], None]) -> tuple[float, float, float]:
     """Of some steps the microseconds that one takes: by the wall clock, in waiting for its batch, of processor time."""
     waited, begin, used = 0.0, time.perf_counter(), time.process_time()
@@ -68,11 +54,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--milliseconds", type=float, default=2.0)
     given = parser.parse_args()
-    store, dtypes = store_of(), {"obs_continuous": "float32"}
+    store = DatasetStore()
+    store.extend(generate.rows_of(generate.STATE, np.arange(100_000)))
     kinds = [(workers, digest) for workers in (0, 1, 2) for digest in (False, True)]
     for name, step in steps_of(given.milliseconds).items():
         loaders: dict[Any, Any] = {
-            kind: PrefetchBatchifier(store, 64, 32, num_workers=kind[0], digest=kind[1], dtypes=dtypes)
+            kind: PrefetchBatchifier(store, 64, 32, num_workers=kind[0], digest=kind[1], dtypes=NARROW)
             for kind in kinds
         }
         found: dict[Any, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
