@@ -79,7 +79,7 @@ class OffsetBlocks:
         self, anchors: PlannedBlocks, offsets: Offsets, shift: int, number: int, *, single: bool = False
     ) -> None:
         self.anchors, self.offsets, self.shift, self.number, self.single = anchors, offsets, shift, number, single
-        self.planner, self.begin_with, self.most = anchors.planner, 1, 0
+        self.planner, self.begin_with = anchors.planner, 1
         self._lock = ProcessLock()
 
     def on(self, anchors: PlannedBlocks) -> OffsetBlocks:
@@ -234,7 +234,7 @@ class OffsetPipeline:
         self, anchors: Pipeline, groups: Sequence[OffsetGroup], readers: Readers, form: BatchForm, windows: FieldWindows
     ) -> None:
         self._anchors, self._groups, self._windows = anchors, groups, windows
-        self.planner, self.readers, self.form = anchors.planner, readers, form
+        self.planner, self.readers, self.form, self.blocks = anchors.planner, readers, form, anchors.blocks
 
     @classmethod
     def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> OffsetPipeline:
@@ -291,10 +291,6 @@ class OffsetPipeline:
             for name, reader in group.pipeline.readers.items():
                 readers |= {name: OffsetReader(reader, self._windows)} if isinstance(reader, FieldReader) else {}
         return OffsetPipeline(anchors, groups, readers, self.form, self._windows)
-
-    def begin_with(self, batches: int) -> None:
-        """See ``Pipeline.begin_with``."""
-        self._anchors.begin_with(batches)
 
     def plan(self, index: int) -> Plan:
         """See ``Pipeline.plan``: the plan of the anchors."""

@@ -112,10 +112,6 @@ class Pipeline:
             pipeline.__dict__["_readahead"] = ahead.forward(growth, snapshot, *pipeline._readahead_arguments())
         return pipeline
 
-    def begin_with(self, batches: int) -> None:
-        """Plan ``batches`` at once, instead of one, where no block is kept."""
-        self.blocks.begin_with = batches
-
     # ------------------------------------------------------------------ batches
 
     def plan(self, index: int) -> Plan:

@@ -369,8 +369,8 @@ class BatchSource:
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             source._set(plan.forward(pipeline.planner, pipeline.readers), pipeline)
             pipeline.form = source.batch_plan.form
-        # Whoever takes a new snapshot every so many batches will do so again.
-        source._pipeline.begin_with(max(1, epoch_start - self.epoch_start))
+        # A caller that takes a new snapshot after some batches will probably do so again: plan that many together.
+        source._pipeline.blocks.begin_with = max(1, epoch_start - self.epoch_start)
         return source
 
     def with_options(self, **options: Any) -> BatchSource:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError
-from mouse_core.ranks import Board, Ranks, find_ranks
+from mouse_core.ranks import Ranks, find_ranks
 
 if TYPE_CHECKING:
     from mouse_core.prefetch._feeds import Feed
@@ -52,7 +52,7 @@ class Agreement:
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
         self.ranks, self._framework = ranks, framework
-        self._board: Board | None = None
+        self._board: Any = None  # a Board, once there are others to agree with
         self._name = ""
         self._held, self._refreshes = 0, 0
         self._is_pending = True
@@ -92,7 +92,6 @@ class Agreement:
 
     def _hold(self, call: str, feed: Feed, next_index: int, at: int) -> None:
         board, ranks, name = self._board, self.ranks, f"{self._name}/{self._held}"
-        assert board is not None
         refreshes = self._refreshes + (call == "refresh()")
         board.put(f"{name}/{ranks.rank}", json.dumps(words_of(feed, next_index, call, refreshes, ranks.count)))
         if ranks.rank:
@@ -139,7 +138,6 @@ class Agreement:
 
     def _check_alone(self) -> None:
         """Raise ``_Alone`` where another rank delivers batches of a loader of before."""
-        assert self._board is not None
         for (name, rank), note in (self._before or {}).items():
             if self._board.get(f"{name}/at/{rank}") != note:
                 raise _Alone(name)
@@ -147,7 +145,6 @@ class Agreement:
     def _go_on(self, name: str, next_index: int) -> None:
         """Be one of the ranks that go on with a loader of before."""
         board, own = self._board, self.ranks.rank
-        assert board is not None
         board.remove(f"{self._name}/{self._held}/{own}")
         number = self._name.rpartition("/")[2]
         board.put(f"mouse/loaders/{own}", f"{number} {os.getpid()}-{_STARTED}")
@@ -176,14 +173,12 @@ class Agreement:
 
     def _forget(self, held: int) -> None:
         """Take the notes of an agreement away."""
-        assert self._board is not None
         for part in (*range(self.ranks.count), "found") if held >= 0 else ():
             self._board.remove(f"{self._name}/{held}/{part}")
 
     def _wait(self, name: str, parts: Any, call: str, at: int) -> list[str]:
         """The notes of some names, when all are there."""
         board = self._board
-        assert board is not None
         notes: dict[Any, str] = {}
         pause, begin, is_told = _SHORTEST_WAIT, time.monotonic(), False
         while True:
@@ -206,7 +201,6 @@ class Agreement:
     def _stay(self, name: str) -> None:
         """Wait until the ranks that have come know what is wrong, before this one, which is told, may end."""
         board = self._board
-        assert board is not None
         until = time.monotonic() + min(_STAYS, board.seconds)
         unread = list(range(1, self.ranks.count))
         while unread and time.monotonic() < until:
@@ -216,7 +210,6 @@ class Agreement:
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
         """Raise ConfigError where a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""
-        assert self._board is not None
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
             if int(held) == self._held and int(index) >= at:
@@ -227,7 +220,6 @@ class Agreement:
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
         """Raise ConfigError where the ranks have had their time, and say in good time for whom it is that all wait."""
-        assert self._board is not None
         seconds, again = self._board.seconds, ""
         if self._before:
             seconds = min(seconds, _RETURNED_SECONDS)

@@ -12,7 +12,7 @@ from mouse_core._base.checks import state_number
 from mouse_core._base.identity import fingerprint_of
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
-from mouse_core.sampling import SAMPLERS
+from mouse_core.sampling import SAMPLERS, EpisodeWindows
 from mouse_core.sampling.plan import MASK
 
 _CONFIGURATION = "configuration"
@@ -20,11 +20,9 @@ _CONFIGURATION = "configuration"
 _DECODER = "decoder"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 # What is compared whatever the sampling is.
-_WHEREVER = ("sampling", "normalize", "augment", "map", "lengths", "packed")
+_WHEREVER = ("sampling", "boundary", "normalize", "augment", "map", "lengths", "packed")
 # Mixtures of mixtures.
 _DEEPEST = 16
-# Names of the samplers of the stream of steps, by class.
-_OF_STREAM = {kind.__name__: name for name, kind in SAMPLERS.items()}
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
     try:
         found = json.loads(state.get(_CONFIGURATION, "{}"))
         differing = _differing(_configuration(source), found) if found else []
-    except (TypeError, ValueError, AttributeError, RecursionError):
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         differing = []
     if differing:
         raise StateError(f"state: expected one of this dataset and configuration; {'; '.join(differing)}{remark}")
@@ -144,26 +142,37 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
     data, sampler, fields, *stages = source.identity
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
-    said: dict[str, Any] = {"data": data[:12], "alignment": snapshot.alignment, "columns": kinds}
-    said |= _sampler_in_words(source.sampler, sampler)
-    said["fields"] = {name: _field_in_words(*rest[:5]) for name, *rest in fields}
-    # Both only where there are some.
-    around = {name: rest[5] for name, *rest in fields if len(rest) > 5 and rest[5]}
-    said |= {name: value for name, value in (("windows", around), ("derived", dict(snapshot.config.made))) if value}
-    said |= _stages_in_words(stages)
+    said: dict[str, Any] = {
+        "windows": {name: rest[5] for name, *rest in fields if len(rest) > 5 and rest[5]},
+        "derived": dict(snapshot.config.made),
+        **_sampler_in_words(source.sampler, sampler),
+        "data": data[:12],
+        "alignment": snapshot.alignment,
+        "columns": kinds,
+        "fields": {name: _field_in_words(*rest[:5]) for name, *rest in fields},
+        **_stages_in_words(stages),
+    }
     return {name: _shortened(value) for name, value in said.items()}
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """Describe the sampling, by the sampler's options if they determine its identity."""
+    """Describe the sampling and its boundary as a caller asks for them, if the sampler's options are its identity."""
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
     if hasattr(made, "cut_many"):
         said["lengths"], made = json.dumps(made.choices), made.sampler
-    if is_shown and dataclasses.is_dataclass(made):
-        options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
-        return {**said, "sampling": type(made).__name__, **{name: repr(getattr(made, name)) for name in options}}
-    return {**said, "sampling": identity}
+    if not is_shown or not dataclasses.is_dataclass(made):
+        return {**said, "sampling": identity}
+    options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
+    said |= {"sampling": type(made).__name__, **{name: repr(getattr(made, name)) for name in options}}
+    if type(made) in SAMPLERS.values():
+        return {"boundary": "'stream'", **said, "sampling": repr(made.name)}  # type: ignore[union-attr]
+    if "column" in said:
+        column = said.pop("column")
+        return {"boundary": "'task'" if column == "''" else f"Column({column})", **said}
+    if "behind" in said:  # follows from the offsets of windows that are not filled up, in any boundary
+        return {name: value for name, value in said.items() if name not in ("before", "behind")}
+    return {"boundary": "'episode'", **said} if isinstance(made, EpisodeWindows) else said
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
@@ -204,16 +213,20 @@ def _shortened(value: Any) -> Any:
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Describe the differences between two configurations, one sentence each."""
     said: list[str] = []
-    expected, found = _as_asked(expected), _as_asked(found)
     if any(expected.get(name) != found.get(name) for name in ("boundary", "lengths", "packed")):
         # Within episodes, and of windows of their own lengths that are not packed, there is a mask.
         expected, found = ({**one, "fields": _without_mask(one["fields"])} for one in (expected, found))
-    for name in _compared(expected, found):
-        wanted, has = expected.get(name), found.get(name)
-        if wanted == has:
+    boundaries = expected.get("boundary"), found.get("boundary")
+    same_sampling = expected["sampling"] == found["sampling"] and boundaries[0] == boundaries[1]
+    for name in dict.fromkeys([*expected, *found]):
+        # Options of another sampling are others, too, and an anchor's boundary is not known.
+        is_of_both = (name in expected and name in found) or name in _WHEREVER
+        if name == "data" or not (same_sampling or is_of_both) or (name == "boundary" and None in boundaries):
             continue
-        parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
-        said += _differing_parts(name, wanted, has) if parts else [_expected_and_found(name, wanted, has)]
+        wanted, has = expected.get(name), found.get(name)
+        if wanted != has:
+            parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
+            said += _differing_parts(name, wanted, has) if parts else [_expected_and_found(name, wanted, has)]
     # If columns, alignment or derived fields are others, the digest of the data is another, too.
     explained = any(line.startswith(("columns", "alignment", "derived")) for line in said)
     if expected["data"] != found.get("data") and not explained:
@@ -221,35 +234,8 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     return said
 
 
-def _as_asked(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in the words in which it was asked for: a sampling by its name, and with a boundary."""
-    asked = {"windows": {}, "derived": {}, "boundary": None, **said}
-    if said["sampling"] in _OF_STREAM:
-        asked |= {"sampling": repr(_OF_STREAM[said["sampling"]]), "boundary": "'stream'"}
-    elif said["sampling"] not in map(repr, _OF_STREAM.values()) and not said["sampling"].startswith("Blocks("):
-        pass  # one's own
-    elif "column" in said:
-        asked["boundary"] = "'task'" if asked.pop("column") == "''" else f"Column({said['column']})"
-    elif "behind" in said:  # follows from the offsets of windows that are not filled up, in whichever boundary
-        asked = {name: value for name, value in asked.items() if name not in ("before", "behind")}
-    elif "weighting" in said:
-        asked["boundary"] = "'episode'"
-    return asked
-
-
 def _without_mask(fields: Any) -> Any:
     return {name: value for name, value in fields.items() if name != MASK} if isinstance(fields, Mapping) else fields
-
-
-def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return the names to compare in two configurations: all, but sampling options only if the sampling is equal."""
-    names = [name for name in dict.fromkeys([*expected, *found]) if name != "data"]
-    if all(expected[name] == found[name] for name in ("sampling", "boundary")):
-        return names
-    # An anchor's boundary is not known.
-    names = [name for name in names if name != "boundary" or None not in (expected[name], found[name])]
-    both = expected.keys() & found.keys()
-    return [name for name in names if name in both or name in _WHEREVER]
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:
