@@ -1,1 +1,1 @@
-"""Files: read without being trusted, written so that they are whole or not there, locked, and appended to as logs."""
+"""Files: checked reading, atomic writing, locks, checksums and logs."""

@@ -1,7 +1,7 @@
-"""Arrow files on disk: opened without trusting them, and held against their own ends.
+"""Arrow files on disk: opened without trust, and checked for bytes behind their end mark.
 
-A stream of record batches ends where a length of zero stands, so a few zeroed bytes in its middle end it without an
-error: for the reader of Arrow the rows behind them are not there. What tells is that something follows the end mark.
+A stream of record batches ends at a length of zero. So a few zeroed bytes in its middle end it without an error, and
+the reader of Arrow misses the rows behind them. Bytes behind the end mark show such damage.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from mouse_core.files.manifest import check_schemas
 from mouse_core.files.reading import reading
 
 _FILE_MAGIC = b"ARROW1"
-# The head of the file format, and what stands behind its footer: the footer's length and the magic again.
+# Bytes of the head of the file format, and of the footer's length and the magic at its end.
 _FILE_HEAD, _FILE_TAIL = 8, 10
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# After so many bytes pages of a mapped file are let go; looking at the head of a batch brings in about so many.
+# After so many bytes, pages of a mapped file are released; reading the head of a batch loads about 128 KB.
 _RELEASED = 64 << 20
 TOUCHED = 128 << 10
 # Buffers are padded to a multiple of this; the head of a record batch takes more.
 _PADDING = 64
-# What datasets does to a mapped table that leaves all of its rows and columns in place.
+# Operations of datasets on a mapped table that keep all rows and columns in place.
 _HARMLESS = ("replace_schema_metadata", "rename_columns")
 
 
 @contextmanager
 def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[int], None]]]:
-    """A file mapped into memory, and a function to say that so many bytes of it have been read.
+    """Yield a file mapped into memory, and a function that takes the number of bytes that were read.
 
-    Pages that were read count as the process's memory until they are let go, which the function does now and then.
+    Pages that were read count as memory of the process until the function releases them, now and then.
 
     Args:
         file: The file.
-        whole: Whether all of it is read now, and not only heads of record batches: then the system reads on its own
-            what lies behind them.
+        whole: Whether all of it is read, and not only heads of record batches; then the system reads ahead.
     """
     with file.open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -72,13 +71,13 @@ def is_stream(file: Path) -> bool:
 
 
 def schema_of(file: Path) -> pa.Schema:
-    """The schema, of a stream or of the file format."""
+    """Return the schema of a file, of the stream or the file format."""
     with reading(file), mapped(file) as (source, _):
         return _reader(source)[0].schema
 
 
 def table_of(file: Path) -> pa.Table:
-    """The rows of a stream where they lie in the file, of which only heads of record batches are read."""
+    """Return the rows of a stream in mapped memory; only heads of record batches are read."""
     with reading(file), mapped(file) as (source, _):
         return pa.ipc.open_stream(source).read_all()
 
@@ -86,14 +85,14 @@ def table_of(file: Path) -> pa.Table:
 def batches(
     file: Path, *, whole: bool = True
 ) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
-    """Functions that read one record batch each, the last giving None, and one to say how many bytes were read.
+    """Yield functions that read one record batch each (the last returns None), and the function of ``mapped``.
 
     Args:
         file: The file.
-        whole: Whether the values of each are read.
+        whole: Whether the values are read.
 
     Raises:
-        DataError: The file is cut, or something stands behind the end of the stream.
+        DataError: The file is cut, or has bytes behind the end of the stream.
     """
     with reading(file), mapped(file, whole=whole) as (source, release):
         reader, end = _reader(source)
@@ -118,16 +117,16 @@ def count_rows(file: Path) -> int:
 
 
 def check_mapped(data: Any) -> None:
-    """Hold a table of ``datasets`` against the files that it is mapped from: each must have been read to its end.
+    """Check that a table of ``datasets`` has all rows of the files that it is mapped from.
 
-    The schema of each is compared with what is noted beside it. Takes a constant time for each file, unless columns or
-    rows of it were left out; then the heads of its record batches are read.
+    The schema of each file is compared with the manifest beside it. The check takes a constant time for each file; if
+    columns or rows of it were left out, it reads the heads of its record batches.
 
     Args:
         data: A ``datasets.table.Table``.
 
     Raises:
-        DataError: A file is cut, has another schema than was written, or holds more than its reader saw.
+        DataError: A file is cut, has another schema than was written, or has more rows than the table.
     """
     blocks = [block for row in getattr(data, "blocks", [[data]]) for block in row]
     found = {path: block for block in reversed(blocks) if (path := getattr(block, "path", None)) is not None}
@@ -135,13 +134,13 @@ def check_mapped(data: Any) -> None:
     check_schemas(files)
     for file, block in files.items():
         plain = all(replay[0] in _HARMLESS for replay in block.replays or ())
-        # What a glance at both ends cannot tell, a walk through the file decides.
+        # If both ends do not decide it, all heads of record batches are read.
         if not (plain and _ends_together(file, block.table)):
             count_rows(file)
 
 
 def _ends_together(file: Path, table: pa.Table) -> bool:
-    """Whether a table that is mapped from a stream holds its last record batch, judged by where its buffers lie."""
+    """Whether a table that is mapped from a stream has its last record batch, by the positions of its buffers."""
     if not table.num_columns or not all(column.num_chunks for column in table.columns):
         return False
     with reading(file), mapped(file) as (source, _):
@@ -164,7 +163,7 @@ def _ends_together(file: Path, table: pa.Table) -> bool:
 
 
 def _extent(arrays: list[pa.Array]) -> tuple[int, int] | None:
-    """The lowest address among the buffers of some arrays, and the end of the highest."""
+    """Return the lowest address of the buffers of some arrays, and the end of the highest buffer."""
     found = [buffer for array in arrays for buffer in array.buffers() if buffer is not None and buffer.size]
     if not found:
         return None
@@ -177,13 +176,13 @@ def _named(read: Callable[[], pa.RecordBatch | None], file: Path, number: int) -
 
 
 def _reader(source: Any) -> tuple[Any, int]:
-    """A reader of the stream format or of the file format, and where its end mark must end."""
+    """Return a reader of the stream or file format, and the offset where its end mark must end."""
     size: int = source.size()
     is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     if is_file:
         source.seek(0)
         return pa.ipc.open_file(source), size
-    # Whoever finished a stream wrote this; without it a file that was cut between batches would seem whole.
+    # Every complete stream has this mark; without this check, a file that was cut between batches would seem complete.
     source.seek(max(size - len(_END_OF_STREAM), 0))
     if source.read() != _END_OF_STREAM:
         raise DataError("expected an Arrow stream that ends with its end mark; it was cut or never finished")
@@ -192,7 +191,7 @@ def _reader(source: Any) -> tuple[Any, int]:
 
 
 def _each(reader: Any, source: Any, end: int) -> Iterator[Callable[[], pa.RecordBatch | None]]:
-    """Functions that read one record batch each; the last gives None."""
+    """Yield functions that read one record batch each; the last returns None."""
     if isinstance(reader, pa.RecordBatchFileReader):
         known = reader.num_record_batches
         for number in range(known):
@@ -217,7 +216,7 @@ def _each(reader: Any, source: Any, end: int) -> Iterator[Callable[[], pa.Record
 
 
 def _nothing_more(source: Any, known: int) -> None:
-    """Compare what the footer of the file format lists with the stream that is in the file."""
+    """Compare the footer of the file format with the stream in the file."""
     source.seek(max(source.size() - _FILE_TAIL, 0))
     footer = source.size() - _FILE_TAIL - int.from_bytes(source.read(4), "little")
     source.seek(_FILE_HEAD)

@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: whatever goes wrong is one of our errors and names the file."""
+"""Reading untrusted files: every error is one of ours and names the file."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from typing import Any
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 
 OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
-"""Numbers of errors that a system raises where it cannot read a file, and that say nothing of the file's content."""
+"""Numbers of system errors that do not depend on the content of a file."""
 
 MOST_JSON = 16 << 20
-"""Bytes that a description may take: parsing may need twenty times as many."""
+"""Largest size of a JSON file: parsing may need twenty times as much memory."""
 
 
 def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
-    """The error for a file that cannot be what it claims to be.
+    """Return the error for a damaged file.
 
     Args:
         path: The file.
         reason: What was expected and what was found.
-        at: Where in the file: an episode, an offset.
+        at: The place in the file: an episode, an offset.
     """
     return DataError(f"{os.fspath(path)}{f', {at}' if at else ''}: {reason}")
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
-    """Turn whatever a library raises over damaged bytes into a DataError that names the file.
+    """Convert errors of libraries over damaged bytes to a DataError that names the file.
 
     Args:
-        path: The file being read.
-        at: Where in the file: an episode, an offset.
+        path: The file that is read.
+        at: The place in the file: an episode, an offset.
 
     Raises:
-        DataError: Anything but our own errors was raised inside; those pass, with the file's name put before them if
-            it is not in them. Or it is a pipe or a device, which might never answer; nothing is done inside then.
-        ConfigError: The file is not there.
-        StorageError: The system cannot read the file now, as where too many files are open.
+        DataError: An error that is not ours was raised inside; a DataError without the file's name gets it as a prefix.
+            Or the file is a pipe or a device, which might never answer; then the body does not run.
+        ConfigError: The file is missing.
+        StorageError: The system cannot read the file now, for example as too many files are open.
     """
     name = os.fspath(path)
     if _may_wait(name):
@@ -62,7 +62,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         if error.errno not in OF_THE_SYSTEM:
             raise _unreadable(name, error, at) from error
         raise StorageError(f"{name}: expected to be able to read it, found: {error.strerror or error}") from error
-    except Exception as error:  # whatever it is that a library stumbles over
+    except Exception as error:  # any error of a library
         raise _unreadable(name, error, at) from error
 
 
@@ -75,22 +75,22 @@ def _may_wait(name: str) -> bool:
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
-        return False  # whoever opens it is told
+        return False  # opening it raises the error
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def check_inside(files: Iterable[Path], root: Path) -> None:
-    """Raise DataError where a file of a dataset is a pipe, a device, or a link that leads out of the dataset's folder.
+    """Raise DataError if a file of a dataset is a pipe, a device, or a link that leads out of the dataset's folder.
 
-    A dataset that somebody else wrote may hold links to anything on this machine. Links to ``blobs`` of the same
-    repository are allowed in the cache of the Hub's client, where ``snapshots/REVISION/...`` consists of such links.
+    An untrusted dataset may hold links to any file of this machine. Links to ``blobs`` of the same repository are
+    allowed in the cache of the Hub's client, where ``snapshots/REVISION/...`` consists of such links.
 
     Args:
         files: Files at any depth of the folder.
-        root: The folder. Where it is a file itself, that it is a regular one is all that is checked.
+        root: The folder. If it is a file, it must be a regular one.
     """
     if not os.path.isdir(root):
-        with reading(root):  # which does not wait for a pipe
+        with reading(root):  # raises the error for a pipe
             return
     base, folders = os.path.realpath(root), dict[str, str]()
     allowed = [base, *(str(one.parent / "blobs") for one in Path(base).parents if one.name == "snapshots")]
@@ -120,16 +120,16 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_JSON) -> bytes:
 
 
 def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str, Any]:
-    """A JSON object, of a file of at most so many bytes.
+    """Return the JSON object in a file of at most ``most_bytes`` bytes.
 
     Raises:
-        DataError: The file is damaged, holds something else, or is no regular file.
+        DataError: The file is damaged, holds no JSON object, or is no regular file.
     """
     return json_object(file, read_bytes(file, most_bytes=most_bytes))
 
 
 def json_object(file: Path, text: bytes) -> Mapping[str, Any]:
-    """The JSON object that was read of a file; DataError where it is none."""
+    """Return the JSON object in the content of a file; DataError if it is none."""
     with reading(file):
         found = json.loads(text.decode("utf-8"))
     if not isinstance(found, Mapping):

@@ -1,15 +1,14 @@
-"""Files and folders that are whole or not there, also where the machine loses power in the middle.
+"""Files and folders that are complete or missing, also after a loss of power.
 
-What is being written stands beside its place, reaches the disk, takes its name, and then the name reaches the disk::
+A new file is written beside its place, synced, renamed, and then its folder is synced::
 
     write  .saved.4711-a3f09c.partial     a crash here leaves the old file, and this one
     sync   .saved.4711-a3f09c.partial
     rename it to  saved                   a crash here leaves the old file or the new one
     sync   the folder                     from here on it is the new one
 
-The number is the writing process's, which keeps what it writes locked. So the next writer knows what was left over, and
-removes it, from what another one is still at work on. Where a folder has one writer at a time, ``.saved.partial`` will
-do.
+The number is that of the writing process, which keeps the file locked. So the next writer can tell leftovers, which it
+removes, from files of a living writer. In a folder with one writer at a time, the name is ``.saved.partial``.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from mouse_core.files.locking import is_at, lock
 
 StrPath = str | os.PathLike[str]
 
-# What an address begins with; as the path of a folder it would make one of that name here.
+# The beginning of an address; as a path it would create a local folder of that name.
 _ADDRESS = re.compile(r"(s3a?|gs|az|azure|adl|abfss?|https?|hf|file):")
 _LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)-[0-9a-f]+)?\.partial")
-# What a system says that cannot sync a folder, or does not let us open it for that.
+# Errors of a system that cannot sync a folder, or does not allow to open it.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
-# From so many files on it is cheaper to sync the whole file system than one after the other.
+# Above this number of files, syncing the whole file system is cheaper than syncing one file after the other.
 _MANY = 64
 _SYNCING = 8
 
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Turn the system's errors into StorageError, saying what was being written or read."""
+    """Convert errors of the system to StorageError; ``what`` names what is written or read."""
     try:
         yield
     except StorageError:
@@ -74,15 +73,15 @@ def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) ->
 
 @contextmanager
 def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
-    """An empty folder (or file) to write, which is at ``path`` when all of it is on the disk.
+    """Yield the path of an empty folder (or file) to write, which moves to ``path`` when it is synced.
 
     Args:
-        path: Where nothing is yet. Folders above it are made.
-        what: What is being done; begins messages.
+        path: The final path, where nothing exists. Folders above it are created.
+        what: Prefix of messages.
         folder: Whether it is a folder.
 
     Raises:
-        ConfigError: Something is there, or another process is at work on it.
+        ConfigError: Something is at ``path``, or another process is writing it.
         StorageError: It cannot be written; nothing is left.
     """
     target = Path(path)
@@ -93,7 +92,7 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
     with storing(f"{what}: {str(target)!r}"):
         make_folder(target.parent)
         with _beside(target, folder=True) as partial:
-            # The lock is the folder's: some libraries lock the files that they write themselves.
+            # The folder is locked, as some libraries lock the files that they write.
             inside = partial if folder else partial / target.name
             yield inside
             put_in_place(inside, target)
@@ -101,7 +100,7 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
 
 
 def link_or_copy(source: StrPath, target: StrPath) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+    """Give a file a second name, or copy it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -115,7 +114,7 @@ def check_nothing_at(path: Path, what: str) -> None:
 
 
 def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
-    """Give a file or folder that is complete its name, replacing a file that has it."""
+    """Rename a complete file or folder to its final name, and replace a file there."""
     if sync:
         sync_tree(partial)
     os.replace(partial, path)
@@ -127,7 +126,7 @@ def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
 def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterator[Path]:
     """Yield a path beside ``target`` for a file or folder, which is removed after an error.
 
-    It is made, and locked for as long as it is being written, unless nobody else may be at work in the folder.
+    Unless the folder has only one writer, the file is created, and locked while it is written.
     """
     partial, file = (Path(beside(target)), -1) if only_writer else _begin(target, folder)
     try:
@@ -141,7 +140,7 @@ def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterato
 
 
 def _begin(target: Path, folder: bool) -> tuple[Path, int]:
-    """Make a new file or folder; return it with the descriptor that keeps it locked."""
+    """Create a file or folder; return its path and the descriptor that keeps it locked."""
     while True:
         partial = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}.partial")
         if folder:
@@ -151,19 +150,19 @@ def _begin(target: Path, folder: bool) -> tuple[Path, int]:
         except FileNotFoundError:
             if not folder:
                 raise
-            continue  # taken for left over between its making and its lock
+            continue  # another process removed it as a leftover before it was locked
         with suppress(OSError):
             lock(file, wait=True)
         if is_at(partial, file):
             return partial, file
-        os.close(file)  # a file that was
+        os.close(file)  # removed as a leftover
 
 
 def write_file(path: StrPath, content: bytes | memoryview, *, sync: bool = True, only_writer: bool = False) -> None:
-    """Write a whole file, or leave the one that is there; see ``replacing``.
+    """Write a file completely, or leave the old one unchanged; see ``replacing``.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The file cannot be written.
     """
     with storing(f"file {path}"), replacing(path, sync=sync, only_writer=only_writer) as partial:
         _write_to(partial, content)
@@ -179,14 +178,14 @@ def beside(path: StrPath) -> str:
 
 
 def write_partial(path: StrPath, content: bytes | memoryview) -> str:
-    """Write a new file beside where it belongs; its name there. Nothing is left after an error."""
+    """Write a new file beside its final path, and return its name there. After an error, nothing is left."""
     with _beside(Path(path), folder=False, only_writer=True) as partial:
         _write_to(partial, content)
     return str(partial)
 
 
 def publish(paths: Iterable[StrPath]) -> None:
-    """Give files that were written beside their names, replacing what had them."""
+    """Rename files that were written beside their final paths, and replace files there."""
     for path in paths:
         os.replace(beside(path), path)
 
@@ -214,11 +213,11 @@ def write_at(file: int, content: bytes, begin: int) -> None:
         rest, begin = rest[written:], begin + written
 
 
-# ---------------------------------------------------------------------- what is left over
+# ---------------------------------------------------------------------- leftovers
 
 
 def remove(path: StrPath) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there and that can be done."""
+    """Remove a file, or a folder with its content, if it exists and can be removed."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -227,12 +226,12 @@ def remove(path: StrPath) -> None:
 
 
 def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, only_writer: bool = False) -> int | None:
-    """Remove what writers that died were writing; the process of one that lives, if there is one.
+    """Remove unfinished files of dead writers; return the process number of a living writer, or None.
 
     Args:
-        folder: Where it is.
-        names: What they were writing; None: anything.
-        only_writer: Whether this process is the only writer in the folder, so that every unfinished file is left over.
+        folder: The folder.
+        names: Names of the final files; None: any.
+        only_writer: Whether this process is the only writer in the folder, so that every unfinished file is a leftover.
     """
     living = None
     try:
@@ -268,15 +267,15 @@ def _remove_unless_locked(partial: str) -> bool:
         os.close(file)
 
 
-# ---------------------------------------------------------------------- reaching the disk
+# ---------------------------------------------------------------------- syncing
 
 
 def make_folder(path: StrPath, *, sync: bool = True) -> None:
-    """Make a folder and those above it, where they are missing, and wait until their names are on the disk.
+    """Create a folder and missing folders above it, and sync their names.
 
     Raises:
-        ConfigError: It is an address.
-        OSError: It cannot be made.
+        ConfigError: The path is an address.
+        OSError: The folder cannot be created.
     """
     scheme = "".join(Path(path).parts[:1])
     if _ADDRESS.fullmatch(scheme):
@@ -288,15 +287,15 @@ def make_folder(path: StrPath, *, sync: bool = True) -> None:
     made = [one for one in folder.parents if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     if sync:
-        # A process that made it may have died before it got so far.
+        # A process that created the folder may have died before it synced its name.
         sync_folders([folder.parent, *(one.parent for one in made)])
 
 
 def sync_files(paths: Sequence[StrPath]) -> None:
-    """Wait until the contents of some files of one file system are on the disk.
+    """Sync the contents of files of one file system.
 
-    Linux can be asked for a whole file system at once. For many files that is far cheaper; for a few it is not done,
-    for it also waits for what others are writing.
+    Linux can sync a whole file system at once. That is far cheaper for many files; for a few it is not done, as it also
+    waits for the writes of other programs.
     """
     whole = _syncfs() if len(paths) > _MANY else None
     if whole is not None:
@@ -309,7 +308,7 @@ def sync_files(paths: Sequence[StrPath]) -> None:
     if len(paths) == 1:
         _sync_file(paths[0])
     elif paths:
-        # The system writes down together what several threads ask for at the same time.
+        # The system combines syncs that several threads request at the same time.
         with ThreadPoolExecutor(min(_SYNCING, len(paths))) as pool:
             list(pool.map(_sync_file, paths))
 
@@ -323,7 +322,7 @@ def _sync_file(path: StrPath) -> None:
 
 
 def sync_folders(paths: Iterable[StrPath]) -> None:
-    """Wait until the names in some folders are on the disk, where the system can sync folders."""
+    """Sync the names in some folders, if the system can sync folders."""
     for path in dict.fromkeys(map(str, paths)):
         try:
             _sync_file(path)
@@ -333,7 +332,7 @@ def sync_folders(paths: Iterable[StrPath]) -> None:
 
 
 def sync_tree(path: StrPath) -> None:
-    """Wait until a file, or all that is in a folder, is on the disk."""
+    """Sync a file, or all content of a folder."""
     if not os.path.isdir(path):
         sync_files([path])
         return

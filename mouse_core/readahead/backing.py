@@ -1,4 +1,4 @@
-"""Memory whose bytes lie elsewhere until they are asked for, and copying from it."""
+"""Memory whose bytes are fetched on request, and copies from it."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ Int64s = npt.NDArray[np.int64]
 Made = TypeVar("Made")
 
 APART = 48
-"""What several batches read is sorted at once: of number n as if it lay n times 2**48 bytes further on."""
+"""The ranges of several batches are sorted together; those of batch n are moved by n times 2**48 bytes."""
 
 
 class RemoteMemory(Protocol):
-    """Memory whose bytes lie elsewhere until they are asked for: addresses ``begin .. begin + size``.
+    """Memory whose bytes are fetched on request, at the addresses ``begin .. begin + size``.
 
-    Ranges are given by where they begin and end, int64 ``[n]`` addresses each; they ascend, and do not touch. All of it
-    is called from many threads.
+    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and apart. Many threads may
+    call all methods.
     """
 
     begin: int
     """The first address."""
     size: int
-    """How many bytes."""
+    """Number of bytes."""
     gap: int
-    """Ranges that are no further apart than so many bytes are better asked for as one."""
+    """Ranges with at most so many bytes between them are requested as one."""
     room: int | None
-    """How many bytes may be here at a time; None: nobody says."""
+    """Largest number of bytes that can be present at once; None: unknown."""
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Say which batch will read each of some ranges. Returns at once, and raises nothing.
+        """Request ranges that batches will read. Returns at once, and raises nothing.
 
         Args:
-            begins, ends: Those of one batch ascend and do not touch, and are followed by those of another.
-            batches: The numbers of the batches, int64 ``[n]``.
+            begins, ends: The ranges of one batch after those of another; within a batch they ascend and are apart.
+            batches: Number of the batch of each range, int64 ``[n]``.
         """
         ...
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """Whether the bytes of some ranges are there now, as far as that is known at once."""
+        """Whether the bytes of some ranges are present; False also if that is unknown."""
         ...
 
     def looks_further(self) -> bool:
-        """Whether it helps to say what is read still later, though it need not come yet."""
+        """Whether requests for still later batches help, although their bytes need not come yet."""
         ...
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """Return when the bytes of some ranges are there, whether they were asked for or not.
+        """Wait until the bytes of some ranges are present, whether they were requested or not.
 
         Returns:
-            What ``still`` takes, about what is there.
+            A token for ``still``.
 
         Raises:
-            Exception: They cannot be had.
+            Exception: The bytes cannot be fetched.
         """
         ...
 
     def still(self, token: object) -> bool:
-        """Whether nothing of what was waited for has gone away since; else what was copied meanwhile is of no use."""
+        """Whether no byte of the ranges was evicted since ``wait``; otherwise copies made meanwhile are invalid."""
         ...
 
 
 def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
-    """Some ranges ascending, with those as one that are no further apart than ``gap``; int64 ``[n]`` each.
+    """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
 
     Ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 are 0..40 and 50..60: in ascending order they end, taken
     together, at 10, 30, 40 and 60, and only the last begins more than 4 behind the end before it.
@@ -82,10 +82,10 @@ def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tup
     """Merge the ranges of several batches, each separately: those of batch 0, of batch 1, and so on.
 
     Args:
-        begins, ends, numbers: Ranges, and which batch, from 0 on, each is of; int64 ``[n]``, in any order.
-        gap: As above.
+        begins, ends, numbers: Ranges, and the number of the batch of each, from 0 on; int64 ``[n]``, in any order.
+        gap: See ``merged``.
     """
-    apart = numbers << APART  # as if those of each lay in memory of its own
+    apart = numbers << APART  # so that ranges of different batches do not merge
     begins, ends = merged(begins + apart, ends + apart, gap)
     numbers = begins >> APART
     apart = numbers << APART
@@ -93,7 +93,7 @@ def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tup
 
 
 def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs ``(e, 0 .. counts[e] - 1)`` in order: of ``[2, 0, 1]`` it is ``(0, 0), (0, 1), (2, 0)``."""
+    """Return pairs ``(e, 0 .. counts[e] - 1)`` in order: for ``[2, 0, 1]``, ``(0, 0), (0, 1), (2, 0)``."""
     whose = np.repeat(np.arange(len(counts)), counts)
     return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
 
@@ -121,13 +121,13 @@ def in_backings(
 def ask_backings(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s
 ) -> int:
-    """Ask each of some backings for what batches will read of it; how many bytes that are.
+    """Request the ranges that batches will read from their backings; return the number of bytes.
 
     Args:
-        backings: Where the ranges may lie.
+        backings: The memories that may hold the ranges.
         begins, ends: The ranges, in any order.
-        numbers: Of which of the batches each is, from 0 on.
-        batches: The numbers by which the backings know these.
+        numbers: For each range the position of its batch in ``batches``.
+        batches: The numbers of the batches.
     """
     nbytes = 0
     for backing, inside in _inside(backings, begins, ends):

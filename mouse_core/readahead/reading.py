@@ -1,4 +1,4 @@
-"""Readahead: what the next batches read is asked for before they are copied.
+"""Readahead: the bytes of the next batches are requested before the batches are copied.
 
 The idea in three parts. Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied.
 ``ReadAhead.copied`` copies a batch and asks for the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB
@@ -22,43 +22,43 @@ from mouse_core.readahead.backing import Int64s, RemoteMemory, ask_backings, cop
 from mouse_core.readahead.local import LocalFiles
 
 Block = Any
-"""A ``batches._planner.Block``, which lies above this room: batches that were planned together."""
+"""A ``batches._planner.Block``: batches that were planned together. That room lies above this one."""
 Views = Any
 """An ``_arrow.byte_views.ByteViews``: how the batches of a block are copied."""
 
-# Bytes of remote memory, and batches of any memory, that are asked for beyond those that are copied.
+# Bytes of remote memory, and batches of any memory, that are requested ahead of the copies.
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
-# Where a cache chooses what stays by what is read later, two more batches are asked for with each that is copied.
+# If a cache evicts by later reads, two more batches are requested with each batch that is copied.
 _FURTHER = 2
-# Of mapped files nothing is asked for while more than half of the bytes that were asked for are left, nor before twice
-# the batches that are copied would fit: sorting the ranges of two takes hardly longer than of one. It is no more than
-# twice, as the caller waits meanwhile.
+# Nothing of mapped files is requested while more than half of the requested bytes are left, or before twice the batches
+# of a copy fit: sorting the ranges of two batches takes hardly longer than those of one. It is at most twice, as the
+# caller waits meanwhile.
 _LEFT, _PACE = 0.5, 2
 # Of batches from stretches that were read long before, 8 are copied at a time.
 _OF_STRETCHES = 8
-# 8 batches of remote memory are asked for together, where as many are still to come, and are copied together.
+# 8 batches of remote memory are requested together, if as many are left, and are copied together.
 _FAR_TOGETHER = 8
-# 64 batches are planned together where pages come from a disk: what it takes to find them is read at once.
+# 64 batches are planned together if pages come from a disk: so the data for planning are read at once.
 _PLANNED, _MANY = 64, 1 << 30
-# A caller has gone back when it asks 3 times for a batch more than 16 before those that were asked for: threads are
-# less far apart, and two callers that take turns alternate.
+# A caller has gone back when it reads 3 times a batch more than 16 before the requested ones: threads are less far
+# apart, and two callers that take turns alternate.
 _TURNS, _TIMES_BACK = 16, 3
 _NOTHING = np.zeros(0, np.int64)
 _NO_RANGES = _NOTHING, _NOTHING, _NOTHING
 
 
 class ReadAhead:
-    """Asks for what the batches of a pipeline read ahead of the copies, and waits for it where it is remote.
+    """Requests the bytes of a pipeline's batches ahead of the copies, and waits for remote bytes.
 
     Args:
-        backings: Remote memory in which bytes may lie. Nothing waits for mapped files of this machine.
-        files: Mapped files of this machine, asked for all addresses outside of ``backings``; None: there are none.
+        backings: Remote memory that may hold the bytes.
+        files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
         blocks: Plans blocks of batches, as ``batches._planner.Blocks`` does.
-        views: Returns how a block is copied; None: it is not.
-        gathered: Yields ranges of a batch that are read and not copied: first those that are known, then those that are
-            found by reading the first.
-        read: Returns what is read for each batch of a block: the block itself, or, where batches are drawn from
-            stretches of rows that are read as a whole, a block of those; both where stretches may be evicted early.
+        views: Returns the views by which a block is copied; None for a block that is not copied.
+        gathered: Yields ranges of a batch that are read and not copied: first the known ones, then ranges that reading
+            the first reveals.
+        read: Returns the blocks that are read for a block: itself; or, if batches are drawn from stretches of rows that
+            are read as a whole, a block of these stretches; or both, if stretches may be evicted early.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class ReadAhead:
         self._always, self._files = tuple(backings), files
         self._backings, self._blocks, self._views = self._always, blocks, views
         self._gathered, self._read = gathered, read
-        # Bytes by the index of batches that were asked for and not copied yet.
+        # Bytes of the requested batches that are not copied yet, by their index.
         self._asked: dict[int, int] = {}
-        # The batch behind them: its block, and its number there.
+        # The next batch to request: its block, and its number there.
         self._next: tuple[Block, int] | None = None
-        # How many times in turn somebody came for a batch far before them; and the batch behind the latest.
+        # How often in turn a batch far before the requested ones was read; and the index behind the last batch read.
         self._back, self._behind = 0, -1
         self._lock = threading.Lock()
 
@@ -87,7 +87,7 @@ class ReadAhead:
         return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
 
     def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a snapshot that has grown, with all that is known of the files."""
+        """Return the readahead for a snapshot that has grown, with the knowledge about its files."""
         files = self._files
         if files is None:
             files = LocalFiles.of(growth.appended)
@@ -105,10 +105,10 @@ class ReadAhead:
         return bool(self._backings)
 
     def together(self, block: Block, most: int) -> int:
-        """Return how many batches of a block are copied at a time, at most ``most``.
+        """Return how many batches of a block are copied at once, at most ``most``.
 
-        Where pages come from a disk it is one, lest whoever asks for it waits for those of others, too; but more where
-        most were read as parts of stretches long ago.
+        If pages come from a disk it is one, so that a reader does not wait for pages of other batches; it is more if
+        most pages were read long before, as parts of stretches.
         """
         if not self.is_on():
             return most
@@ -117,14 +117,14 @@ class ReadAhead:
         return min(most, _OF_STRETCHES if self._stretches(block) is not None else 1)
 
     def there(self, views: Views, first: int, count: int) -> bool:
-        """Whether copying ``count`` batches of a block waits for no remote bytes, as far as that is known."""
+        """Whether copying ``count`` batches of a block does not wait for remote bytes; False also if unknown."""
         if not self._always:
             return True
         parts = in_backings(self._always, *views.ranges(first, count)[:2])
         return all(backing.there(begins, ends) for backing, begins, ends in parts)
 
     def copied(self, block: Block, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
-        """Return ``views.copy(first, count)`` once its bytes are there, and ask for the batches behind."""
+        """Return ``views.copy(first, count)`` once its bytes are present, and request the next batches."""
         copy: Callable[[], dict[str, npt.NDArray[Any]]] = partial(views.copy, first, count)
         if not self.reach(block, first, count):
             return copy()
@@ -134,13 +134,13 @@ class ReadAhead:
         return copied_when_there(self._backings, begins, ends, copy)
 
     def reach(self, block: Block, first: int, count: int) -> bool:
-        """Ask for ``count`` batches of a block that are about to be read, and for those behind; whether it is on."""
+        """Request ``count`` batches of a block, which are read now, and the next ones; return whether it is on."""
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
             if self._asked.pop(block.first + number * block.step, None) is None:
                 self._ask(block, number, 1)
-        if self._lock.acquire(blocking=False):  # otherwise another thread is at it
+        if self._lock.acquire(blocking=False):  # otherwise another thread requests batches
             try:
                 self._reach(block, first, count)
             finally:
@@ -148,7 +148,7 @@ class ReadAhead:
         return True
 
     def _reach(self, block: Block, first: int, count: int) -> None:
-        """Ask for the batches behind some of a block, up to the end of the next block."""
+        """Request the batches behind some of a block, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:
@@ -167,12 +167,12 @@ class ReadAhead:
                 if behind is None:
                     break
                 block, number = behind, 0
-            # As many as are as large as those before them, where these are known.
+            # As many as fit, if they are as large as the batches before them.
             count = int((most - asked) * len(self._asked) / max(asked, 1)) if self._asked else 1
             if far:
                 count = min(count, _AHEAD_BATCHES - len(self._asked))
                 if (count < _FAR_TOGETHER and asked > _LEFT * most) or 0 < count < _FAR_TOGETHER < len(self._asked):
-                    break  # later, with those behind it: sorting what several read takes hardly longer
+                    break  # later, with the next ones: sorting the ranges of several takes hardly longer
                 count = min(count, _FAR_TOGETHER)
             count = min(max(count, 1), pace, len(block.sizes) - number)
             nbytes = self._ask(block, number, count)
@@ -184,9 +184,9 @@ class ReadAhead:
         self._next = self._further(block, number, copied) if far else (block, number)
 
     def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
-        """Ask for more batches, where a cache wants to know of them; return the block and number of the next one.
+        """Request more batches, if a cache uses them; return the block and number of the next one.
 
-        They are planned again when they are near: blocks that were kept till then would be many.
+        They are planned again when they are near, as keeping their blocks would take much memory.
         """
         for _ in range(_FURTHER * copied):
             if not any(one.looks_further() for one in self._always):
@@ -197,14 +197,14 @@ class ReadAhead:
                 try:
                     block, number = self._blocks.behind(block), 0
                 except Exception:
-                    break  # whoever asks for that batch is told
+                    break  # the reader of that batch gets the error
             self._asked[block.first + number * block.step] = self._ask(block, number, 1)
             number += 1
         return block, number
 
     def _left(self, index: int, step: int) -> int:
-        """Return the bytes that were asked for and not copied yet, where batch ``index`` is copied next."""
-        # Other threads take out what they copy meanwhile, so that only copies can be gone through.
+        """Return the number of requested bytes that are not copied yet, when batch ``index`` is copied next."""
+        # Other threads remove entries meanwhile, so this iterates over a copy.
         asked = list(self._asked)
         self._back = self._back + 1 if asked and min(asked) > index + _TURNS * step else 0
         for old in asked if self._back == _TIMES_BACK else [one for one in asked if one < index]:
@@ -212,14 +212,14 @@ class ReadAhead:
         return sum(list(self._asked.values()))
 
     def _most(self, some: int) -> int:
-        """Return how many bytes to ask for ahead: at least ``some``, where there is room."""
+        """Return the number of bytes to request ahead: at least ``some``, if there is room."""
         if self._always or self._files is None:
             return _FAR_BYTES
         depth = self._files.depth
         return max(depth.nbytes, min(some, depth.most))
 
     def _by_views(self, read: Sequence[Block], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
-        """The ranges that copying some batches reads, and the batch of each, from 0 on."""
+        """Return the ranges that copying some batches reads, and the number of the batch of each, from 0 on."""
         found = [_NO_RANGES]
         for one in read:
             views, (rows, batches) = self._views(one), _rows(one, first, count)
@@ -232,7 +232,7 @@ class ReadAhead:
     def _stages(
         self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
     ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield ``ranges`` with all else that some batches read, and then the ranges that reading these reveals."""
+        """Yield ``ranges`` with all other ranges of some batches, and then the ranges that reading these reveals."""
         begins, ends, numbers = ranges
         for one in read:
             rows, batches = _rows(one, first, count)
@@ -248,20 +248,20 @@ class ReadAhead:
         try:
             read = self._read(block)
         except (DataError, IndexError):
-            return None  # whoever reads damaged rows is told
+            return None  # the reader of damaged rows gets the error
         return read[0].stretches if len(read) == 1 else None
 
     def _block_behind(self, block: Block) -> Block | None:
-        """Return the block behind one, where batches are asked for in turn."""
+        """Return the next block, if batches are read in order."""
         if len(block.sizes) == 1 and block.kind == block.first:
-            return None  # the first one, of which nobody knows how it goes on
+            return None  # the first batch: its successor is unknown
         try:
             return self._blocks.block_with(block.end)[0]
         except Exception:
-            return None  # whoever asks for that batch is told
+            return None  # the reader of that batch gets the error
 
     def _ask(self, block: Block, number: int, count: int) -> int:
-        """Ask for all that some batches read; return its bytes."""
+        """Request all ranges of some batches; return the number of bytes."""
         nbytes, index = 0, block.first + number * block.step
         try:
             read = self._read(block)
@@ -272,7 +272,7 @@ class ReadAhead:
                 batches = index + np.arange(count) * block.step
                 nbytes += ask_backings(self._backings, begins, ends, numbers, batches)
         except (DataError, IndexError):
-            pass  # whoever reads damaged rows is told
+            pass  # the reader of damaged rows gets the error
         return nbytes
 
 

@@ -1,4 +1,4 @@
-"""The memory for pages of files: the machine's, and the limits of groups of processes."""
+"""The memory for pages of files: of the machine, and within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _KILOBYTE = 1 << 10
 
 
 def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
-    """About how many bytes of files can be in memory at a time; None where nobody says.
+    """Return about how many bytes of files can be in memory at once; None if the system has no such numbers.
 
-    That is the least of what is available on the machine, where pages of files can be had back, and of what each
-    control group that this process is in allows beyond the memory that is no file's: pages of files count there, too.
+    It is the least of the available memory of the machine, which contains pages of files, and of the limit of each
+    control group of this process, without memory of other kinds: pages of files count in these limits.
 
     Args:
-        proc: Where the kernel speaks of processes.
-        groups: Where control groups are mounted, of either version.
+        proc: Folder of the kernel's process information.
+        groups: Folder where control groups of either version are mounted.
     """
     found = [*_available(proc / "meminfo"), *_allowed(proc / "self" / "cgroup", groups)]
     return max(0, min(found)) if found else None
@@ -38,7 +38,7 @@ def _allowed(membership: Path, groups: Path) -> Iterator[int]:
         version_1 = bool(controllers)
         for root in (groups / "memory",) if version_1 else (groups, groups / "unified"):
             inside = root / name.lstrip("/")
-            # Of a container's own groups the root is all that can be seen.
+            # A container sees its own group at the root.
             group = inside if inside.is_dir() else root
             while True:
                 yield from _allowed_by(group, version_1=version_1)
@@ -58,13 +58,13 @@ def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
 
 
 def _number(file: Path) -> int | None:
-    """The number that a file holds; None where there is none, or "max"."""
+    """Return the number in a file; None if it is missing, or "max"."""
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The numbers in lines such as "MemAvailable: 18087 kB", by their names."""
+    """Return the numbers in lines such as "MemAvailable: 18087 kB", by their names."""
     words = [line.split() for line in _lines(file)]
     return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdigit()}
 
