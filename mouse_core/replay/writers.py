@@ -20,7 +20,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class RoundRobinWriter:
-    """A ring: rows go behind the last, over the oldest where there is no room."""
+    """A ring: appends rows, and overwrites the oldest rows when it is full."""
 
     ordered = True
 
@@ -138,7 +138,7 @@ class MaxValueWriter:
             storage.append(take(rows, numbers[~old]))
 
     def _ranks(self, storage: Storage, rows: Any) -> npt.NDArray[np.float64]:
-        """The rank of each of ``rows``, by its values in the stored dtype."""
+        """Return the rank of each of ``rows``, from values in the stored dtype."""
         if isinstance(rows, list):
             ranked = [find(item, self.rank_key) for item in rows]
             values = as_array(stack_leaves(self.rank_key, ranked), where=self._where) if rows else _NONE
@@ -171,7 +171,7 @@ class MaxValueWriter:
         return ranks
 
     def _known(self, storage: Storage) -> list[tuple[float, int]]:
-        """The heap, rebuilt from the rows where they may differ from it."""
+        """Return the heap, rebuilt from the rows if they may have changed."""
         if self._heap is not None and len(self._heap) == len(storage):
             return self._heap
         ranks = self._reduce(storage.read(self.rank_key, slice(0, len(storage)))) if len(storage) else _NONE
@@ -208,7 +208,7 @@ def check_rows(writer: Writer, storage: Storage, rows: Any) -> None:
 
 
 def take(rows: Any, numbers: Slots) -> Any:
-    """Some of many rows."""
+    """Return some of many rows."""
     if isinstance(rows, list):
         return [rows[number] for number in numbers.tolist()]
     return map_tree(lambda leaf: _pick(leaf, numbers), rows)

@@ -25,8 +25,8 @@ class EpisodeFields(NamedTuple):
         ends: The fields that are not 0 in an episode's last row.
         ids: The field that numbers trajectories, if there is one.
         numbers: Whether ``ids`` are the numbers of episodes; otherwise they only say where an episode ends.
-        other_ends, other_ids: Fields that are there beside those that the caller named. They decide nothing; a warning
-            says where they end an episode and the named ones do not.
+        other_ends, other_ids: Further fields beside those that the caller named. They are only compared: a warning
+            names the row where they end an episode and the named fields do not.
     """
 
     ends: tuple[FieldKey, ...]
@@ -42,7 +42,7 @@ class EpisodeFields(NamedTuple):
 
     @property
     def others(self) -> bool:
-        """Whether there are fields that decide nothing."""
+        """Whether fields exist that are only compared, for warnings."""
         return bool(self.other_ends) or self.other_ids is not None
 
 
@@ -72,7 +72,7 @@ class Marks(NamedTuple):
 def find_fields(
     read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done"
 ) -> EpisodeFields:
-    """The fields that say where episodes end: those that the caller names, or else all that are there.
+    """Return the fields that mark where episodes end: the fields that the caller names, or else all known ones.
 
     Args:
         read: Returns a field's values.
@@ -101,7 +101,7 @@ def find_fields(
 
 
 def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
-    """The fields that are not 0 in an episode's last row: those under ``next`` that are there, or those at the root."""
+    """Return the fields that are not 0 in an episode's last row: those under ``next``, or else those at the root."""
     groups = END_KEYS
     if done != "done":
         mine = (done, *(key_of((*path_of(done)[:-1], name)) for name in ("terminated", "truncated")))
@@ -178,7 +178,7 @@ def _as_ids(key: FieldKey | None, values: npt.NDArray[Any]) -> Int64s:
     return ids
 
 
-# A scan reads so many rows at a time.
+# Rows that a scan reads at a time.
 _SCANNED = 1 << 20
 
 

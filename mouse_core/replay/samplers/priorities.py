@@ -25,7 +25,7 @@ Words = npt.NDArray[np.uint64]
 # A node sums 16 children: 128 bytes, two cache lines. A tree twice as wide has fewer levels and costs more.
 _FAN = 16
 _SHIFT = 4
-# The topmost level is summed up as a whole for every draw after a change; above so many nodes a level more is faster.
+# The topmost level is summed as a whole for every draw after a change; with more nodes another level is faster.
 _TOP = 4096
 _ONE = np.uint64(1)
 _NONE = np.iinfo(np.uint64).max
@@ -268,7 +268,7 @@ class PrioritizedSampler(BaseSampler):
         self._set_largest(1.0)
         self._tree: SumTree | None = None
         self._loaded: Int64s | None = None  # the weights of a state, until the storage's capacity is known
-        # New rows whose weights are not yet in the tree: those with these numbers.
+        # The numbers of new rows whose weights are not yet in the tree.
         self._begin = self._end = 0
         self._size = 0  # rows there were when the tree was last complete
 
@@ -342,7 +342,7 @@ class PrioritizedSampler(BaseSampler):
             self._begin, self._end = first, first + len(slots)
 
     def reset(self, storage: Storage) -> None:
-        """All rows are new, and no priority was ever set."""
+        """Reset all rows to new rows without a priority."""
         self._set_largest(1.0)
         self._tree = self._loaded = None
         self._end = storage.written
@@ -431,7 +431,7 @@ class PrioritizedSampler(BaseSampler):
             self._set_largest(largest)
 
     def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
+        """Raise the errors of ``update_priority``; ``index`` None: for rows that are not written yet."""
         if index is None:
             weighing.weighed(np.asarray(priority), storage.capacity, self._alpha, self._eps)
         else:

@@ -22,17 +22,17 @@ Floats = npt.NDArray[np.float64]
 
 
 class BaseSampler:
-    """Base class of samplers: it keeps nothing of written rows, and saves and restores the values of ``_state``."""
+    """Base class of samplers: ignores written rows, and saves and restores the values of ``_state``."""
 
     needs_order = False
     _kinds: Mapping[str, type | str] = {}
-    """The values of the state beside the configuration, and their kinds; see ``check_state``."""
+    """The kinds of the state's values beside the configuration; see ``check_state``."""
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of written rows."""
+        """Handle written rows."""
 
     def reset(self, storage: Storage) -> None:
-        """Take note that all rows may be others."""
+        """Handle a reset: all rows may have changed."""
 
     def state_dict(self) -> dict[str, Any]:
         """The configuration, and all that draws depend on besides the rows: plain values and arrays."""
@@ -76,7 +76,7 @@ class Epochs(BaseSampler):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._over = 0  # what the epoch is over: so many rows, or slices of so many steps
+        self._over = 0  # the rows of the epoch, or the steps of its slices
         self._began, self._position, self._ran_out = 0, 0, False
 
     @property
@@ -116,7 +116,7 @@ def _order(key: Key, total: int) -> Order:
 
 
 def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
-    """Return which rows of a batch count: those that its ``mask`` does not leave out.
+    """Return which rows of a batch count: all that its ``mask`` includes.
 
     Args:
         where: The rows, of the shape of the index.
@@ -173,7 +173,7 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
 
 
 class RandomSampler(BaseSampler):
-    """Rows drawn uniformly and independently of each other, from all there are."""
+    """Draws rows uniformly and independently of each other."""
 
     def __repr__(self) -> str:
         return "RandomSampler()"
@@ -453,7 +453,7 @@ class StalenessSampler(BaseSampler):
         self._weight, self._version_key = weight, version_key
         self._version: int | None = None
         # The staleness of all rows, the slots that may be drawn and the running sum of their weights; made when needed,
-        # for a version that is told with them: it may be set by one thread while another draws.
+        # for the version beside them, which one thread may set while another draws.
         self._known: tuple[int | None, Int64s, Slots, Floats] | None = None
 
     def __repr__(self) -> str:
@@ -462,7 +462,7 @@ class StalenessSampler(BaseSampler):
 
     @property
     def version(self) -> int | None:
-        """The version that is trained now; None: the newest among the rows."""
+        """The version of the trained policy; None: the newest version among the rows."""
         return self._version
 
     @version.setter
@@ -470,11 +470,11 @@ class StalenessSampler(BaseSampler):
         self._version = None if version is None else check_count("version", version, 0)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """The next draw looks at the rows."""
+        """The next draw reads the versions again."""
         self._known = None
 
     def reset(self, storage: Storage) -> None:
-        """The next draw looks at the rows."""
+        """The next draw reads the versions again."""
         self._known = None
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:

@@ -61,7 +61,7 @@ class SliceSampling(BaseSampler):
         burn_in: int = 0,
     ) -> None:
         self._dilation, self._burn_in = check_count("dilation", dilation), check_count("burn_in", burn_in, 0)
-        # What an episode must have for a slice, beside those to burn in: of every other step 4, that is 7 of them.
+        # Rows of an episode that a slice spans, without the steps to burn in: 4 steps with a dilation of 2 span 7 rows.
         length = (check_count("sequence_length", sequence_length) - burn_in - 1) * dilation + 1
         if length < 1:
             raise ConfigError(f"burn_in: expected less than the {sequence_length} steps of a slice, found {burn_in}")
@@ -121,7 +121,7 @@ class SliceSampling(BaseSampler):
     def _shown(self) -> str:
         """Return the arguments, for the ``repr`` and for states."""
         span = "" if self._rule.tiled else f", span={self._span}"
-        # Only what is asked for, so that states from before there were these are known again.
+        # Only values that are not the default.
         for name, value, default in (
             ("period", self._rule.every, 1),
             ("dilation", self._dilation, 1),
@@ -132,7 +132,7 @@ class SliceSampling(BaseSampler):
         return f"{size}, {self.episodes.shown()}"
 
     def draw_of(self, windows: Windows, episodes: EpisodeIndex, storage: Storage) -> Draw:
-        """The rows of some windows, with a warning where there is none that has all its steps for a bad reason.
+        """Return the rows of some windows; warn if all windows lack steps because environments take turns.
 
         In a ring of 100 time steps an episode of the steps 295 to 304 lies in the slots 95 to 99 and 0 to 4. A window
         of 4 that begins at 298 has the steps 298 to 301. The round of the ring in which its episode begins began with
@@ -397,7 +397,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         Epochs._restore(self, values)
 
 
-# A look at all rows takes so many at a time.
+# Rows that are read at a time.
 _SCANNED = 1 << 18
 
 

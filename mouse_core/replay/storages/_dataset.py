@@ -77,7 +77,7 @@ class DatasetStorage:
 
     @property
     def grows(self) -> bool:
-        """Whether there is a store to take later rows from."""
+        """Whether later rows can come from a store."""
         return self._store is not None
 
     def refresh(self) -> int:
@@ -207,7 +207,7 @@ def _state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _dropped(before: Snapshot, after: Snapshot) -> int:
-    """The number of first rows of an earlier snapshot of a folder that a later one lacks; 0 if it is unknown.
+    """Return the number of first rows of an earlier snapshot that a later one of the folder lacks; 0 if unknown.
 
     Where the earlier snapshot began with row 40 and the later one begins with row 70, it is 30.
     """

@@ -103,7 +103,7 @@ class ArrayStorage(RingStorage):
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
+        """Append rows, and overwrite the oldest rows of a full ring; see ``Storage.append``."""
         if one and self._writable and self._append_single(rows):
             return self._appended(1), 1
         self._check_writable()

@@ -204,7 +204,7 @@ class Head:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the machine has not been restarted since rows were written, as far as the system says."""
+        """Whether the machine was not restarted since rows were written, if the system has this information."""
         return self.boot in (0, this_boot())
 
 
@@ -424,7 +424,7 @@ class RowSums:
         return np.array(found, np.uint64).T
 
     def _values_of(self, refs: list[Refs], row: int) -> bytes:
-        """The values of a row one behind the other; nothing if a damaged row says where they lie."""
+        """Return the joined values of a row; nothing if damaged references point elsewhere."""
         with suppress(DataError):
             return b"".join(value.tobytes() for column in refs for value in self._values.read(column[row]))
         return b""
@@ -435,7 +435,7 @@ Read = Callable[[FieldKey, int, int], npt.NDArray[Any]]
 
 
 class Begins:
-    """The file with what overwritten rows said; all calls are made while the folder's lock is held.
+    """The file with the ends of episodes among overwritten rows; all calls are made while the folder's lock is held.
 
     Args:
         file: Where it lies. What it holds stands there twice, and its first word says which of the two counts.
@@ -478,7 +478,7 @@ class Begins:
         self._write(schema, step, _unknown(schema, step) if saved is None else saved)
 
     def state(self, schema: RowSchema, steps: range, read: Read) -> Int64s:
-        """Return what is known at the last of some steps, ``[fields, 2, E]``: of the steps before it."""
+        """Return the last end and the last change of each field before the last of some steps, ``[fields, 2, E]``."""
         first, *numbers = self._mapped(schema).tolist()
         known = np.array(numbers, np.int64).reshape(-1, 2, schema.num_envs)
         if not steps[0] <= first <= steps[-1] or (known[:, 0] >= first).any() or (known[:, 1] > first).any():

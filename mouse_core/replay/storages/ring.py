@@ -282,7 +282,7 @@ class RingStorage(RowStorage):
 
 
 def check_put(slots: Slots, n: int) -> None:
-    """DataError unless there are as many rows as slots."""
+    """Raise DataError unless the numbers of rows and of slots are equal."""
     if slots.size != n:
         raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
 

@@ -52,7 +52,7 @@ class Compose:
             delivered_alignment(self, known)
 
     def _said(self, name: str) -> list[Any]:
-        """Return the values of an attribute, of the transforms that have it, in order."""
+        """Return the values of an attribute of all transforms that have it, in order."""
         return [said for transform in self.transforms if (said := getattr(transform, name, None))]
 
     @property

@@ -94,7 +94,7 @@ class RandomTimeCrop:
 
 @dataclass(frozen=True, init=False)
 class MarkSlices:
-    """Says in fields of the batch which steps a slice begins and ends with; nothing that is stored is changed.
+    """Adds fields to the batch that mark the first and last step of each slice; stored rows are not changed.
 
     A recurrent network that is trained on slices starts anew at the first step of each, and what is summed along time
     stops at the last one, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"),

@@ -191,7 +191,7 @@ class Cast:
 
 
 def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
-    # What torch compiles knows of tensors first.
+    # Tensors come first, for code that torch compiles.
     if is_tensor(values) or not isinstance(values, np.ndarray | np.generic):
         xp = namespace(values)
         return xp.astype(values, getattr(xp, np.dtype(dtype).name))
@@ -316,7 +316,7 @@ class Concatenate:
 
 @dataclass(frozen=True, init=False)
 class Pad:
-    """Fills ragged fields up to one length, and says in ``<name>_mask`` what was there.
+    """Pads ragged fields to one length, and adds the mask ``<name>_mask``.
 
     A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]``, and its mask, bool ``[batch, L]``, stands
     beside it. So a batch is arrays alone, as ``jax.jit`` and most models need it. Text has to become numbers first.

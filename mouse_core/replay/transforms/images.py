@@ -21,9 +21,9 @@ from mouse_core.spec import check_dtype
 
 Array = Any
 
-# Images are resized so many bytes (as float32) at a time, which stay in the cache.
+# Bytes (as float32) of the images that are resized at a time, which stay in the cache.
 _BLOCK_BYTES = 1 << 21
-# What else has more of them says where they are.
+# Images with more channels need ``layout``.
 _MOST_CHANNELS = 4
 
 
@@ -266,7 +266,7 @@ class ToFloatImage(_OfImages):
 
     @staticmethod
     def _within(images: Array, scaled: Array, key: FieldKey) -> Array:
-        """The scaled pixels; DataError where one is outside 0..255, or NaN in its place where nobody looks."""
+        """Return the scaled pixels; DataError for a pixel outside 0..255, or NaN in compiled code and on devices."""
         xp = namespace(images)
         outside = images < 0
         if str(images.dtype).split(".")[-1] != "int8":  # with which torch does not compare 255

@@ -21,7 +21,7 @@ from mouse_core.statistics import Normalizer, Scaling
 
 Floats = npt.NDArray[np.float64]
 
-# So many rows are counted at a time.
+# Rows that are counted at a time.
 _COUNTED = 1 << 16
 
 
@@ -76,7 +76,7 @@ class VecNorm:
         self._storage: Storage | None = None
         self._next = 0
         self._moments: dict[FieldKey, _Moments] = {}
-        # What was settled of which moments: who asks for the numbers from another thread must not leave old ones here.
+        # The settled numbers with their moments, so that another thread does not leave old numbers here.
         self._settled: tuple[Any, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -99,11 +99,11 @@ class VecNorm:
             self.reset(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Count the rows that were not counted yet, of those there are."""
+        """Count the rows in the storage that were not counted yet."""
         try:
             self._count(storage)
         except MouseError:
-            pass  # the rows are written, and this is no time to complain: the next draw looks again
+            pass  # the rows are written; the next draw raises the error
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """The first rows are gone, and those behind them have the numbers from 0 on."""
