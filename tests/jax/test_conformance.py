@@ -18,6 +18,7 @@ from mouse_core.testing import (
     ReplayAdapterConformance,
     RolloutAdapterConformance,
 )
+from mouse_core.testing.replay.devices import PADDED_BY_PRIORITY
 from mouse_jax import device, rollout_storage
 
 
@@ -152,7 +153,8 @@ class TestJaxSeeds(TestJaxCompiled):
 
 
 def test_priorities_of_slices_are_mapped_over(tmp_path: Path) -> None:
-    TestJaxSeeds().test_slices_by_priority(tmp_path)
+    for program in range(4):
+        TestJaxSeeds().follow(PADDED_BY_PRIORITY, program, tmp_path)
 
 
 @pytest.mark.long

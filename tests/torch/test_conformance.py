@@ -19,6 +19,7 @@ from mouse_core.testing import (
     ReplayAdapterConformance,
     RolloutAdapterConformance,
 )
+from mouse_core.testing.replay.devices import PADDED_BY_PRIORITY
 from mouse_torch.device import Replay, RolloutStorage
 
 
@@ -92,7 +93,7 @@ class TestTorchDeviceLonger(TestTorchDevice):
 class TestTorchCompiled(TestTorchDevice):
     """Each function is one graph, compiled once for a replay, which is used again for programs of the same options."""
 
-    backend = "aot_eager"
+    backend = "eager"
     variants = 1
     test_a_sample_is_a_function_of_its_number: Any = None  # of two replays, which are one here
     test_what_is_refused_changes_nothing: Any = None  # on the host, as nothing waits for what is compiled
@@ -127,6 +128,11 @@ class TestTorchCompiled(TestTorchDevice):
     @property
     def _functions(self) -> Any:
         return next(iter(self._compiled.values()))[2]
+
+
+def test_priorities_of_slices_are_compiled(tmp_path: Path) -> None:
+    for program in range(4):
+        TestTorchCompiled().follow(PADDED_BY_PRIORITY, program, tmp_path)
 
 
 @pytest.mark.long

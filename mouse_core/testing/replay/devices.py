@@ -89,25 +89,36 @@ def setup_of(kind: str, variant: int) -> Setup:
     """Return the options number ``variant`` of a kind of draws, which the name of the kind describes."""
     choose = random.Random(f"{kind} {variant}")
     steps = choose.choice([7, 8, 13, 20])
-    given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([1, 3, 7])}
+    given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([3, 5, 7])}
     if "slices" in kind:
-        length = choose.randint(1, steps if choose.random() < 0.2 else 5)
+        length = choose.choice([1, 2, 3, 4, 5, steps - 1])
         slices: dict[str, Any] = {"sequence_length": length, "pad": choose.choice([True, False, -1, 0])}
         if "epochs" not in kind:
-            slices["period"] = choose.choice([1, 1, 2, 3, 7])
+            slices["period"] = choose.choice([1, 2, 3, 7])
         # A buffer from a file knows the trajectory of its last row only as long as the row is there.
         given["ids"] = "run" if given["several"] == steps else choose.choice(["run", "episode"])
         keys: list[dict[str, Any]] = [{}, {}, {"end_key": "done"}, {"traj_key": given["ids"]}]
         slices |= choose.choice([*keys, {"end_key": "done", "traj_key": given["ids"]}])
         given["slices"] = slices
     if "priority" in kind:
-        exponents = {"alpha": [0.0, 0.7, 1.0], "beta": [0.0, 0.6], "eps": [0.0, 1e-3]}
+        exponents = {"alpha": [0.0, 0.7, 1.0], "beta": [0.0, 0.4, 0.6], "eps": [0.0, 1e-3]}
         given["priorities"] = replay.Priorities(**{name: choose.choice(values) for name, values in exponents.items()})
     if kind == "queue" or "epochs" in kind:
         given["order"] = "queue" if kind == "queue" else "epochs"
     if choose.random() < 0.3 and given.get("slices", {}).get("pad") != -1:  # a transform reads 0, 1 and 2 in "done"
         given["transform"] = [replay.NextView(), replay.NStep(2, 0.5)]
     return Setup(steps=steps, num_envs=choose.choice([None, 1, 2, 3]), **given)
+
+
+PADDED_BY_PRIORITY = Setup(
+    steps=8,
+    num_envs=2,
+    batch_size=7,
+    several=5,
+    slices={"sequence_length": 3, "pad": True, "period": 2},
+    priorities=replay.Priorities(alpha=1, beta=0.6, eps=1e-3),
+)
+"""Options that reach most of a replay, for the settings in which compilation takes long."""
 
 
 class Slice(NamedTuple):
