@@ -47,8 +47,8 @@ from mouse_jax.device.state import (
 from mouse_jax.dtypes import is_key
 from mouse_jax.trees import narrowed
 
-# XLA makes one kernel of a loop over rows where their fields have so many bytes, and all rows so many.
-_SMALL, _FEW = 1 << 8, 1 << 18
+# Of so many rows a sampler takes note one by one.
+_FEW = 1 << 12
 
 
 def init(
@@ -176,87 +176,72 @@ def add(replay: Replay, rows: Any) -> Replay:
 
 def _written(replay: Replay, rows: Any) -> Replay:
     """The replay with rows that were checked, with an axis of time in front."""
-    layout, leaves = replay.layout, jax.tree.leaves(rows)
-    count, sizes = len(leaves[0]), [leaf.nbytes for leaf in leaves]
-    # A loop would copy what it only hands on.
-    changed = _extended(replay.state, rows, layout)
-    few = bool(changed) and (layout.num_envs or 1) == 1 and max(sizes) <= count * _SMALL and sum(sizes) <= _FEW
-    put_in = _put_few_in if few else _put_in
-    memory, state = put_in((replay.rows, {part: replay.state[part] for part in changed}), rows, replay.cursor, layout)
+    layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
+    # Where the sampler takes no note of rows its state is handed on: a loop would copy it.
+    changed = _noted_parts(replay, rows)
+    note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
+    parts = {part: replay.state[part] for part in changed}
+    state = replay.state | note(parts, lax.stop_gradient(rows), replay.cursor, layout)
+    places = JAX.places(replay.cursor, count, layout.steps)
     made = replace(
         replay,
-        rows=memory,
+        rows=jax.tree.map(lambda memory, more: JAX.write(memory, places, more), replay.rows, rows),
         cursor=(replay.cursor + count) % layout.steps,
         size=jnp.minimum(replay.size + count, layout.steps),
     )
-    return replace(made, state=layout.sampler.settle(JAX, {**replay.state, **state}, count, made.ring))
+    return replace(made, state=layout.sampler.settle(JAX, state, count, made.ring))
 
 
-def _extended(state: Any, rows: Any, layout: Layout) -> list[str]:
-    """The parts of the state that change as rows are written, before the sampler settles."""
+def _noted_parts(replay: Replay, rows: Any) -> list[str]:
+    """The parts of the sampler's state that change before rows are written."""
     changed: list[str] = []
 
     def look(state: Any, rows: Any) -> None:
-        after = _noted(state, rows, jnp.int32(0), layout)
+        after = _note(state, rows, jnp.int32(0), replay.layout)
         changed.extend(part for part in after if after[part] is not state[part])
 
-    jax.eval_shape(look, state, rows)
+    jax.eval_shape(look, replay.state, rows)
     return changed
 
 
-def _noted(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
     """The state of the sampler before rows are written from the cursor on."""
     ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
     return layout.sampler.extend(JAX, state, named(rows), count, ring)
 
 
-def _put_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
-    """The memory of rows and the part of the state that changes, with more of them."""
-    memory, state = kept
-    places = JAX.places(cursor, len(jax.tree.leaves(rows)[0]), layout.steps)
-    state = _noted(state, rows, cursor, layout)
-    return jax.tree.map(lambda memory, more: JAX.write(memory, places, more), memory, rows), state
+def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+    """Take note of rows one by one on a CPU, in a loop that is one kernel; several kernels take far longer."""
 
-
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _put_few_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
-    """Write rows one by one on a CPU, in a loop that is one kernel; handing several to threads takes far longer."""
+    def one(*given: Any) -> Any:
+        one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
+        return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
         """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
-        made = jax.vmap(partial(_put_in, layout=layout), in_axes=axes, axis_size=size)(*given)
+        made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
         return made, jax.tree.map(lambda _: True, made)
 
-    def one(*given: Any) -> Any:
-        one_by_one, at_once = (partial(put, layout=layout) for put in (_put_one_by_one_in, _put_in))
-        return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
-
-    put = jax.custom_batching.custom_vmap(one)
-    put.def_vmap(each)
-    return cast("tuple[Any, Any]", put(kept, rows, cursor))
+    note = jax.custom_batching.custom_vmap(one)
+    note.def_vmap(each)
+    return note(state, rows, cursor) if state else state
 
 
-@_put_few_in.defjvp
-def _put_few_in_along(layout: Layout, given: Any, along: Any) -> Any:
-    """Gradients go through it as through what is written at once."""
-    return jax.jvp(partial(_put_in, layout=layout), given, along)
-
-
-def _put_one_by_one_in(kept: tuple[Any, Any], rows: Any, cursor: jax.Array, layout: Layout) -> tuple[Any, Any]:
+def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
     steps, count = layout.steps, len(jax.tree.leaves(rows)[0])
 
-    def write(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
+    def write(number: Any, state: Any) -> Any:
         row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number, 1), rows)
         place = cursor + number
-        return _put_in(kept, row, jnp.where(place >= steps, place - steps, place), layout)
+        return _note(state, row, jnp.where(place >= steps, place - steps, place), layout)
 
     # Within shard_map what a loop begins with varies with the shard, as what it makes does; which a first row makes so.
-    looked = jax.make_jaxpr(write)(0, kept)
+    looked = jax.make_jaxpr(write)(0, state)
     first = looked.in_avals[1:] != looked.out_avals
     # A loop of which it is known that it ends with its first row would be none.
     behind = jnp.where(cursor < steps, count, 0) if count == 1 else count
-    return cast("tuple[Any, Any]", lax.fori_loop(int(first), behind, write, write(0, kept) if first else kept))
+    return lax.fori_loop(int(first), behind, write, write(0, state) if first else state)
 
 
 _written_anew = jax.jit(_written)
