@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
+from mouse_core.video._demuxing import LARGEST_SIDE, pyav
+from mouse_core.video.decoding import lines
 
 Floats = npt.NDArray[np.float64]
 
-# A video that claims more than this a side is not decoded.
-_LARGEST_SIDE = 8192
 # Seconds by which a frame may miss a time, as LeRobot has it.
 _TOLERANCE = 1e-4
 
@@ -105,23 +105,19 @@ class Camera:
                 time = float(times[place])
                 if file != self._file or self._held is None or time - self._passed < self._held[0] - time:
                     self._open(file)
-                found[place] = self._at(file, time)
+                found[place] = self._pixels(file, self._at(file, time)).reshape(self.shape)
         return found
 
     def _open(self, file: Path) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise ImportError("camera videos need PyAV: pip install 'mouse-data[video]'") from error
         self.close()
         if not file.is_file():
             raise damaged(file, "expected a video, found none")
-        self._container = av.open(str(file), options={"err_detect": "explode"})
+        self._container = pyav().open(str(file), options={"err_detect": "explode"})
         if not self._container.streams.video:
             raise damaged(file, "expected a video stream, found none")
         stream = self._container.streams.video[0]
         height, width = self.shape[:2]
-        if (stream.height, stream.width) != (height, width) or max(height, width) > _LARGEST_SIDE:
+        if (stream.height, stream.width) != (height, width) or max(height, width) > LARGEST_SIDE:
             raise damaged(file, f"expected frames of {height}x{width}, found {stream.height}x{stream.width}")
         stream.codec_context.options = {"err_detect": "explode"}
         stream.thread_type = "AUTO"
@@ -138,10 +134,9 @@ class Camera:
             raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
         return float(frame.time), frame
 
-    def _at(self, file: Path, time: float) -> npt.NDArray[Any]:
-        while self._held is not None and self._ahead is not None:
-            if abs(self._held[0] - time) <= abs(self._ahead[0] - time):
-                break
+    def _at(self, file: Path, time: float) -> Any:
+        """The frame that is shown nearest to a time."""
+        while self._held and self._ahead and abs(self._held[0] - time) > abs(self._ahead[0] - time):
             self._held, self._ahead, self._passed = self._ahead, self._next(file), self._held[0]
         if self._held is None:
             raise damaged(file, f"expected a frame at {time:.4f} s, found none")
@@ -150,7 +145,7 @@ class Camera:
             raise damaged(file, missed(time, found, self._rate))
         if (frame.height, frame.width) != self.shape[:2]:
             raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
-        return self._pixels(file, frame).reshape(self.shape)
+        return frame
 
     def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
         """The pixels of a frame, greys as they were recorded."""
@@ -163,10 +158,7 @@ class Camera:
             wanted = "gray of up to 16 bits" if self.dtype != np.uint8 else "8 bits a pixel, as meta/info.json has it"
             raise damaged(file, f"{self.name}: expected {wanted}, found {frame.format.name}")
         # Converting would scale the numbers to all of 16 bits.
-        plane = frame.planes[0]
-        order = ">u2" if frame.format.name.endswith("be") else "<u2"
-        lines = np.frombuffer(plane, order).reshape(-1, plane.line_size // 2)
-        return lines[: frame.height, : frame.width].astype(np.uint16)
+        return lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1).astype(np.uint16)
 
     def close(self) -> None:
         """Close the file."""
@@ -183,7 +175,7 @@ def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int
         DataError: No shape of a picture.
     """
     sizes = list(shape) if isinstance(shape, list) else []
-    if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= _LARGEST_SIDE for size in sizes):
+    if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= LARGEST_SIDE for size in sizes):
         raise DataError(f"{where}: expected a shape [height, width, channels], found {shape!r:.80}")
     first = str(names[0]) if isinstance(names, list) and names else ""
     channels_first = first.startswith("channel") or (sizes[0] in (1, 3) and sizes[2] not in (1, 3))
