@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.checks import check_choice
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, EpisodeError, SchemaError
 from mouse_core.files.reading import reading
@@ -110,8 +111,7 @@ def read_rlds(
 
 def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
     """Raise ConfigError for an unknown ``last_step`` or ``final``, or for transitions without ``final``."""
-    if last_step not in ("observation", "transition"):
-        raise ConfigError(f"last_step: expected 'observation' or 'transition', found {last_step!r}")
+    check_choice("last_step", last_step, ("observation", "transition"))
     check_final(final, where=where, needed=last_step == "transition")
 
 

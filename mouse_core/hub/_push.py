@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mouse_core._base.checks import check_choice, check_count
 from mouse_core._base.progress import progress_bar
 from mouse_core.about.dataset import About, joined, read_about, with_about
 from mouse_core.errors import ConfigError, SchemaError, StateError
@@ -32,7 +33,6 @@ from mouse_core.hub._card import (
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
 from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
-from mouse_core.spec import check_choice
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
 
@@ -166,8 +166,8 @@ def check_options(
     max_shard_size: int | str, max_rows: int | None, compression: str, temp_dir: str | os.PathLike[str] | None
 ) -> ShardOptions:
     max_bytes = check_size("max_shard_size", max_shard_size)
-    if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
-        raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
+    if max_rows is not None:
+        check_count("max_rows_per_shard", max_rows)
     check_choice("compression", compression, _COMPRESSIONS)
     if temp_dir is not None and not os.path.isdir(temp_dir):
         raise ConfigError(f"temp_dir: expected an existing folder, found {os.fspath(temp_dir)!r}")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.checks import check_choice, check_seconds
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, StorageError
@@ -309,13 +310,12 @@ def read_lerobot(
             what = "videos, skip_broken, tolerance"
             raise ConfigError(f"{public_url(str(path))}: {what}: expected a folder, found an address")
         return _read_remote(str(path), final, cameras, batch_rows, reaching)
-    if videos not in (None, "pixels", "frames"):
-        raise ConfigError(f"videos: expected 'pixels' or 'frames', found {videos!r}")
+    check_choice("videos", videos, (None, "pixels", "frames"))
     root = Path(path)
     if reaching:
         raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
-    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < np.inf):
-        raise ConfigError(f"tolerance (--tolerance): expected seconds from 0 on, found {tolerance!r:.80}")
+    if tolerance is not None:
+        check_seconds("tolerance (--tolerance)", tolerance)
     check_inside((root / "meta").rglob("*"), root)
     described = read_description(root, skip_broken=skip_broken)
     check_final(final, where=str(root))

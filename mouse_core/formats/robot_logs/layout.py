@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
+from mouse_core._base.checks import check_choice, check_number, check_seconds
 from mouse_core.errors import ConfigError
 from mouse_core.formats.layouts.layout import Aligned, Paths
-from mouse_core.spec import check_choice
 
 ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
-_MATCHES = ("nearest", "hold")
 _PATH = re.compile(r"(?P<topic>[^.\[\]\s]+)(?P<fields>(?:\.\w+|\[[^\[\]]+\])*)")
 _PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 
@@ -110,23 +108,19 @@ class TopicLayout(Aligned):
             raise ConfigError(
                 "layout: expected one of rate (ticks a second) and clock (a topic), found both or neither"
             )
-        if self.rate is not None and not 0 < _number("rate", self.rate) < 1e6:
-            raise ConfigError(f"layout: rate: expected ticks a second, found {self.rate!r}")
+        if self.rate is not None:
+            check_number("layout: rate", self.rate, above=True)
         if self.clock is not None and place_of("clock", self.clock).parts:
             raise ConfigError(f"layout: clock: expected a topic, found {self.clock!r}")
-        for name, allowed in (
-            ("stamps", ("log", "header")),
-            ("gaps", ("refuse", "cut")),
-        ):
-            check_choice(f"layout: {name}", getattr(self, name), allowed)
+        check_choice("layout: stamps", self.stamps, ("log", "header"))
+        check_choice("layout: gaps", self.gaps, ("refuse", "cut"))
+        check_seconds("layout: trim", self.trim)
         if self.files is not None and (not isinstance(self.files, str) or not self.files or "/" in self.files):
             raise ConfigError(f"layout: files: expected names of recordings in the folder, found {self.files!r:.80}")
         if not isinstance(self.definitions, Mapping) or not all(
             isinstance(one, str) for one in self.definitions.values()
         ):
             raise ConfigError("layout: definitions: expected texts by types of messages")
-        if _number("trim", self.trim) < 0:
-            raise ConfigError(f"layout: trim: expected seconds, found {self.trim!r}")
         self.check_alignment()
         self._check_by_role()
 
@@ -138,11 +132,8 @@ class TopicLayout(Aligned):
             if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
                 raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
         for role, _, place in places:
-            if not _number("tolerance", self.of("tolerance", role, place)) >= 0:
-                raise ConfigError(f"layout: tolerance: expected seconds, found {self.of('tolerance', role, place)!r}")
-            if self.of("match", role, place) not in _MATCHES:
-                found = self.of("match", role, place)
-                raise ConfigError(f"layout: match: expected one of {list(_MATCHES)}, found {found!r}")
+            check_seconds("layout: tolerance", self.of("tolerance", role, place))
+            check_choice("layout: match", self.of("match", role, place), ("nearest", "hold"))
 
     def places(self) -> list[tuple[str, str, Place]]:
         """Return all paths by role and name; the name of the only path of a role is empty."""
@@ -167,12 +158,6 @@ class TopicLayout(Aligned):
         if option is None:
             raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
         return option
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ConfigError(f"layout: {name}: expected a number, found {value!r:.80}")
-    return float(value)
 
 
 def _named(role: str, value: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.checks import check_count
 from mouse_core._base.progress import progress_bar
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
@@ -642,8 +643,7 @@ def write_tfds(
         import tensorflow_datasets as library
     except ImportError as error:
         raise ImportError("writing needs TFDS: pip install tensorflow-datasets array_record") from error
-    if episodes_per_file < 1:
-        raise ConfigError(f"episodes_per_file: expected a positive number, found {episodes_per_file!r}")
+    check_count("episodes_per_file", episodes_per_file)
     with making(path, "write_tfds") as partial:
         writer = None
         names: set[str] = set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from mouse_core._base.checks import check_choice
 from mouse_core._base.locks import is_spawning
 from mouse_core.errors import ConfigError
 
@@ -130,8 +131,7 @@ class Reaching:
     fail: Literal["raise", "retry"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.fail not in ("raise", "retry"):
-            raise ConfigError(f"fail: expected 'raise' or 'retry', found {self.fail!r}")
+        check_choice("fail", self.fail, ("raise", "retry"))
         if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or is_url(self.cache)):
             raise ConfigError(
                 f"cache: expected a folder of this machine, found {without_secrets(str(self.cache))!r:.200}"

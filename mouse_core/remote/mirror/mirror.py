@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from mouse_core._base.checks import is_whole
+from mouse_core._base.checks import check_choice, check_count
 from mouse_core._base.locks import ProcessLock, forks
-from mouse_core.errors import ConfigError, StorageError
+from mouse_core.errors import StorageError
 from mouse_core.files.checksum import PAGE
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.client import ObjectClient, ObjectInfo
@@ -136,10 +136,9 @@ class Mirror:
         fail: Literal["raise", "retry"] = "raise",
         patience: float = 30.0,
     ) -> None:
-        if fail not in ("raise", "retry"):
-            raise ConfigError(f"fail: expected 'raise' or 'retry', found {fail!r}")
-        if cache_bytes is not None and not (is_whole(cache_bytes) and cache_bytes >= _LEAST_BYTES):
-            raise ConfigError(f"cache_bytes: expected an integer of {_LEAST_BYTES} or more, found {cache_bytes!r}")
+        check_choice("fail", fail, ("raise", "retry"))
+        if cache_bytes is not None:
+            check_count("cache_bytes", cache_bytes, _LEAST_BYTES)
         self.folder = cache_folder(cache).absolute()
         self._options: dict[str, Any] = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience}
         inside = folder_of(self.folder)

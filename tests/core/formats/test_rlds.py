@@ -137,7 +137,7 @@ def test_a_last_step_that_is_a_transition(final: str) -> None:
     assert not read_rlds([{"steps": [*episodes[0]["steps"][:-1], episodes[0]["steps"][-1] | nothing]}]).notes
     with pytest.raises(ConfigError, match=r"final='drop'.*final='mark'"):
         read_rlds(episodes, last_step="transition")
-    with pytest.raises(ConfigError, match="last_step: expected 'observation' or 'transition', found 'action'"):
+    with pytest.raises(ConfigError, match=r"last_step: expected one of .*'transition'.*, found 'action'"):
         read_rlds(episodes, last_step="action")
 
 

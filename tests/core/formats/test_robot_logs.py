@@ -524,7 +524,7 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         ({"observation": None}, "observation: expected a path"),
         ({"rate": None}, "expected one of rate"),
         ({"clock": "/joints"}, "expected one of rate"),
-        ({"rate": 0}, "rate: expected ticks a second"),
+        ({"rate": 0}, "rate: expected a number above 0"),
         ({"rate": math.nan}, "rate: expected a number"),
         ({"rate": "10"}, "rate: expected a number"),
         ({"rate": None, "clock": "/joints.position"}, "clock: expected a topic"),
