@@ -16,7 +16,7 @@ from mouse_core import ConfigError
 from mouse_core.nested import as_array
 from mouse_core.replay.device import DrawKey
 from mouse_core.replay.device.samplers import ByPriority, check_left
-from mouse_core.replay.samplers.weighing import priorities_like, weighed
+from mouse_core.replay.samplers.weighing import shape_like, weighed
 from mouse_core.spec import check_count
 from mouse_jax._rollout import are_known
 from mouse_jax.device.arrays import JAX
@@ -246,9 +246,8 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     )
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
-    # Only its shape matters here.
-    places = priorities_like(np.zeros(slots.shape, np.int8), np.arange(given.size).reshape(given.shape))
-    values = given.reshape(-1)[places].astype(jnp.float32).reshape(-1)
+    given = given.reshape(shape_like(slots.shape, given.shape, "set_priorities")).astype(jnp.float32)
+    values = jnp.broadcast_to(given, slots.shape).reshape(-1)
     slots = slots.reshape(-1).astype(jnp.int32)
     if are_known(slots, values, replay.size):
         known, rows, tree = np.asarray(slots), int(replay.ring.rows), sampler.tree

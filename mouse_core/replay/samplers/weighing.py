@@ -286,16 +286,24 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
     values = np.asarray(priority)
     if number_kind(values.dtype) not in "biuf":
         raise DataError(f"update_priority: expected numbers as priority, found {values.dtype}")
-    if values.shape[: slots.ndim] == slots.shape and values.size == slots.size:
-        return values.reshape(slots.shape)  # also [n, 1], as networks give one number for each row
-    fits = values.ndim <= slots.ndim and values.shape[:1] in ((), slots.shape[:1])
-    if not fits or any(size not in (1, other) for size, other in zip(values.shape, slots.shape, strict=False)):
-        raise ConfigError(
-            f"update_priority: expected priorities of the shape of the index {list(slots.shape)}, "
-            f"found {list(values.shape)}"
-        )
-    # One for every slice.
-    return np.broadcast_to(values.reshape(values.shape + (1,) * (slots.ndim - values.ndim)), slots.shape)
+    return np.broadcast_to(values.reshape(shape_like(slots.shape, values.shape)), slots.shape)
+
+
+def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
+    """The shape of priorities that broadcasts to the ``shape`` of their slots, of priorities whose shape is ``given``.
+
+    Axes of length 1 may follow, as networks give one number for each row, and one priority may stand for a slice: of
+    slots ``[8, 4]`` priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
+
+    Raises:
+        ConfigError: The shapes do not go together.
+    """
+    if given[: len(shape)] == shape and math.prod(given) == math.prod(shape):
+        return shape
+    fits = len(given) <= len(shape) and given[:1] in ((), shape[:1])
+    if not fits or any(size not in (1, other) for size, other in zip(given, shape, strict=False)):
+        raise ConfigError(f"{caller}: expected priorities of the shape of the index {list(shape)}, found {list(given)}")
+    return given + (1,) * (len(shape) - len(given))
 
 
 def check_alpha(value: Any) -> float:
