@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
-from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.store.snapshot import Snapshot
 from tests.core.worlds import numbered
 
@@ -21,37 +18,6 @@ ROWS = 300
 @pytest.fixture(scope="module")
 def store() -> DatasetStore:
     return numbered(ROWS)
-
-
-def snapshot_of(rows: int) -> Snapshot:
-    store = DatasetStore()
-    store.extend({"action": np.arange(rows), "reward": np.zeros(rows), "done": np.arange(rows) % 9 == 4})
-    return store.snapshot()
-
-
-SNAPSHOTS = {rows: snapshot_of(rows) for rows in (40, 97, 1000)}
-
-
-@given(data=st.data())
-def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
-    snapshot = SNAPSHOTS[data.draw(st.sampled_from(sorted(SNAPSHOTS)))]
-    length, size = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
-    epoch_start = data.draw(st.integers(0, 3))
-    first, count = epoch_start + data.draw(st.integers(0, 60)), data.draw(st.integers(1, 50))
-    for sampler in (
-        RandomWindows(length, size),
-        CyclicWindows(length, size),
-        SequentialWindows(length, size),
-        SequentialWindows(length, size, drop_last=False),
-        EpisodeWindows(length, size, weighting="trajectory"),
-        EpisodeWindows(length, size, "sequential", drop_last=False),
-    ):
-        each = [sampler.starts(9, index, snapshot, epoch_start) for index in range(first, first + count)]
-        many = sampler.starts_of_many(9, first, count, snapshot, epoch_start, slice(0, size))
-        if many is None:
-            assert any(len(starts) < size for starts in each)
-        else:
-            np.testing.assert_array_equal(many, np.stack(each))
 
 
 @pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch", "blocks"])

@@ -203,32 +203,6 @@ def test_any_error_surfaces_where_it_happened(workers: int, at: int, error: Exce
             list(loader)  # a StopIteration must not end the loop as if the epoch were over
 
 
-def test_a_source_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same through the public loader, the failure deep inside."""
-    store = store_of()
-    source = BatchSource(store, 5, 4)
-    wanted = [source[index] for index in range(5)]
-    get = BatchSource.__getitem__
-
-    def broken(self: BatchSource, index: int) -> Any:
-        if index == 5:
-            raise OSError("the disk is gone")
-        return get(self, index)
-
-    monkeypatch.setattr(BatchSource, "__getitem__", broken)
-    with PrefetchBatchifier(store, 5, 4, num_workers=3, prefetch=8) as loader:
-        for index in range(5):
-            assert_same(loader.next_batch(), wanted[index], index)
-        with pytest.raises(WorkerError, match="batch 5: OSError: the disk is gone"):
-            loader.next_batch()
-        monkeypatch.undo()
-        with pytest.raises(WorkerError, match="batch 5"):
-            loader.next_batch()
-        # It is healed by loading a state: the failed batch was not skipped.
-        loader.load_state_dict(loader.state_dict())
-        assert_same(loader.next_batch(), source[5])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_in_handing_over_skips_nothing(workers: int) -> None:
     source = BatchSource(store_of(), 5, 4)
@@ -486,20 +460,6 @@ class Made:
 
 def numbers(loader: Any, count: int) -> list[int]:
     return [int(loader.next_batch()["a"].item()) for _ in range(count)]
-
-
-def test_batches_are_handed_out_in_order() -> None:
-    delays = np.random.default_rng(0).uniform(0, 0.004, 60)
-
-    def make(index: int) -> int:
-        time.sleep(delays[index % 60])
-        return index
-
-    for workers in (1, 3, 8):
-        with PrefetchBatchifier(Made(make), num_workers=workers, prefetch=5) as loader:
-            assert numbers(loader, 40) == list(range(40))
-        with pytest.raises(ClosedError):
-            loader.next_batch()
 
 
 def test_the_error_of_the_earliest_batch_comes_first() -> None:

@@ -29,11 +29,13 @@ from tests.core.faults import wrong
 WINDOWS: dict[str, Callable[[], Any]] = {
     "Random": lambda: RandomWindows(8, 4),
     "Sequential": lambda: SequentialWindows(8, 4, drop_last=False),
+    "WholeSequential": lambda: SequentialWindows(7, 5),
     "Cyclic": lambda: CyclicWindows(8, 4),
     "Last": lambda: LastWindows(8, 4),
     "Episode": lambda: EpisodeWindows(8, 4),
     "EpisodeByTrajectory": lambda: EpisodeWindows(8, 4, weighting="trajectory", pad=False),
     "EpisodeInOrder": lambda: EpisodeWindows(8, 4, sampling="batch", pad=0),
+    "EpisodeByEpochs": lambda: EpisodeWindows(8, 4, "sequential", drop_last=False),
 }
 REPLAY: dict[str, Callable[[], Any]] = {
     "Random": RandomSampler,
