@@ -144,14 +144,14 @@ def configs(draw: st.DrawFn) -> AugmentTokensConfig:
 def oracle(batch: Batch, draws: Draws) -> Batch:
     """What ``apply`` must give, one value after the other in plain Python; images as [B, S, H, W, C]."""
     found = {name: values.copy() for name, values in batch.items()}
-    size, length = batch["reward"].shape
+    size, length = next(iter(batch.values())).shape[:2]
     for b in range(size):
         for s in range(length):
             for name, permutation in draws.permutations.items():
                 found[name][b, s] = permutation[b, batch[name][b, s]]
             for name, permutation in draws.columns.items():
                 for a in range(len(permutation[b])):
-                    found[name][b, s, permutation[b, a]] = batch[name][b, s, a]
+                    found[name][b, s][..., permutation[b, a]] = batch[name][b, s][..., a]
     for name, (scale, shift) in draws.affine.items():
         dtype = batch[name].dtype.type
         for place in np.ndindex(batch[name].shape):
@@ -178,7 +178,7 @@ def oracle(batch: Batch, draws: Draws) -> Batch:
         for name, hidden in masks.items():
             for b, s in np.ndindex(size, length):
                 if hidden[b, s]:
-                    found[name][b, s] = -1 if name == "time" else 0
+                    found[name][b, s] = draws.fills.get(name, -1 if name == "time" else 0)
             if delivered:
                 found[f"{name}_mask"] = hidden
     return found
