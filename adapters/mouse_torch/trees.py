@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,17 +27,33 @@ from mouse_torch.transfer import from_numpy, sent, to_numpy
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
     """Rows with their TensorDicts as dicts of tensors; the field ``host`` as a NumPy array, as samplers need it."""
     path = (host,) if isinstance(host, str) else host
+    return _opened_tree(rows, lambda place, leaf: to_numpy(leaf) if path and place[: len(path)] == path else leaf)
+
+
+def on_host(rows: Any) -> Any:
+    """Rows, or a single tensor, with everything of torch as NumPy arrays on the host.
+
+    Raises:
+        SchemaError: A dtype that NumPy has not.
+    """
+    return _opened_tree(rows, lambda _, leaf: to_numpy(leaf))
+
+
+def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], place: tuple[str, ...] = ()) -> Any:
+    """Return rows without TensorDicts, whose tensors ``convert`` maps; ``place`` is the path within a row."""
+    if isinstance(rows, torch.Tensor):
+        return convert(place, rows)
     if is_tensor_collection(rows):
-        return as_tree(_opened(rows), host=host)
+        return _opened_tree(_opened(rows), convert, place)
     if isinstance(rows, Mapping):
-        return {
-            name: on_host(child) if path == (name,) else as_tree(child, host=path[1:] if path[:1] == (name,) else ())
-            for name, child in rows.items()
-        }
+        return {name: _opened_tree(child, convert, (*place, name)) for name, child in rows.items()}
     if isinstance(rows, tuple):
-        return rebuilt(rows, [as_tree(child) for child in rows])
+        return rebuilt(rows, [_opened_tree(child, convert, (*place, "")) for child in rows])
     if isinstance(rows, list) and not _are_plain(rows):
-        return [as_tree(row, host=host) for row in rows]
+        return [_opened_tree(row, convert, place) for row in rows]
+    if is_varying(rows):
+        values = [_opened_tree(value, convert, place) for value in rows.reshape(-1)]
+        return object_array(values, rows.shape)
     return rows
 
 
@@ -47,27 +63,6 @@ def _are_plain(items: list[Any]) -> bool:
 
 
 _PLAIN = frozenset({bool, int, float, str, bytes})
-
-
-def on_host(rows: Any) -> Any:
-    """Rows, or a single tensor, with everything of torch as NumPy arrays on the host.
-
-    Raises:
-        SchemaError: A dtype that NumPy has not.
-    """
-    if isinstance(rows, torch.Tensor):
-        return to_numpy(rows)
-    if is_tensor_collection(rows):
-        return on_host(_opened(rows))
-    if isinstance(rows, Mapping):
-        return {name: on_host(child) for name, child in rows.items()}
-    if isinstance(rows, tuple):
-        return rebuilt(rows, [on_host(child) for child in rows])
-    if isinstance(rows, list) and not _are_plain(rows):
-        return [on_host(row) for row in rows]
-    if is_varying(rows):
-        return object_array([on_host(value) for value in rows.reshape(-1)], rows.shape)
-    return rows
 
 
 def _opened(rows: Any) -> Any:

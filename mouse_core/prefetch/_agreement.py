@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.ranks import Ranks, find_ranks
 
 if TYPE_CHECKING:
-    from mouse_core.prefetch._feeds import Feed
+    from mouse_core.prefetch.loader import Feed
 
 # What differs wherever something else does, and says nothing by itself.
 _DIGESTS = ("fingerprint", "data")

@@ -56,7 +56,7 @@ class BufferSource:
         ConfigError: No batch size.
     """
 
-    # What a loader asks of a feed; see ``prefetch._feeds``.
+    # What a loader asks of a feed; see ``prefetch.loader``.
     first_index = epoch_start = 0
     has_images = None
 
