@@ -1,4 +1,4 @@
-"""Two buffers that are given the same, one of which is closed and opened again and again, store the same batches."""
+"""Buffers that are closed or killed, and opened again, lose nothing and store the same batches as others."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from mouse_core.groups import (
     Turn,
 )
 from tests.core.groups_cases import lose_index
+from tests.core.killing import run_program
 
 COLUMNS = [
     RolloutColumn("reward", "example", "float64", late=True),
@@ -177,3 +178,16 @@ def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path
         assert buffer.num_ahead == 1
     assert told[-1] == told[-2]
     assert told[-1]["tokens"] == [9, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "stride", "kills"),
+    [
+        pytest.param(3, 61, 6, marks=pytest.mark.slow, id="some steps"),
+        pytest.param(1, 7, 50, marks=pytest.mark.long, id="many steps"),
+    ],
+)
+def test_nothing_acknowledged_is_lost_and_nothing_comes_twice_wherever_it_is_killed(
+    tmp_path: Path, first: int, stride: int, kills: int
+) -> None:
+    assert int(run_program("groups_crash", tmp_path, first, stride)) >= kills
