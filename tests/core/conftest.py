@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.readers import Starting
+
+if TYPE_CHECKING:
+    from tests.core.hub_server import HubServer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,3 +25,11 @@ def readers() -> Iterator[None]:
         patch.setattr("mouse_core.formats._files.h5.subprocess", starting)
         yield
     starting.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    """A Hub on the loopback interface, whose commits are checked at the end."""
+    from tests.core.hub_client import checked_hub  # needs datasets
+
+    yield from checked_hub()

@@ -6,7 +6,6 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.core.hub_client import (
     REPO,
     assert_whole,
     card_of,
-    checked_hub,
     from_columns,
     head,
     load,
@@ -38,11 +36,6 @@ from tests.core.hub_client import (
     table_of,
 )
 from tests.core.hub_server import READ_TOKEN, HubServer
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    yield from checked_hub()
 
 
 def everything(n: int) -> tuple[dict[str, Any], datasets.Features]:

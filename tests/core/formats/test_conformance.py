@@ -21,7 +21,7 @@ from mouse_core.formats.minari import read_minari, write_minari
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
-from tests.core.formats import test_dreamerv3, test_rllib, test_tfds_in_place
+from tests.core.formats import test_dreamerv3, test_rllib, test_tfds
 from tests.core.formats.test_dreamerv3 import write_replay
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_layouts import write_robomimic, write_zarr
@@ -122,7 +122,7 @@ def zarr(folder: Path) -> Path:
 
 def tfds(folder: Path) -> Path:
     pytest.importorskip("tensorflow_datasets")
-    return test_tfds_in_place.made(folder, "vector")
+    return test_tfds.made(folder, "vector")
 
 
 FOLDERS = [gen_dgrl, dreamerv3, rllib, roboset, tfds, pytest.param(zarr, marks=pytest.mark.slow)]
