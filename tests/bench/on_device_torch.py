@@ -88,7 +88,7 @@ def _replay(count: int, batch_size: int, **options: Any) -> Any:
 
     rows = _rows(count)
     example = {name: values[0] for name, values in rows.items()}
-    replay = Replay(example, count, batch_size=batch_size, device=_device(), **options)
+    replay = Replay(example, count, batch_size=batch_size, num_envs=None, device=_device(), **options)
     replay.extend(rows)
     return replay
 
