@@ -202,6 +202,10 @@ def no_priorities(self: Any, right: Any, index: Any, priority: Any = None) -> No
     right(index, None if priority is None else np.ones_like(priority))
 
 
+def other_environments(self: Any, right: Any, row: Any) -> Any:
+    return right({**row, "reward": row["reward"][::-1]})
+
+
 def without(name: str) -> Callable[..., Any]:
     return lambda self, right, *arguments: {key: value for key, value in right(*arguments).items() if key != name}
 
@@ -217,6 +221,7 @@ WRONG_BUFFERS: list[tuple[str, Any]] = [
         buffer(__init__=lambda self, right, *arguments, seed=0, **options: right(*arguments, seed=seed + 1, **options)),
     ),
     ("test_batches_are_those_of_the_core", buffer(_deliver=another_last_row)),
+    ("test_environments_lie_side_by_side", buffer(append=other_environments)),
     ("test_a_loop_is_an_epoch", buffer(ran_out=False)),
     ("test_priorities_come_in_its_arrays", buffer(update_priority=no_priorities)),
     (

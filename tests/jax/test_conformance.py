@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -167,11 +167,19 @@ class TestJaxSeedsLonger(TestJaxSeeds):
     variants, programs = 24, 30
 
 
-@pytest.mark.long
-class TestJaxWide(TestJaxCompiled):
+class Wide:
     """With numbers of 64 bits."""
+
+    replaced_dtypes: ClassVar[dict[Any, Any]] = {}
 
     @pytest.fixture(autouse=True)
     def x64(self) -> Iterator[None]:
         with jax.enable_x64(True):
             yield
+
+
+class TestJaxReplayWide(Wide, TestJaxReplay): ...
+
+
+@pytest.mark.long
+class TestJaxDeviceWide(Wide, TestJaxCompiled): ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,13 @@ from tensordict import TensorDict
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core.augment import apply, draw
+from mouse_core import BatchSource, ConfigError, DataError
+from mouse_core.augment import AugmentTokensConfig, RandomShift, apply, draw
 from mouse_core.randomness import Key, Purpose
 from mouse_core.testing import as_arrays
-from tests.core.augment_cases import assert_same
+from tests.core.augment_cases import ACTIONS, STATES, assert_same, full_config
+from tests.core.augment_cases import make_batch as tokens
+from tests.core.augment_cases import make_store as token_store
 from tests.core.test_augment_by_field import AUGMENT, CONFIG, DTYPES, LENGTH, SIZE, WINDOWS, make_batch, make_store
 from tests.core.test_augment_cameras import CONFIG as CAMERAS
 from tests.core.test_augment_cameras import SHAPES, cameras
@@ -93,3 +98,101 @@ def test_cameras_by_name_are_cut_alike(x64: bool) -> None:
         draws = draw(CAMERAS, Key(4, Purpose.AUGMENT, 0), (5, 3), image_shape=SHAPES)
         jitted = jax.jit(apply)(given["jax"], draws)
         assert_same({name: np.asarray(values) for name, values in jitted.items()}, found["numpy"])
+
+
+# ------------------------------------------------------------------ whole tokens
+
+
+class Framework(NamedTuple):
+    """A package with its arrays, which are narrower than NumPy's in JAX without 64 bits."""
+
+    package: Any
+    x64: bool = True
+
+    def narrowed(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        replaced = {} if self.x64 else mouse_jax.REPLACED_DTYPES
+        return {name: values.astype(replaced.get(values.dtype, values.dtype)) for name, values in batch.items()}
+
+    def given(self, batch: dict[str, np.ndarray]) -> Any:
+        if self.package is mouse_jax:
+            return {name: jnp.asarray(values.copy()) for name, values in batch.items()}
+        tensors = {name: torch.from_numpy(values.copy()) for name, values in batch.items()}
+        return TensorDict(tensors, batch_size=batch["reward"].shape)
+
+
+@pytest.fixture(params=["torch", "jax", "jax with 64 bits"])
+def framework(request: pytest.FixtureRequest) -> Iterator[Framework]:
+    with jax.enable_x64(request.param.endswith("bits")):
+        yield Framework(PACKAGES[request.param.split()[0]], request.param != "jax")
+
+
+@pytest.mark.slow
+def test_augmenters_give_what_that_of_numpy_gives(framework: Framework) -> None:
+    batch = framework.narrowed(tokens())
+    config = full_config(max_num_actions=0, max_num_obs_discrete=0)
+    options: dict[str, Any] = {"max_num_actions": ACTIONS, "max_num_obs_discrete": STATES, "device": "cpu", "seed": 4}
+    ours, core = (package.TokenAugmenter(config, **options) for package in (framework.package, mouse_core))
+    steps = framework.given(batch)
+    for _ in range(2):
+        ours.update_augmentations(steps)
+        core.update_augmentations(batch)
+        for _ in range(2):
+            augmented = ours(steps)
+            assert type(augmented) is type(steps)
+            assert_same(as_arrays(augmented), core(batch))
+        if framework.package is mouse_jax:
+            assert_same(jax.jit(apply)(steps, ours.next_draws(steps)), dict(apply(batch, core.next_draws(batch))))
+    assert_same(as_arrays(steps), batch)
+    assert ours.state_dict() == core.state_dict()
+    other = framework.package.TokenAugmenter(config, **options)
+    other.load_state_dict(core.state_dict())
+    assert_same(as_arrays(other(steps)), core(batch))
+
+
+def test_nothing_enabled_gives_the_very_same_object(framework: Framework) -> None:
+    steps = framework.given(framework.narrowed(tokens()))
+    for config in (AugmentTokensConfig(), full_config(enabled=False)):
+        augmenter = framework.package.TokenAugmenter(config)
+        augmenter.update_augmentations(steps)
+        assert augmenter(steps) is steps
+
+
+@pytest.mark.parametrize("wrong", [-7, 9])
+def test_a_value_out_of_range_is_refused_or_trusted(framework: Framework, wrong: int) -> None:
+    batch = framework.narrowed(tokens())
+    batch["action"][1, 2] = wrong
+    steps, config = framework.given(batch), AugmentTokensConfig(permute_action="both")
+    augmenter, trusting = (framework.package.TokenAugmenter(config, **more) for more in ({}, {"validate": False}))
+    for one in (augmenter, trusting):
+        one.update_augmentations(steps)
+    with pytest.raises(DataError, match=rf"action: expected 0..4, found {wrong} at row 1, step 2"):
+        augmenter(steps)
+    assert int(trusting(steps)["action"][1, 2]) == wrong
+    if framework.package is mouse_torch:  # that of JAX takes its arrays wherever they lie
+        with pytest.raises(ConfigError, match="device: expected a torch device"):
+            mouse_torch.TokenAugmenter(config, device="abacus")
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_delivers_the_values_of_the_core(framework: Framework, views: int, workers: int) -> None:
+    store, config = token_store(), full_config(crop_obs_image=RandomShift(2))
+    asked: dict[str, Any] = {"seed": 3, "augment": config, "views": views}
+    expected: Any = BatchSource(store, 5, 4, **asked)
+    with framework.package.PrefetchBatchifier(store, 5, 4, num_workers=workers, **asked) as loader:
+        for index in range(4):
+            found, wanted = loader.next_batch(), expected[index]
+            assert isinstance(found, tuple) == (views > 1)
+            for view, other in zip(found, wanted, strict=True) if views > 1 else [(found, wanted)]:
+                assert_same(as_arrays(view), framework.narrowed(other))
+        state = loader.state_dict()
+    with mouse_core.PrefetchBatchifier(store, 5, 4, augment=config, views=views) as core:
+        core.load_state_dict(state)
+        assert core.state_dict() == state
+
+
+def test_one_module_has_all_that_mouse_imports_to_augment(framework: Framework) -> None:
+    augment = import_module(f"{framework.package.__name__}.augment")
+    assert augment.TokenAugmenter is framework.package.TokenAugmenter
+    assert augment.AugmentTokensConfig is mouse_core.AugmentTokensConfig
+    assert augment.AugmentScalarSpec is mouse_core.AugmentScalarSpec

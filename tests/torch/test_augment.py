@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import mouse_core
 import mouse_torch
-from mouse_core import BatchSource, ConfigError, DataError
-from mouse_core.augment import AugmentTokensConfig, RandomShift, apply, draw
+from mouse_core import BatchSource, DataError
+from mouse_core.augment import AugmentTokensConfig, apply, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import (
-    ACTIONS,
     IMAGE,
-    STATES,
     UNIFORM,
     Batch,
     assert_same,
@@ -78,32 +75,6 @@ def test_bfloat16_and_flat_images() -> None:
     np.testing.assert_array_equal(augmented["obs_image"].numpy(), expected["obs_image"])
 
 
-def test_the_augmenter_gives_what_numpy_gives() -> None:
-    batch = make_batch()
-    options: dict[str, Any] = {
-        "max_num_actions": ACTIONS,
-        "max_num_obs_discrete": STATES,
-        "device": "cpu",
-        "seed": 4,
-    }
-    config = full_config(max_num_actions=0, max_num_obs_discrete=0)
-    ours, core = mouse_torch.TokenAugmenter(config, **options), mouse_core.TokenAugmenter(config, **options)
-    steps = tensordict(batch)
-    for _ in range(2):
-        ours.update_augmentations(steps)
-        core.update_augmentations(batch)
-        for _ in range(2):
-            augmented = ours(steps)
-            assert isinstance(augmented, TensorDict)
-            assert augmented.batch_size == steps.batch_size
-            assert_same(arrays(augmented), core(batch))
-    assert_same(arrays(steps), batch)
-    assert ours.state_dict() == core.state_dict()
-    other = mouse_torch.TokenAugmenter(config, **options)
-    other.load_state_dict(core.state_dict())
-    assert_same(arrays(other(steps)), core(batch))
-
-
 def test_what_is_no_field_passes_through() -> None:
     steps = tensordict(make_batch())
     steps["next"] = TensorDict({"reward": steps["reward"].clone()}, batch_size=steps.batch_size)
@@ -118,52 +89,6 @@ def test_what_is_no_field_passes_through() -> None:
     assert not torch.equal(augmented["reward"], steps["reward"])
     augmented["reward"].zero_()
     assert_same(arrays(steps.select("reward", "action")), {name: make_batch()[name] for name in ("reward", "action")})
-
-
-def test_nothing_enabled_gives_the_very_same_object() -> None:
-    steps = tensordict(make_batch())
-    for config in (AugmentTokensConfig(), full_config(enabled=False)):
-        augmenter = mouse_torch.TokenAugmenter(config)
-        augmenter.update_augmentations(steps)
-        assert augmenter(steps) is steps
-
-
-def test_mistakes() -> None:
-    steps = tensordict(make_batch())
-    steps["action"][1, 2] = -7
-    config = AugmentTokensConfig(permute_action="both")
-    augmenter = mouse_torch.TokenAugmenter(config)
-    augmenter.update_augmentations(steps)
-    with pytest.raises(DataError, match=r"action: expected 0..4, found -7 at row 1, step 2"):
-        augmenter(steps)
-    trusting = mouse_torch.TokenAugmenter(config, validate=False)
-    trusting.update_augmentations(steps)
-    assert int(trusting(steps)["action"][1, 2]) == -7
-    with pytest.raises(ConfigError, match="device: expected a torch device"):
-        mouse_torch.TokenAugmenter(config, device="abacus")
-
-
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_delivers_the_bits_of_the_core(views: int, workers: int) -> None:
-    store = make_store()
-    config = full_config(crop_obs_image=RandomShift(2))
-    expected: Any = BatchSource(store, 5, 4, seed=3, augment=config, views=views)
-    with mouse_torch.PrefetchBatchifier(
-        store, 5, 4, seed=3, num_workers=workers, augment=config, views=views
-    ) as loader:
-        for index in range(4):
-            batch: Any = loader.next_batch()
-            if views == 1:
-                assert_same(arrays(batch), expected[index])
-            else:
-                assert isinstance(batch, tuple)
-                for view, other in zip(batch, expected[index], strict=True):
-                    assert_same(arrays(view), other)
-        state = loader.state_dict()
-    with mouse_core.PrefetchBatchifier(store, 5, 4, augment=config, views=views) as core:
-        core.load_state_dict(state)
-        assert core.state_dict() == state
 
 
 @pytest.mark.parametrize("views", [1, 2])
@@ -201,11 +126,3 @@ def test_on_a_device() -> None:
     assert int(augmenter(steps)["action"][1, 2]) in (0, 99)
     with pytest.raises(DataError, match=r"action: expected 0..4, found 99"):
         apply(dict(steps.items()), draws, validate=True)
-
-
-def test_one_module_has_all_that_mouse_imports_to_augment() -> None:
-    from mouse_torch import augment
-
-    assert augment.TokenAugmenter is mouse_torch.TokenAugmenter
-    assert augment.AugmentTokensConfig is mouse_core.AugmentTokensConfig
-    assert augment.AugmentScalarSpec is mouse_core.AugmentScalarSpec

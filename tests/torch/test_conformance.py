@@ -37,6 +37,11 @@ class TestTorchReplay(InTorch, ReplayAdapterConformance):
     ensemble_class = mouse_torch.ReplayBufferEnsemble
 
 
+class TestTensorReplay(TestTorchReplay):
+    def storage(self, capacity: int, ndim: int) -> Any:
+        return mouse_torch.TensorStorage(capacity, ndim, device=self.options.get("device", "cpu"))
+
+
 class TestTorchRollouts(InTorch, RolloutAdapterConformance):
     storage_class = mouse_torch.RolloutStorage
 
@@ -47,6 +52,11 @@ class TestTorchDeviceRollouts(InTorch, RolloutAdapterConformance):
 
 @pytest.mark.cuda
 class TestCudaReplay(TestTorchReplay):
+    options: ClassVar[dict[str, Any]] = {"device": "cuda"}
+
+
+@pytest.mark.cuda
+class TestCudaTensorReplay(TestTensorReplay):
     options: ClassVar[dict[str, Any]] = {"device": "cuda"}
 
 

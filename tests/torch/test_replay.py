@@ -20,14 +20,10 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.nested import flatten
 from mouse_core.replay import (
     ArrayStorage,
-    Compose,
     ListStorage,
     MemmapStorage,
-    NextView,
-    NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    RandomTimeCrop,
     SliceSampler,
 )
 from mouse_core.replay.source import BufferSource
@@ -35,7 +31,6 @@ from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance
 from mouse_torch import (
     PrefetchBatchifier,
-    PrioritizedReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
     TensorStorage,
@@ -83,41 +78,17 @@ def storage_of(kind: str, size: int = 64, **options: Any) -> Any:
 
 
 KINDS = ["array", "tensor", CUDA]
-MAKERS = {
-    "rows": dict,
-    "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "slices": lambda: {
-        "sampler": SliceSampler(sequence_length=4, end_key="done", pad=False),
-        "transform": [RandomTimeCrop(2)],
-    },
-    "padded": lambda: {
-        "sampler": SliceSampler(sequence_length=12, end_key="done"),
-        "batch_size": 2,
-    },
-    "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", MAKERS)
-def test_batches_are_those_of_the_core(kind: str, case: str) -> None:
-    """Also when the ring has wrapped."""
+def test_batches_have_their_size_and_their_device(kind: str) -> None:
     device = "cuda" if kind == "cuda" else None
-    options = {"batch_size": 8, "seed": 5}
-    mine = ReplayBuffer(storage_of(kind), device=device, **{**options, **MAKERS[case]()})
-    other = core.ReplayBuffer(ArrayStorage(64), **{**options, **MAKERS[case]()})
-    for number in range(5):
-        part = rows(25, number)
-        assert mine.extend(as_td(part, [25])).tolist() == other.extend(part).tolist()
-        for _ in range(3):
-            found, wanted = mine.sample(), other.sample()
-            assert_batch(found, wanted)
-            assert found.batch_size == wanted["index"].shape
-            assert found.device == (torch.device("cuda", 0) if device else None)
-            if case == "priorities":
-                priority = np.abs(wanted["reward"])
-                mine.update_priority(found["index"], found["reward"].abs())
-                other.update_priority(wanted["index"], priority)
+    for sampler, size in ((None, [4]), (SliceSampler(sequence_length=3, end_key="done"), [4, 3])):
+        buffer = ReplayBuffer(storage_of(kind), sampler, batch_size=4, device=device)
+        buffer.extend(as_td(rows(25), [25]))
+        batch = buffer.sample()
+        assert batch.batch_size == torch.Size(size)
+        assert batch.device == (torch.device("cuda", 0) if device else None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,53 +147,11 @@ def test_rows_that_are_refused_change_nothing(kind: str) -> None:
     assert str(after) == str(before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("into", ["array", "tensor", CUDA])
-def test_checkpoints_go_from_one_storage_to_another(kind: str, into: str, tmp_path: Path) -> None:
-    def make(name: str) -> PrioritizedReplayBuffer:
-        return PrioritizedReplayBuffer(
-            storage=storage_of(name, 16), batch_size=4, seed=3, device="cuda" if name == "cuda" else None
-        )
-
-    one, other = make(kind), make(into)
-    one.extend(as_td(rows(23), [23]))
-    one.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 9.0]))
-    one.sample()
-    one.dumps(tmp_path / "checkpoint")
-    other.loads(tmp_path / "checkpoint")
-    for _ in range(4):
-        found, wanted = other.sample(), one.sample()
-        assert_batch(found, np_tree(wanted))
-        for buffer in (one, other):
-            buffer.append(as_td({**rows(1), "obs": rows(1)["obs"]}, [1])[0])
-
-
 def np_tree(found: TensorDict) -> dict[str, Any]:
     def convert(node: Any) -> Any:
         return {k: convert(v) for k, v in node.items()} if isinstance(node, dict) else node.cpu().numpy()
 
     return convert(found.to_dict())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_environments_side_by_side(kind: str) -> None:
-    device = "cuda" if kind == "cuda" else None
-    options: dict[str, Any] = {"batch_size": 4, "seed": 1}
-    sampler = lambda: SliceSampler(sequence_length=3, end_key="done")  # noqa: E731
-    mine = ReplayBuffer(storage_of(kind, 40, ndim=2), sampler(), device=device, **options)
-    other = core.ReplayBuffer(ArrayStorage(40, ndim=2), sampler(), **options)
-    for number in range(4):
-        flat = rows(24, number)
-        shaped = {"obs": {n: v.reshape(6, 4, *v.shape[1:]) for n, v in flat["obs"].items()}}
-        shaped |= {name: flat[name].reshape(6, 4) for name in ("action", "reward", "done")}
-        np.testing.assert_array_equal(mine.extend(as_td(shaped, [6, 4])), other.extend(shaped))
-        assert_batch(mine.sample(), other.sample())
-    step = {"obs": {n: v[0] for n, v in shaped["obs"].items()}} | {
-        n: shaped[n][0] for n in ("action", "reward", "done")
-    }
-    np.testing.assert_array_equal(mine.append(as_td(step, [4])), other.append(step))
-    with pytest.raises(SchemaError, match="environments"):
-        mine.append(as_td(rows(3), [3]))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "core", "memmap"])
@@ -285,24 +214,6 @@ def test_axes_without_names_are_time_and_env() -> None:
     assert buffer.storage.num_envs == 2
 
 
-@pytest.mark.parametrize("kind", ["tensor", CUDA])
-def test_priorities_that_rows_bring_along(kind: str) -> None:
-    device = "cuda" if kind == "cuda" else "cpu"
-    mine = PrioritizedReplayBuffer(storage=TensorStorage(16, device=device), batch_size=64, device=device)
-    other = core.PrioritizedReplayBuffer(storage=ArrayStorage(16), batch_size=64)
-    part = {"x": np.arange(6.0), "td_error": np.array([0.0, 0, 0, 5, 1, 0])}
-    mine.extend(as_td(part, [6]).to(device))
-    other.extend(part)
-    assert_batch(mine.sample(), other.sample())
-    with pytest.raises(DataError, match="td_error"):
-        mine.extend(as_td({"x": np.zeros(1), "td_error": np.array([-1.0])}, [1]).to(device))
-    batch = mine.sample()
-    batch["td_error"] = batch["x"] + 1
-    mine.update_priority(batch)
-    with pytest.raises(ConfigError, match="knows priorities"):
-        ReplayBuffer(TensorStorage(4)).update_priority(torch.zeros(1), torch.zeros(1))
-
-
 def test_batches_share_no_memory_with_what_comes_later() -> None:
     for kind in ("array", "tensor"):
         buffer = ReplayBuffer(storage_of(kind, 8), batch_size=4)
@@ -333,23 +244,6 @@ def test_objects_tuples_and_text() -> None:
     named.extend({"name": np.array(["x", "yy"]), "value": torch.zeros(2)})
     found = named.sample()
     assert found["name"][0] in ("x", "yy")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ensembles(kind: str) -> None:
-    device = "cuda" if kind == "cuda" else None
-    members = [ReplayBuffer(storage_of(kind), seed=n, device=device) for n in range(2)]
-    plain = [core.ReplayBuffer(ArrayStorage(64), seed=n) for n in range(2)]
-    for number, (mine, other) in enumerate(zip(members, plain, strict=True)):
-        mine.extend(as_td(rows(20, number), [20]))
-        other.extend(rows(20, number))
-    mine = ReplayBufferEnsemble(*members, p=[0.75, 0.25], batch_size=8, seed=2, device=device)
-    other = core.ReplayBufferEnsemble(*plain, p=[0.75, 0.25], batch_size=8, seed=2)
-    for _ in range(5):
-        found = mine.sample()
-        assert_batch(found, other.sample())
-        assert found.batch_size == torch.Size([8])
-    assert mine.device.type == ("cuda" if device else "cpu")
 
 
 def test_tensor_storage_reads_fields_for_samplers() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core import replay
-from mouse_core.errors import DataError, MouseError, StateError
+from mouse_core.errors import ConfigError, DataError, MouseError, StateError
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.testing._comparing import InArrays, refused, same_arguments
 
@@ -41,6 +41,10 @@ class ReplayAdapterConformance(InArrays):
     ensemble_class: Any = replay.ReplayBufferEnsemble
     options: Mapping[str, Any] = {}
 
+    def storage(self, capacity: int, ndim: int) -> Any:
+        """An empty storage for the framework's buffers; override it for a storage of the framework."""
+        return ArrayStorage(capacity, ndim)
+
     def test_it_takes_the_arguments_of_the_core(self) -> None:
         """The framework's buffer has the core's arguments; additional ones are keyword-only."""
         same_arguments(self.buffer_class, replay.ReplayBuffer)
@@ -63,6 +67,22 @@ class ReplayAdapterConformance(InArrays):
             self.same(mine.sample(16), core.sample(16), f"{name}, 16 rows")
             assert len(mine) == len(core) == _SIZE
             assert _counts(mine) == _counts(core)
+
+    def test_environments_lie_side_by_side(self) -> None:
+        """Rows ``[time, env]`` of any number of time steps, or one time step; and of as many environments always."""
+        mine, core = self._pair(
+            ndim=2, sampler=lambda: replay.SliceSampler(sequence_length=3, end_key=("next", "done"))
+        )
+        for number in range(4):
+            rows = _rows_at(24 * number + np.arange(24).reshape(6, 4))
+            for given in (rows, _rows_at(24 * number + np.arange(4))):
+                write = "extend" if given is rows else "append"
+                slots = getattr(mine, write)(self.given(given))
+                slots = slots if isinstance(slots, np.ndarray) else self.to_numpy(slots)
+                assert np.array_equal(slots, getattr(core, write)(given)), f"{write} {number}"
+            self.same(mine.sample(), core.sample(), f"after write {number}")
+        refused(MouseError, lambda: mine.append(self.given(_rows(3))))
+        self.same(mine.sample(), core.sample(), "after what was refused")
 
     def test_a_loop_is_an_epoch(self) -> None:
         """A loop without replacement draws each row once."""
@@ -88,7 +108,11 @@ class ReplayAdapterConformance(InArrays):
             mine.update_priority(found)
             core.update_priority(expected)
         refused(DataError, lambda: mine.update_priority(found["index"], self.from_numpy(np.full(8, -1.0, "f"))))
+        negative = _rows(1) | {"td_error": np.full(1, -1, np.float32)}
+        refused(DataError, lambda: mine.extend(self.given(negative)))
         self.same(mine.sample(), core.sample(), "after what was refused")
+        plain, _ = self._pair()
+        refused(ConfigError, lambda: plain.update_priority(np.zeros(1, np.int64), np.zeros(1)), "knows priorities")
 
     def test_rows_are_read_and_written_over(self) -> None:
         """Rows are read and overwritten by index arrays of any shape, slices and masks."""
@@ -188,14 +212,20 @@ class ReplayAdapterConformance(InArrays):
             other.update_priority(expected["index"], np.ones(8, "f"), expected["buffer_ids"])
 
     def _pair(
-        self, *, sampler: Callable[[], Any] | None = None, transform: Callable[[], Any] | None = None, **options: Any
+        self,
+        *,
+        sampler: Callable[[], Any] | None = None,
+        transform: Callable[[], Any] | None = None,
+        ndim: int = 1,
+        **options: Any,
     ) -> tuple[Any, replay.ReplayBuffer]:
         """The adapter's buffer and the core's, made alike, with parts of their own."""
         given: dict[str, Any] = {"batch_size": 8, "seed": 5, **options}
         make, change = sampler or replay.RandomSampler, transform or list
+        mine = self.storage(_SIZE, ndim)
         return (
-            self.buffer_class(ArrayStorage(_SIZE), make(), transform=change(), **{**given, **self.options}),
-            replay.ReplayBuffer(ArrayStorage(_SIZE), make(), transform=change(), **given),
+            self.buffer_class(mine, make(), transform=change(), **{**given, **self.options}),
+            replay.ReplayBuffer(ArrayStorage(_SIZE, ndim), make(), transform=change(), **given),
         )
 
 
@@ -228,6 +258,10 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "without replacement": lambda: {"sampler": replay.SamplerWithoutReplacement},
     "prioritized": lambda: {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5)},
     "slices": lambda: {"sampler": lambda: replay.SliceSampler(sequence_length=4, end_key=("next", "done"))},
+    "crops": lambda: {
+        "sampler": lambda: replay.SliceSampler(sequence_length=12, end_key=("next", "done")),
+        "transform": lambda: [replay.RandomTimeCrop(2)],
+    },
     "transformed": lambda: {"transform": lambda: [replay.Rename({"reward": "r"}), replay.Exclude("action")]},
     "normalised": lambda: {"transform": _frames},
 }
