@@ -137,7 +137,7 @@ def is_gen_dgrl(path: Path) -> bool:
     """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
-    if path.suffix not in (".tar", ".gz", ".tgz", ".xz", ".txz") or not path.is_file():
+    if path.suffix not in _ARCHIVES or not path.is_file():
         return bool(_EPISODE.fullmatch(path.name))
     with (
         suppress(OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error),

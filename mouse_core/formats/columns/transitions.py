@@ -137,7 +137,6 @@ class TransitionRows:
         self._begun = False
         self._held: dict[str, Columns] | None = None
         self._last: Columns | None = None
-        self.episodes = 0
 
     def add(
         self,
@@ -281,7 +280,6 @@ class TransitionRows:
             numbers = step_numbers(begins, self._step) + 1  # row 0 is the one that the first transition leaves
             rows["episode_step"][leads_to] = numbers[kept]
             self._step = int(numbers[-1])
-        self.episodes += int(begins.sum())
         return rows
 
 

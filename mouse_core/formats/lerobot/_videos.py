@@ -47,7 +47,6 @@ class Videos:
         tolerance: float | None = None,
     ) -> None:
         self._root, self._described, self._tolerance = root, described, tolerance
-        self._folders = [os.path.realpath(base_of(root))]
         videos = described.episodes.videos
         self._names = sorted({name for key in cameras for name, _ in videos[key]})
         places = {name: place for place, name in enumerate(self._names)}
