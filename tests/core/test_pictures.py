@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mouse_core.formats.converting import Conversion, convert
 from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.images import decode_image
 from mouse_core.video import VideoCodec, VideoWriter, index_video
+from tests.core.test_convert import Interrupted, cut
 from tests.core.video_cases import SIDE, decoded, pictures
 
 av = pytest.importorskip("av")
@@ -364,22 +365,6 @@ def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- interruptions
 
 
-class Interrupted(BaseException):
-    pass
-
-
-def interrupted(source: RowStream, rows: int) -> RowStream:
-    def batches() -> Iterator[pa.RecordBatch]:
-        seen = 0
-        for batch in source:
-            yield batch
-            seen += batch.num_rows
-            if seen >= rows:
-                raise Interrupted
-
-    return source.replace(batches=batches)
-
-
 def encode(source: RowStream, target: Path) -> Conversion:
     return convert(source, target, images="video:h264:gop=4", shard_bytes=2500)
 
@@ -402,7 +387,7 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     made: list[int] = []
     for rows in (5, 25, 35):
         with pytest.raises(Interrupted):
-            encode(interrupted(source, rows), target)
+            encode(cut(source, rows), target)
         assert not target.exists()
         files = sorted((tmp_path / ".out.converting" / "encoded").rglob("*.mp4"))
         made.append(len(files))
@@ -425,7 +410,7 @@ def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypat
     monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 5)
     source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
     with pytest.raises(Interrupted):
-        encode(interrupted(source, 35), target)
+        encode(cut(source, 35), target)
     folder = tmp_path / ".out.converting" / "encoded"
     first = folder / next(iter(json.loads((folder / "job.json").read_text())["parts"]["0"]["files"]))
     with pa.OSFile(str(first)) as opened:

@@ -167,19 +167,16 @@ def with_one_other(row: int) -> pa.Table:
 
 
 def test_one_row_of_others_is_enough(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"columns": ["reward"], "block_rows": 30}
-    preprocess(with_one_other(0), a_sum, tmp_path / "new", **options)
-    assert preprocess(with_one_other(0), a_sum, tmp_path / "new", **options).reopened
+    by_reward(tmp_path, a_sum, with_one_other(0))
+    assert by_reward(tmp_path, a_sum, with_one_other(0)).reopened
     other = np.array([row for row in range(1, ROWS - 1) if row % 43])[100]
-    preprocess(with_one_other(int(other)), a_sum, tmp_path / "other", **options)
+    by_reward(tmp_path, a_sum, with_one_other(int(other)), "other")
     with pytest.raises(ConfigError, match=r"was made of something else: it differs in rows, some of \d+\.\.\d+; give"):
-        preprocess(with_one_other(int(other) + 1), a_sum, tmp_path / "other", **options)
+        by_reward(tmp_path, a_sum, with_one_other(int(other) + 1), "other")
     # What is half done, too.
-    function = partial(raising, after=7, folder=str(tmp_path))
-    with pytest.raises(WorkerError):
-        preprocess(with_one_other(20), function, tmp_path / "half", **options)
+    function = stopped(tmp_path, 7, with_one_other(20), "half")
     with pytest.raises(ConfigError, match=r"unfinished work .* it differs in rows, some of .*; finish it, or delete"):
-        preprocess(with_one_other(21), function, tmp_path / "half", **options)
+        by_reward(tmp_path, function, with_one_other(21), "half")
 
 
 def a_sum(rows: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +198,7 @@ def test_changes_in_place_are_refused(column: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["", "{", "[]", "no parts", "no facts", "no fingerprint"])
 def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> None:
-    function = partial(raising, after=4, folder=str(tmp_path))
-    with pytest.raises(WorkerError):
-        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    function = stopped(tmp_path, 4)
     job = tmp_path / ".new.preprocessing" / "job.json"
     if said.startswith("no "):
         noted = json.loads(job.read_text())
@@ -211,7 +206,7 @@ def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> No
         said = json.dumps(noted)
     job.write_text(said)
     with pytest.raises(DataError, match=r"job\.json.*delete the folder .*\.new\.preprocessing'?, and call again"):
-        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+        by_reward(tmp_path, function)
     assert job.exists()
 
 
@@ -325,6 +320,20 @@ def test_after_a_kill_it_goes_on(workers: int, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["counted", "new", "rows", "script.py"]
 
 
+def by_reward(folder: Path, function: Any, rows: Any = ROWS, name: str = "new") -> Any:
+    """What becomes of rewards in blocks of 30 rows."""
+    rows = example_store(rows) if isinstance(rows, int) else rows
+    return preprocess(rows, function, folder / name, columns=["reward"], block_rows=30)
+
+
+def stopped(folder: Path, after: int, rows: Any = ROWS, name: str = "new") -> Any:
+    """A function that ended ``by_reward`` at one of its calls, and does not when it is called again."""
+    function = partial(raising, after=after, folder=str(folder))
+    with pytest.raises(WorkerError, match=r"rows \d+\.\.\d+: the function raised LookupError: no such thing"):
+        by_reward(folder, function, rows, name)
+    return function
+
+
 def raising(rows: dict[str, Any], *, after: int, folder: str) -> dict[str, Any]:
     with (Path(folder) / "calls").open("a") as file:
         file.write(".")
@@ -333,34 +342,25 @@ def raising(rows: dict[str, Any], *, after: int, folder: str) -> dict[str, Any]:
     return {}
 
 
-def test_an_error_says_where_and_what_was_made_is_kept(tmp_path: Path) -> None:
-    function = partial(raising, after=4, folder=str(tmp_path))
-    with pytest.raises(
-        WorkerError, match=r"rows \d+\.\.\d+: the function raised LookupError: 'no such thing'|LookupErr"
-    ):
-        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+def test_what_was_made_before_an_error_is_kept(tmp_path: Path) -> None:
+    function = stopped(tmp_path, 4)
     assert not (tmp_path / "new").exists()
-    done = preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    done = by_reward(tmp_path, function)
     assert done.resumed_rows >= 60
     assert (tmp_path / "calls").stat().st_size == 4 + len(list((tmp_path / "new").glob("*.arrow"))) - 3
 
 
 def test_unfinished_work_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
-    function = partial(raising, after=3, folder=str(tmp_path))
-    with pytest.raises(WorkerError):
-        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    function = stopped(tmp_path, 3)
     with pytest.raises(ConfigError, match=r"unfinished work is in .*of something else: it differs in rows; finish it"):
-        preprocess(example_store(200), function, tmp_path / "new", columns=["reward"], block_rows=30)
+        by_reward(tmp_path, function, 200)
 
 
 def test_a_file_that_was_cut_is_made_again(tmp_path: Path) -> None:
-    function = partial(raising, after=4, folder=str(tmp_path))
-    with pytest.raises(WorkerError):
-        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    function = stopped(tmp_path, 4)
     (part,) = (tmp_path / ".new.preprocessing").glob("part-00001-*.arrow")
     os.truncate(part, part.stat().st_size - 8)
-    done = preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
-    assert columns_of(done.path)["reward"] == example_columns(ROWS)["reward"].tolist()
+    assert columns_of(by_reward(tmp_path, function).path)["reward"] == example_columns(ROWS)["reward"].tolist()
 
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,18 +418,20 @@ def test_functions_that_cannot_be_used(function: Any, error: type[Exception], me
         assert not (tmp_path / "new").exists()
 
 
-def test_bad_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"columns: expected some of .*, found 'rewards'"):
-        preprocess(example_store(20), sums, tmp_path / "new", columns=["rewards"])
-    with pytest.raises(ConfigError, match="rows: expected some, found none"):
-        preprocess(DatasetStore(), sums, tmp_path / "new")
-    with pytest.raises(ConfigError, match="num_workers"):
-        preprocess(example_store(20), sums, tmp_path / "new", num_workers=-1)
-    with pytest.raises(ConfigError, match="block_rows"):
-        preprocess(example_store(20), sums, tmp_path / "new", block_rows=0)
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (20, {"columns": ["rewards"]}, r"columns: expected some of .*, found 'rewards'"),
+        (0, {}, "rows: expected some, found none"),
+        (20, {"num_workers": -1}, "num_workers"),
+        (20, {"block_rows": 0}, "block_rows"),
+        (20, {}, "expected a path where nothing is"),
+    ],
+)
+def test_bad_options_are_refused(rows: int, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with pytest.raises(ConfigError, match="expected a path where nothing is"):
-        preprocess(example_store(20), sums, tmp_path / "new")
+    with pytest.raises(ConfigError, match=message):
+        preprocess(example_store(rows) if rows else DatasetStore(), sums, tmp_path / "new", **options)
 
 
 def test_its_errors_come_through_processes_as_they_are() -> None:
