@@ -1,4 +1,4 @@
-"""Rows around an anchor that a field delivers, as ``windows=`` of sources asks, within the anchor's episode."""
+"""The rows that a field delivers around an anchor, within the anchor's episode; see ``windows`` of ``BatchSource``."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _FURTHEST = 1 << 31
 
 @dataclass(frozen=True)
 class Seconds:
-    """Offsets in seconds: of each the row of the anchor's episode whose time stamp is nearest.
+    """Offsets in seconds. Each selects the row of the anchor's episode with the nearest time stamp.
 
     Args:
-        offsets: Seconds from the anchor's time stamp, K of them, in any order.
-        tolerance: How far a row's time stamp may be from the time that is asked for, in seconds, and beyond that as
-            far as two numbers of the stamps' stored dtype are from each other at that time: float32 has 0.00012 s after
-            1,024 s.
-        clock: The field whose values are time stamps, in seconds; they do not go back within an episode.
-        holes: What is done where rows are missing in the midst of an episode, so that none is near enough: "refuse"
-            is a DataError, "mask" pads with the nearest row, as beyond the episode's ends.
+        offsets: K numbers of seconds from the anchor's time stamp, in any order.
+        tolerance: The largest distance, in seconds, between a row's time stamp and the requested time. The distance of
+            two neighbouring numbers of the stored dtype is added: 0.00012 s for float32 after 1,024 s.
+        clock: The field of time stamps, in seconds; they never decrease within an episode.
+        holes: The treatment of rows that are missing inside an episode, so that no row is near enough. "refuse" raises
+            DataError, "mask" pads with the nearest row, as beyond the ends of the episode.
 
     Raises:
-        ConfigError: Offsets that are no numbers, a tolerance below 0, an unknown ``holes``.
+        ConfigError: ``offsets`` or ``tolerance`` are no finite numbers, ``tolerance`` is below 0, or ``holes`` is
+            unknown.
 
     Example:
         >>> Seconds([-0.1, 0.0]).offsets
@@ -72,10 +72,10 @@ class FieldWindows:
     """The checked ``windows=`` of a source: offsets by field.
 
     Args:
-        offsets: By field, rows or seconds from the anchor, K of them.
-        pad: What a field becomes where no row is: True, the row of the episode that is next to it; False, nothing, as
-            there are no such anchors; a number, which all its values are.
-        batch_dims: How many axes a batch has before those of a field: 1, ``[B]``, or 2, ``[B, S]``.
+        offsets: By field, K rows or seconds from the anchor.
+        pad: The value of missing rows. True: the nearest row of the episode. A number: that number in all values.
+            False: no row is ever missing, as anchors with missing rows are not drawn.
+        batch_dims: The number of axes before a field's own: 1 for ``[B]``, 2 for ``[B, S]``.
     """
 
     offsets: Mapping[str, Offsets]
@@ -84,11 +84,11 @@ class FieldWindows:
 
     @property
     def fill(self) -> float | None:
-        """The value of missing rows; None: they repeat the row next to them."""
+        """The value of missing rows; None: they repeat the nearest row."""
         return None if isinstance(self.pad, bool) else self.pad
 
     def count(self, name: str) -> int:
-        """Return how many rows of a field an anchor gets, K."""
+        """Return the number of rows of a field for each anchor, K."""
         offsets = self.offsets[name]
         return len(offsets.offsets if isinstance(offsets, Seconds) else offsets)
 
@@ -107,13 +107,13 @@ class FieldWindows:
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
-        """Return how many rows the fields need before an anchor in its episode, and how many behind it.
+        """Return the numbers of rows that the fields need before and behind an anchor in its episode.
 
         Args:
-            shifts: By field how many rows after the anchor the one at offset 0 lies.
+            shifts: By field, the number of rows from the anchor to the row at offset 0.
 
         Raises:
-            ConfigError: Nobody knows how many rows seconds are.
+            ConfigError: Offsets are in seconds, whose number of rows is unknown.
         """
         before = behind = 0
         for name, offsets in self.offsets.items():
@@ -131,7 +131,7 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     """Check ``windows=`` and ``pad=`` of a source.
 
     Raises:
-        ConfigError: No mapping of names to offsets, no offsets, or something else than True, False or a number.
+        ConfigError: ``windows`` is no mapping of names to offsets, or ``pad`` is no bool and no number.
     """
     if not isinstance(windows, Mapping):
         raise ConfigError(f"windows: expected offsets by field, as in {{'action': range(8)}}, found {windows!r:.80}")
@@ -151,10 +151,10 @@ def mask_of(name: str) -> str:
 
 
 def runs_of(offsets: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
-    """Offsets as runs of equally many that follow each other: the first of each, and how many.
+    """Cut offsets into runs of equally many consecutive ones; return the first of each run, and the length of a run.
 
-    Offsets -4, -3, -2, -1, 0, 1 are one run of 6. Of -4, -3, 0, 1, 2, 3 two and four follow each other, so they are
-    three runs of 2, which begin at -4, 0 and 2. Of -4, 0, 2 each is a run.
+    Offsets -4, -3, -2, -1, 0, 1 are one run of 6. Offsets -4, -3, 0, 1, 2, 3 are two and four consecutive ones, so
+    three runs of 2, which begin at -4, 0 and 2. Each of -4, 0, 2 is a run.
     """
     breaks = [0, *(place for place, (one, next_) in enumerate(pairwise(offsets), 1) if next_ != one + 1), len(offsets)]
     unit = math.gcd(*(end - begin for begin, end in pairwise(breaks)))
@@ -189,7 +189,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(offsets: tuple[int, ...]) -> str:
-    """Offsets in words: those that follow each other as the first and the last."""
+    """Return offsets as text; consecutive ones are abbreviated to the first and the last."""
     # Counted first: what lies between two offsets may be more than memory holds.
     counted = offsets[-1] - offsets[0] + 1 == len(offsets) > 2
     if counted and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
@@ -197,7 +197,7 @@ def _shown(offsets: tuple[int, ...]) -> str:
     return ", ".join(map(str, offsets))
 
 
-# Time stamps are read in windows of so many rows, so many windows at a time.
+# Rows of a window in which time stamps are read, and windows that are read together.
 _LENGTH, _WINDOWS = 4096, 64
 
 
@@ -206,10 +206,10 @@ class Anchors:
     """The anchors of a block: every step of every window.
 
     Args:
-        row: The snapshot's row of each, int64 ``[a]``; of a step that is not there, that of the last one that is.
-        begin, end: The first row of its episode, and the one behind its last, int64 ``[a]``.
-        there: Which are there, bool ``[a]``; None: all.
-        rows: How many rows the snapshot has.
+        row: The snapshot's row of each anchor, int64 ``[a]``; for a missing step, the row of the last present one.
+        begin, end: The first row of the anchor's episode, and the row behind its last one, int64 ``[a]``.
+        there: The mask of present anchors, bool ``[a]``; None: all are present.
+        rows: The number of rows of the snapshot.
     """
 
     row: Int64s
@@ -243,8 +243,8 @@ class Clock(NamedTuple):
     """The time stamps of a snapshot.
 
     Args:
-        times: That of every row, in seconds, float64 ``[rows]``.
-        dtype: What they are stored in.
+        times: The time stamp of every row, in seconds, float64 ``[rows]``.
+        dtype: The dtype in which they are stored.
     """
 
     times: npt.NDArray[np.float64]
@@ -262,12 +262,12 @@ class OffsetRows(NamedTuple):
     """The rows of a snapshot that are read for anchors, and the rows that move or are missing.
 
     Args:
-        start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
-        unit: Rows of a run.
-        target: Of the rows read, counted over all runs, those that become another one, int64 ``[m]``, ascending.
-        source: Which one of them, int64 ``[m]``; of the same anchor.
-        missing: Those that are not there, int64 ``[n]``, ascending.
-        refused: What is wrong with some of them, and which, ascending.
+        start: The first row of each run that is read, int64 ``[runs]``.
+        unit: The number of rows of a run.
+        target: Positions, counted over all rows read, whose rows are replaced, int64 ``[m]``, ascending.
+        source: The position of the row that replaces each of them, int64 ``[m]``; of the same anchor.
+        missing: Positions of missing rows, int64 ``[n]``, ascending.
+        refused: Positions that cannot be delivered, ascending, each with its error message.
     """
 
     start: Int64s
@@ -279,34 +279,34 @@ class OffsetRows(NamedTuple):
 
 
 def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> OffsetRows:
-    """The rows at some offsets of anchors, none of which lies beyond an episode's ends.
+    """Return the rows at offsets of anchors; no delivered row lies outside the anchor's episode.
 
-    Of an episode in rows 10..14 four rows from 13 on are asked for: 13, 14, 15, 16, of which 15 and 16 are another
-    episode's. They are read where they are asked for; then the second row read, 14, takes the place of the third and
-    the fourth, which are missing. Of rows 17..20 none is there; read are 14..17, and the first takes the place of all.
+    An episode has rows 10..14, and four rows from 13 on are requested: 13, 14, 15, 16. Rows 15 and 16 belong to the
+    next episode. All four are read; then a copy of the second one, 14, replaces the third and the fourth, which are
+    missing. Of the requested rows 17..20 all are missing: rows 14..17 are read, and copies of the first replace the
+    others.
 
     Args:
-        anchors: Around which.
-        offsets: Which rows, K.
-        shift: See ``OffsetBlocks``; so many of an episode's first rows have no such value.
-        single: Whether every row is read for itself. Runs are as fast as it gets, but rows of another episode are read
-            with them.
+        anchors: The anchors.
+        offsets: K offsets in rows.
+        shift: See ``OffsetBlocks``; this many first rows of an episode have no value.
+        single: Whether each row is read alone. Runs are faster, but they include rows of other episodes.
     """
     firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
     start = anchors.row[:, None] + (firsts + shift)
     anchor, run = np.nonzero(_beyond(anchors, firsts, firsts + (shift + unit)))
     asked, begin, end = start[anchor, run], anchors.begin[anchor] + shift, anchors.end[anchor]
-    # An episode of one row has no transition; that row is read, and all is missing.
+    # An episode of one row has no transition: its row is read, and all rows are missing.
     lowest = np.minimum(begin, end - 1)
-    # What is read has a row of the episode, the one that stands for those missing, and lies within the snapshot.
+    # Each run that is read holds the row of the episode that replaces missing ones, and lies within the snapshot.
     least, most = np.maximum(lowest - (unit - 1), 0), np.minimum(end - 1, max(anchors.rows - unit, 0))
     read = start[anchor, run] = np.clip(asked, least, most)
     slot = (anchor * len(firsts) + run) * unit
     lead, tail = np.clip(begin - asked, 0, unit), np.clip(end - asked, 0, unit)
     missing, source = _edges(slot, lead, tail, unit, lowest - read, end - 1 - read)
-    # A row that is read for itself is the one that stands for it.
+    # A row that is read alone needs no replacement.
     target, source = (missing, source) if unit > 1 else (missing[:0], source[:0])
-    # Only at the ends of the snapshot rows that there are were not read where they belong.
+    # Only at the ends of the snapshot are present rows read at other positions than requested.
     (cut,) = np.nonzero((asked != read) & (lead < tail))
     if len(cut):
         steps = np.arange(unit)
@@ -324,7 +324,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
-    """Return which runs of rows, ``firsts`` to ``ends`` behind the anchors, leave the episodes, ``[a, runs]``."""
+    """Return the mask of runs, rows ``firsts`` to ``ends`` from the anchors, that leave the episode, ``[a, runs]``."""
     beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
     if firsts.min() < 0:
         beyond |= (anchors.row - anchors.begin)[:, None] < -firsts
@@ -334,10 +334,10 @@ def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
 
 
 def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the missing rows of runs, ascending, and the rows that stand for them, int64 ``[m]`` each.
+    """Return the positions of missing rows of runs, ascending, and of the rows that replace them, int64 ``[m]`` each.
 
-    A run of 4 rows from row 8 on, of which the first is missing and the last (``lead`` 1, ``tail`` 3), while its second
-    and its third stand for them (``lowest`` 1, ``last`` 2): rows 8 and 11 are missing, for which 9 and 10 stand.
+    A run of 4 rows has positions 8..11. Its first and its last row are missing (``lead`` 1, ``tail`` 3); its second and
+    its third replace them (``lowest`` 1, ``last`` 2). So positions 8 and 11 are missing, and 9 and 10 replace them.
     """
     counts = np.stack([lead, unit - tail], axis=1).reshape(-1)
     firsts = np.stack([slot, slot + tail], axis=1).reshape(-1)
@@ -348,25 +348,26 @@ def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, 
 
 
 def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> OffsetRows:
-    """The rows whose time stamps are nearest to some seconds from those of anchors, within their episodes.
+    """Return the rows of the anchors' episodes whose time stamps are nearest to offsets in seconds.
 
-    Of time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, 0.04 seconds later is 0.14: the row at 0.1 is nearest, 0.04
-    away. Of two rows that are as near the earlier one is taken, but of all that have the anchor's time the anchor.
+    With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row is the
+    one at 0.1. Of two rows at equal distance the earlier one is delivered, and of rows at the anchor's time the anchor.
 
     Args:
-        anchors: Around which.
-        seconds: Which rows, and how near they must be.
-        shift: See ``OffsetBlocks``: the row so many after the nearest one, which so many last rows do not have.
+        anchors: The anchors.
+        seconds: The offsets, and the tolerance.
+        shift: See ``OffsetBlocks``: the delivered row lies this many rows behind the nearest one, so the last ``shift``
+            rows of an episode have no value.
         clock: The time stamps.
     """
     times = clock.times
     begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
-    # Rows that have one so many rows behind them; of an episode of one row that row, for which all is missing.
+    # Behind the last row that has a row ``shift`` rows behind it; an episode of one row keeps it, and all are missing.
     last = np.maximum(end - shift, begin + 1)
     now, anchor_row = times[anchors.row][:, None], anchors.row[:, None]
     wanted = now + np.asarray(seconds.offsets)
     low, high = (np.broadcast_to(bound, wanted.shape).copy() for bound in (begin, last))
-    while (open_ := low < high).any():  # the first row that is not before: halve what is left of each
+    while (open_ := low < high).any():  # bisect for the first row that is not earlier than each time
         middle = (low + high) // 2
         before = open_ & (times[np.minimum(middle, last - 1)] < wanted)
         low = np.where(before, middle + 1, low)
@@ -405,11 +406,11 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
 
 
 def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
-    """The reader of the time stamps that seconds are counted in.
+    """Return the reader of the time stamps of ``seconds``.
 
     Raises:
-        MissingFieldError: There is none.
-        ConfigError: More than a number a row.
+        MissingFieldError: The field ``clock`` does not exist.
+        ConfigError: It has several numbers a row.
     """
     reader = snapshot.readers.get(seconds.clock)
     if reader is None:
@@ -423,10 +424,10 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
 
 def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
-    """The time stamps of all rows of a snapshot; looked up once.
+    """Return the time stamps of all rows of a snapshot; they are read once.
 
     Raises:
-        DataError: A value that the field does not allow, or one before that of the row before, in one episode.
+        DataError: The field does not allow a value, or time stamps decrease within an episode.
     """
     return remembered(snapshot, ("times", seconds.clock), lambda: _clock(snapshot, clock_of(snapshot, seconds)))
 

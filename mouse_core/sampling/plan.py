@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
-from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
@@ -276,15 +274,8 @@ def read_only(array: Array) -> Array:
     return array
 
 
-_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
-
-
-_lock = ProcessLock()
-
-
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
     """Return a value that follows from a snapshot; it is computed once and kept as long as the snapshot exists."""
-    with _lock:
-        known = _memos.setdefault(snapshot, {})
+    known = snapshot.__dict__.setdefault("_remembered", {})
     found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found
