@@ -14,16 +14,10 @@ import pytest
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.remote.clients import StorageOptions, open_client
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
-from tests.core.object_server import Fault, ObjectServer
+from tests.core.object_server import Fault
 
 pytest.importorskip("obstore")
 QUICK = {"retry_config": {"max_retries": 0}, "client_options": {"timeout": "300ms"}}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectServer() as running:
-        yield running
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.store.remote import parquet
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
-from tests.core.object_server import ObjectServer
 from tests.core.test_lerobot import Robot
 from tests.waiting import wait_until
 
@@ -24,21 +23,9 @@ LENGTHS = (5, 3, 7, 4, 1, 9)
 FILES = ((0, 1, 2), (3, 4, 5))
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ObjectServer() as running:
-        yield running
-
-
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr("tests.core.test_lerobot.SIDE", (8, 10))
-
-
-@pytest.fixture
-def options(server, tmp_path):
-    server.objects.clear()
-    return {"storage_options": server.options, "cache": tmp_path / "cache", "cache_bytes": 64 << 20}
 
 
 @pytest.mark.parametrize(
