@@ -58,7 +58,7 @@ def fill_images(
             and the folders that a path may lie in.
         shape: ``(H, W, C)`` of an image.
         out: ``[rows, H * W * C]`` of any dtype.
-        fill: What a null becomes; None: an error.
+        fill: Value for a null; None raises an error.
         pixel: The dtype of pixels.
 
     Raises:
@@ -145,7 +145,7 @@ class DecodePool:
     forked child decodes for itself.
 
     Args:
-        count: How many; of 0 the calling threads decode.
+        count: Number of processes; with 0 the calling threads decode.
     """
 
     def __init__(self, count: int) -> None:
@@ -206,12 +206,12 @@ class DecodePool:
             raise min(errors, key=lambda error: error.row)
 
     def took(self, seconds: float) -> None:
-        """Count the time that images took, in ``seconds``: that of all threads."""
+        """Add the time that a thread spent on images, in ``seconds``."""
         with self._lock:
             self.seconds += seconds
 
     def close(self) -> None:
-        """End the processes; whatever is decoded afterwards is decoded by its thread."""
+        """End the processes; later images are decoded by the calling threads."""
         self._end()
 
     def _start(self) -> None:
@@ -228,7 +228,7 @@ class DecodePool:
                 self._idle.append(process)
 
     def _take(self) -> _Process | None:
-        """A process that has nothing to do and is there."""
+        """Return a process that is idle and has started; None if there is none."""
         with self._lock:
             for _ in range(len(self._idle)):
                 process = self._idle.popleft()
@@ -255,7 +255,7 @@ class _Process:
         self.is_dead = False
 
     def is_ready(self) -> bool:
-        """Whether it has started; looks, and does not wait."""
+        """Whether the process has started; returns at once."""
         if not self._is_ready and not self.is_dead:
             with suppress(OSError, ValueError):
                 if not select.select([self._process.stdout], [], [], 0)[0]:
@@ -264,7 +264,7 @@ class _Process:
         return self._is_ready and not self.is_dead
 
     def give(self, task: Images, shape: tuple[int, int, int], pixel: np.dtype[Any]) -> bool:
-        """Hand it images; whether it takes them."""
+        """Write images to the process; return whether it took them."""
         try:
             pickle.dump(([bytes(image) for _, image in task], shape, pixel), self._process.stdin, 5)
             self._process.stdin.flush()
@@ -273,7 +273,7 @@ class _Process:
         return not self.is_dead
 
     def take(self, task: Images, out: npt.NDArray[Any]) -> bool:
-        """Wait for the pixels and write them to ``out``; False if it died."""
+        """Wait for the pixels and write them to ``out``; False if the process died."""
         answer = self._answer()
         if answer is None:
             return False
@@ -294,7 +294,7 @@ class _Process:
             return None
 
     def end(self) -> None:
-        """End it at once: it holds nothing that could be lost."""
+        """End the process at once: it holds nothing that could be lost."""
         self.is_dead = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):

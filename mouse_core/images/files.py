@@ -17,7 +17,7 @@ from mouse_core.spec import check_list
 
 
 def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple[str, ...]:
-    """Folders as absolute paths without links, or ConfigError where one is none."""
+    """Return folders as absolute paths without links; ConfigError for a path that is no folder."""
     if isinstance(roots, str | bytes | os.PathLike):
         raise ConfigError(f"{where}: expected a list of folders, found {roots!r}; write [{roots!r}]")
     found = []
@@ -29,7 +29,7 @@ def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple
 
 
 def dataset_folders(dataset: Any) -> tuple[str, ...]:
-    """The folders that a ``datasets.Dataset`` lies in; none for one in memory."""
+    """Return the folders of the files of a ``datasets.Dataset``; none for a dataset in memory."""
     files = getattr(dataset, "cache_files", None) or ()
     folders = (os.path.dirname(os.path.realpath(file["filename"])) for file in files)
     return tuple(dict.fromkeys(folders))
@@ -39,8 +39,8 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
     """Open the image file that a row names.
 
     Args:
-        path: As the row has it. One that is not absolute is looked for in each folder.
-        roots: Folders (absolute, without links) that it may lie in.
+        path: The path in the row. A relative path is looked for in each folder.
+        roots: Folders (absolute, without links) in which the file may lie.
 
     Raises:
         DataError: It lies elsewhere, also by way of a link; there is none; or it is no regular file.
@@ -63,7 +63,7 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
         if os.path.commonpath([root, real]) != root or not os.path.lexists(real):
             continue
         try:
-            # Neither waits for a pipe's other end nor follows a link that was put there since.
+            # The call neither waits for the other end of a pipe nor follows a link that was created since.
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             descriptor = os.open(real, flags)
         except OSError as error:

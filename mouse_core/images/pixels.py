@@ -19,18 +19,18 @@ from mouse_core.errors import DataError, MouseError
 from mouse_core.images.files import open_inside
 
 MAX_PIXELS = 1 << 26
-"""Pixels that an image may have where nothing says how large it must be."""
+"""Most pixels of an image that is decoded without a known shape."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# Modes that are pixels of 8 bits a channel as they stand, and those of one wider channel.
+# Pillow's modes of 8 bits a channel with their channels, and modes of one wider channel.
 PLAIN_MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-# Under which keys a file may say how it is to be turned.
+# Keys under which a file may store its orientation.
 _TURNS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _ORIENTATION = 0x0112
 # TIFF's tags of the size of tiles, and how large they may be in small images.
 _TILE_SIDES, _USUAL_TILE = (322, 323), 1024
-# How to have Pillow unpack a PNG of 16 bits a channel so that the halves it leaves out come out: mode and raw mode.
+# Mode and raw mode by which Pillow unpacks the other bytes of a PNG of 16 bits a channel.
 _OTHER_HALVES = {"RGB;16B": ("RGB", "RGB;16L"), "RGBA;16B": ("RGBA", "RGBA;16L"), "LA;16B": ("RGBA", "RGBA")}
 
 
@@ -46,10 +46,10 @@ def pillow() -> Any:
 
 @contextmanager
 def understood(found: str) -> Iterator[None]:
-    """Turn whatever Pillow raises into a DataError.
+    """Convert errors of Pillow to a DataError.
 
     Args:
-        found: What is being read, in words.
+        found: Description of the value that is read.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def open_encoded(source: Any) -> Any:
     """Open an image of one picture; nothing of it is decoded.
 
     Args:
-        source: Its bytes, or a file.
+        source: The bytes of the image, or a file.
     """
     stream = source if hasattr(source, "read") else io.BytesIO(source)
     image = pillow().open(stream, formats=FORMATS)
@@ -204,7 +204,7 @@ def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 _PNG_MODES = {channels: mode for mode, channels in PLAIN_MODES.items()}
-# Chunks that say nothing about the pixels, and their sizes.
+# Chunks that do not change the pixels, and their sizes.
 _PNG_PASSED = {b"pHYs": 9, b"gAMA": 4, b"sRGB": 1}
 _BYTE = np.dtype(np.uint8)
 
@@ -287,7 +287,7 @@ def image_shape(
     dtype: npt.DTypeLike = np.uint8,
     image_roots: Sequence[str] = (),
 ) -> tuple[int, int, int]:
-    """The shape ``(H, W, C)`` of an image as ``decode_image`` takes it; of encoded ones only the header is read.
+    """Return the shape ``(H, W, C)`` of an image in any form that ``decode_image`` takes, from its header alone.
 
     Raises:
         DataError: It does not begin like an image, has more pixels than ``MAX_PIXELS``, or is an array of something
@@ -318,7 +318,7 @@ def check_image(
 
 
 def is_encoded(value: object) -> bool:
-    """Whether a value is for Pillow: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
+    """Whether Pillow reads a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
     return isinstance(value, Mapping | bytes | bytearray | memoryview | str) or _is_pillow_image(value)
 
 
@@ -329,7 +329,7 @@ def _is_pillow_image(value: object) -> bool:
 
 @contextmanager
 def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
-    """The image that an encoded value is. Errors in here are ours."""
+    """Open an encoded image; errors inside are converted to errors of this library."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     with understood(_shown(value)):
@@ -346,7 +346,7 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """The pixels of a PNG of just a header for ``shape``, data and an end; None for all others, damaged ones included.
+    """Return the pixels of a plain PNG of ``shape``: header, data and end; None for any other or damaged file.
 
     Pillow's decoder is handed the data, which for small images takes half as long as having Pillow read the file.
     """

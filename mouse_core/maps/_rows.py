@@ -1,4 +1,4 @@
-"""Rows as they are hashed, compared and kept: the arrays of a tree that were checked once."""
+"""Rows of a map, checked against a schema, as arrays that are hashed and compared."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class KeyRows:
     """Rows that fit a schema.
 
     Args:
-        schema: Theirs.
-        leaves: As they were given, in the order of its fields; of what differs in length an array of objects.
-        arrays: As ``RowSchema.check`` gives them.
-        n: How many they are.
+        schema: The schema of the rows.
+        leaves: The values as given, in the order of the fields; values of differing length are an array of objects.
+        arrays: The values as ``RowSchema.check`` returns them.
+        n: Number of rows.
     """
 
     def __init__(self, schema: RowSchema, leaves: list[Any], arrays: list[Any], n: int) -> None:
@@ -46,20 +46,20 @@ class KeyRows:
         self.leaves = leaves
         self.arrays = arrays
         self.n = n
-        # 32-bit words of a row, from which it is hashed.
+        # Number of 32-bit words of a row, from which the row is hashed.
         self.words = schema_words(schema)
 
     @classmethod
     def of(
         cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None, ragged: tuple[FieldKey, ...] = ()
     ) -> KeyRows:
-        """Rows as users write them.
+        """Return rows that a caller gave, checked.
 
         Args:
             tree: A tree of arrays ``[n, ...]``, or a list of single rows.
-            schema: What they must be like; None: whatever they are.
-            n: How many there must be; a number alone then stands in every row.
-            ragged: Fields that are ragged, where there is no schema.
+            schema: Schema that the rows must fit; None for the schema of these rows.
+            n: Number of rows that a single number is repeated for; None for no repetition.
+            ragged: Ragged fields, without a schema.
 
         Raises:
             SchemaError: Leaves that are no arrays, or unlike the schema.
@@ -83,17 +83,17 @@ class KeyRows:
         return cls(schema, leaves, arrays, found)
 
     def take(self, rows: npt.NDArray[np.int64] | None) -> Any:
-        """Some of the rows, or all, as a storage takes them."""
+        """Return some rows, or all, as a tree that a storage takes."""
         chosen = self.leaves if rows is None else _chosen(self.leaves, rows)
         return unflatten(self.schema.structure, dict(zip(self.schema.fields, chosen, strict=True)))
 
     def only(self, rows: npt.NDArray[np.int64]) -> KeyRows:
-        """Some of the rows."""
+        """Return some of the rows."""
         leaves, arrays = _chosen(self.leaves, rows), _chosen(self.arrays, rows)
         return KeyRows(self.schema, leaves, arrays, rows.size)
 
     def as_words(self, part: slice | npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint32]:
-        """The bytes of some rows in 32-bit words, ``[rows, words]``: fields side by side, each filled up with zeros."""
+        """Return some rows as 32-bit words, ``[rows, words]``: fields side by side, each padded with zeros."""
         kinds = self.schema.fields.values()
         arrays = [array[part] for array in self.arrays] if isinstance(part, slice) else _chosen(self.arrays, part)
         fields = list(zip(kinds, arrays, strict=True))
@@ -115,15 +115,15 @@ class KeyRows:
     def differ(
         self, rows: npt.NDArray[np.int64], others: KeyRows, theirs: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each of some rows is another one than that of other rows, bool ``[n]``.
+        """Whether each row differs from the row of ``others`` at the same position, bool ``[n]``.
 
         Args:
-            rows: Which they are, in ascending order.
-            others: Rows like these.
-            theirs: Which of the others each is compared with; None: they are as many.
+            rows: Positions of the rows, in ascending order.
+            others: Rows of the same schema.
+            theirs: Positions of the other rows; None for all of them.
         """
         found = np.zeros(rows.size, np.bool_)
-        # Side by side, as they mostly are, they need not be copied.
+        # Adjacent rows, which are the usual case, are compared without a copy.
         whole = rows.size > 0 and int(rows[-1]) - int(rows[0]) == rows.size - 1
         mine = [array[rows[0] : rows[-1] + 1] for array in self.arrays] if whole else _chosen(self.arrays, rows)
         other = others.arrays if theirs is None else _chosen(others.arrays, theirs)
@@ -133,19 +133,19 @@ class KeyRows:
             elif kind.nbytes and rows.size:
                 one, two = np.ascontiguousarray(one), np.ascontiguousarray(two)
                 unit = np.dtype(f"u{next(size for size in (8, 4, 2, 1) if one.nbytes % size == 0)}")
-                # As wide as may be, and all in one: as their hashes are alike, nearly always all are.
+                # In one comparison of the widest words that fit: rows of equal hashes are nearly always equal.
                 if (one.reshape(-1).view(unit) != two.reshape(-1).view(unit)).any():
                     found |= (_bits(one, _BYTE) != _bits(two, _BYTE)).any(axis=1)
         return found
 
 
 def _chosen(arrays: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
-    """Some rows of arrays, or of lists."""
+    """Return some rows of each array or list."""
     return [[array[row] for row in rows.tolist()] if isinstance(array, list) else array[rows] for array in arrays]
 
 
 def _spread(tree: Any, schema: RowSchema | None, n: int) -> Any:
-    """A tree whose numbers without an axis stand in each of ``n`` rows."""
+    """Return a tree in which each number without an axis is repeated for ``n`` rows."""
     leaves = flatten(tree)
     if all(isinstance(leaf, list) or np.ndim(leaf) for leaf in leaves.values()):
         return tree
@@ -172,7 +172,7 @@ def last_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.
 
 
 def _bits(array: npt.NDArray[Any], unit: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The bytes of rows as integers of this width, ``[n, k]``."""
+    """Return the bytes of rows as integers of the type ``unit``, ``[n, k]``."""
     if not array.size:
         return np.zeros((len(array), 0), unit)
     return np.ascontiguousarray(array).reshape(len(array), -1).view(unit)
@@ -188,7 +188,7 @@ def _words_of(kind: FieldType) -> int:
 
 
 def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.uint32]:
-    """Values that differ in length as the words of their hashes, ``[n, 4]``."""
+    """Return the words of the hashes of values that differ in length, ``[n, 4]``."""
     import xxhash  # which comes with datasets
 
     return np.frombuffer(b"".join([xxhash.xxh3_128_digest(value.data, seed) for value in values]), "<u4").reshape(
@@ -197,7 +197,7 @@ def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.ui
 
 
 def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
-    """A tree of these fields, nested as they are."""
+    """Return the tree of some fields, with the same nesting."""
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping | tuple):
         rows = stack(rows)
     if fields is None:
@@ -206,7 +206,7 @@ def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
 
 
 def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
-    """A tree of values with a default in some rows."""
+    """Return a tree of values with a default in the rows that are absent."""
     leaves = flatten(found)
     given = flatten(default) if isinstance(default, Mapping | tuple) else dict.fromkeys(leaves, default)
     if given.keys() != leaves.keys():
@@ -223,7 +223,7 @@ def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
 
 
 def fields_of(option: str, names: Iterable[FieldKey] | None) -> tuple[FieldKey, ...] | None:
-    """Names of fields as they are given to a map; None: all.
+    """Return names of fields after checking them; None for all fields.
 
     Raises:
         ConfigError: No list of names, or an empty one.

@@ -15,15 +15,15 @@ from mouse_core.nested import as_array
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.spec import check_count
 
-# Rows of more words than these are hashed one by one at the speed of memory; shorter ones all at once.
+# Rows with more words are hashed one by one at the speed of memory, shorter rows all at once.
 _MOST_WORDS = 256
-# Rows are hashed so many bytes at a time, which a processor keeps close.
+# Bytes that are hashed at a time; they fit into the cache of a processor.
 _BYTES = 1 << 19
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplying by it loses nothing
 
 
 def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
-    """The hash of each row, 128 bits over its exact bytes.
+    """Return the hash of each row, 128 bits over its exact bytes.
 
     Rows are the same where all their bytes are: -0.0 is another value than 0.0, and a NaN equals one of the same bits.
     Rows up to 1 KiB are hashed by two multilinear functions of their 32-bit words, whose coefficients come from the
@@ -54,7 +54,7 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
 def hash_rows(
     rows: KeyRows, seed: int, places: slice | npt.NDArray[np.int64] = slice(None), *, words: int = 1
 ) -> npt.NDArray[np.uint64]:
-    """The first one or two words of the hash of each row, or of some, uint64 ``[n, words]``; see ``row_hash``."""
+    """Return the first ``words`` words of the hash of each row, or of some rows, uint64; see ``row_hash``."""
     chosen = range(rows.n)[places] if isinstance(places, slice) else places
     n, step = len(chosen), max(1, _BYTES // (8 * rows.words))
     hashes = np.empty((n, words), np.uint64)
@@ -66,7 +66,7 @@ def hash_rows(
 
 
 def _hash_words(words: npt.NDArray[np.uint32], seed: int, out: npt.NDArray[np.uint64]) -> None:
-    """The hashes of rows of 32-bit words ``[n, words]``, into ``out``, uint64 ``[n, 1]`` or ``[n, 2]``."""
+    """Write the hashes of rows of 32-bit words ``[n, words]`` into ``out``, uint64 ``[n, 1]`` or ``[n, 2]``."""
     if words.shape[1] > _MOST_WORDS:
         import xxhash  # which comes with datasets
 
@@ -85,13 +85,13 @@ def _hash_words(words: npt.NDArray[np.uint32], seed: int, out: npt.NDArray[np.ui
 
 @lru_cache(maxsize=64)
 def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The coefficients of one or both functions: the first ``[count]``, and those of the words ``[words, count]``."""
+    """Return the coefficients of ``count`` functions: the constants ``[count]``, and the factors ``[words, count]``."""
     found = np.stack([Key(seed, Purpose.HASHES, lane).bits(words + 1) for lane in range(count)], axis=1)
     return found[0], found[1:]
 
 
 def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
-    """Numbers from 0 for values, in the order in which they first occur.
+    """Number distinct values from 0 on, in the order of their first occurrence.
 
     A ``RowMap`` without values does it over many calls, as ``map.extend(rows)``.
 
@@ -119,7 +119,7 @@ def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
 
 
 def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.int64]:
-    """Rows of bits as numbers, the first bit the highest.
+    """Convert rows of bits to numbers; the first bit is the highest.
 
     Args:
         bits: ``[..., k]``: what is greater than 0 is a 1. ``projection > 0`` of a random projection makes codes under
@@ -152,7 +152,7 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
 
 
 def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[np.float32]:
-    """Rows as fewer numbers: products with ``width`` random directions.
+    """Project rows onto ``width`` random directions.
 
     What is near stays near (Johnson and Lindenstrauss), so that rounded values, or their signs as
     ``binary_to_decimal(random_projection(x, 32) > 0)``, are keys under which similar rows meet, as counts of visits

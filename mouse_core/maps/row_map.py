@@ -1,4 +1,4 @@
-"""RowMap: values by rows."""
+"""``RowMap``: a map from rows to values, many rows at a time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _FIRST_CAPACITY = 64
 
 
 class Stored:
-    """Rows of a storage by their number, in memory as many as come.
+    """The rows of a storage by number; a storage in memory grows.
 
     Args:
-        storage: Where they lie; None: in memory, which grows.
+        storage: The storage; None for memory that grows.
         what: "keys" or "values", for messages; "" for no values, which a map of keys alone has.
     """
 
@@ -71,7 +71,7 @@ class Stored:
         return cls(parts[0], "keys"), values
 
     def loaded(self, state: Any) -> ArrayStorage:
-        """Rows of a state, in memory; none where there is no state.
+        """Return the rows of a state in memory; no rows for None.
 
         Raises:
             StateError: It is damaged, or does not fit.
@@ -90,7 +90,7 @@ class Stored:
         return made
 
     def take_over(self, loaded: ArrayStorage) -> None:
-        """Have the rows that ``loaded`` gave."""
+        """Replace the rows by those that ``loaded`` returned."""
         self._schema = None
         if self.grows:
             self.storage = loaded
@@ -101,7 +101,7 @@ class Stored:
 
     @property
     def capacity(self) -> int:
-        """Rows it can hold; one that grows, now."""
+        """Number of rows that fit; memory that grows raises it."""
         return int(self.storage.capacity)
 
     @property
@@ -111,12 +111,12 @@ class Stored:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest row that is there."""
+        """The number of the oldest row in the storage."""
         return self.written - len(self.storage)
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that the storage was told to be ragged."""
+        """Fields that the storage declares ragged."""
         return tuple(getattr(self.storage, "ragged", ()))
 
     @property
@@ -139,13 +139,13 @@ class Stored:
         return numbers if self.grows else numbers % self.capacity
 
     def get(self, slots: Integers) -> Any:
-        """The rows in slots, as a tree; SchemaError where none were ever written."""
+        """Return the rows in some slots as a tree; SchemaError if no row was ever written."""
         if not len(self.storage):
             raise SchemaError(f"map: expected {self.what or 'values'} that were written, found none")
         return self.storage.get(slots)
 
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
-        """Write rows from number ``first`` on, which is that of the next, or, after a crash, of one before."""
+        """Write rows from number ``first`` on: the next number or, after a crash, an earlier one."""
         if not n:
             return
         if not self.what:
@@ -176,7 +176,7 @@ _MOST = (1 << 31) - 2
 
 
 class RowTable:
-    """Numbers of rows by their hashes.
+    """Hash table from hashes to numbers of rows.
 
     An entry is 64 bits: 31 of the hash and a 1, and the number of a row, counted from ``_base`` and plus 1. An empty
     entry is 0. 32 other bits of the hash say where it is looked for first; they are kept beside it, so that a longer
@@ -197,11 +197,11 @@ class RowTable:
         return self._entries.nbytes + self._places.nbytes
 
     def find(self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]]) -> Integers:
-        """The numbers of rows, -1 of those that are not there.
+        """Return the numbers of rows; -1 for a row that is absent.
 
         Args:
-            hashes: Of the rows, ``[n]``.
-            same: Whether the rows of these numbers are those of these places in ``hashes``.
+            hashes: Hashes of the rows, ``[n]``.
+            same: Returns whether the rows of some numbers equal the rows at some places of ``hashes``.
         """
         return self._settle(hashes, same, None)[0]
 
@@ -213,14 +213,14 @@ class RowTable:
         oldest: int,
         later: int = 0,
     ) -> tuple[Integers, Integers]:
-        """The numbers of rows, of which those that were not there are numbered from ``following`` on.
+        """Return the numbers of rows, after adding absent rows with numbers from ``following`` on.
 
         Args:
-            hashes: Of the rows, ``[n]``.
-            same: As for ``find``; the row in place ``p`` is asked for as number ``following + p``, too.
+            hashes: Hashes of the rows, ``[n]``.
+            same: See ``find``; number ``following + p`` also stands for the row at place ``p``.
             following: The number of the next row.
-            oldest: Numbers below are gone.
-            later: How many more rows are likely to be added soon.
+            oldest: The smallest number of a row that is kept.
+            later: Number of rows that are likely to be added soon.
 
         Returns:
             The numbers, ``[n]``; and the places of those that are new, each at its first occurrence, in this order.
@@ -241,7 +241,7 @@ class RowTable:
         return numbers, new
 
     def renumber(self, hashes: Hashes, old: Integers, new: Integers) -> None:
-        """Give rows that are there other numbers."""
+        """Replace the numbers of rows in the table."""
         entries, becoming = self._entry(hashes, old), self._entry(hashes, new)
         position = self._first(hashes)
         todo = np.arange(len(hashes))
@@ -265,7 +265,7 @@ class RowTable:
     def _settle(
         self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]], following: int | None
     ) -> tuple[Integers, Integers]:
-        """The numbers of rows, and of those that are new where their entries are, else -1."""
+        """Return the numbers of rows, and the position of the entry of each new row; -1 for other rows."""
         marks, position = _marks(hashes), self._first(hashes)
         todo = np.arange(len(hashes))
         numbers, new = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
@@ -286,7 +286,7 @@ class RowTable:
     def _probe(
         self, marks: npt.NDArray[np.uint64], position: Integers, places: Integers, following: int | None
     ) -> tuple[Integers, Integers, Integers]:
-        """Go from these positions on to the first entry with the same mark, or to an empty one.
+        """Probe from some positions on to the first entry with the same mark, or to an empty entry.
 
         All rows go side by side. Those that come to an empty entry write their own there, last the first of them, whose
         entry stays: the others meet it in the next round.
@@ -328,7 +328,7 @@ class RowTable:
         return found, at, np.concatenate(claimed) if claimed else np.empty(0, np.int64)
 
     def _numbers(self, entries: npt.NDArray[np.uint64]) -> Integers:
-        """The numbers in entries."""
+        """Return the numbers of rows in entries."""
         numbers = (entries & _LOW).view(np.int64)
         numbers += self._base - 1
         return numbers
@@ -338,7 +338,7 @@ class RowTable:
         return len(self._entries) - 1
 
     def _make_room(self, coming: int, following: int, oldest: int, later: int) -> None:
-        """Have entries for so many rows more."""
+        """Make room for ``coming`` more rows."""
         if following - oldest + coming > _MOST:
             raise DataError(f"map: expected at most {_MOST} rows, found {following - oldest + coming}")
         full = 2 * (self._used + coming) > len(self._entries)
@@ -354,7 +354,7 @@ class RowTable:
         self._bits = max(_LEAST_BITS, (2 * (self._used + coming + later) - 1).bit_length())
         self._entries = np.zeros(1 << self._bits, np.uint64)
         self._places = np.zeros(1 << self._bits, np.uint32)
-        # In the order of their places, which is that of memory.
+        # In the order of their places, which is the order in memory.
         order = np.argsort(places)
         entries, places = entries[order], places[order]
         position = (places >> np.uint32(32 - self._bits)).astype(np.int64)
@@ -367,26 +367,26 @@ class RowTable:
 
 
 def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
-    """The bits of hashes that entries have, never 0, so that an empty entry is like none of them."""
+    """Return the bits of hashes that entries hold; they are never 0, which marks an empty entry."""
     marks: npt.NDArray[np.uint64] = (hashes << _HALF) | _ONE_MARK
     return marks
 
 
 Full = Literal["refuse", "oldest"]
 
-# Rows are looked up so many, or so many words, at a time, which a processor keeps close.
+# Rows, and 32-bit words of rows, that are looked up at a time; they fit into the cache of a processor.
 _STEP = 1 << 14
 _STEP_WORDS = 1 << 20
 
 
 class RowIndex:
-    """Rows by number, in the order in which they were added; row ``n`` lies in slot ``n % capacity``.
+    """Index of rows by number, in the order of their first writes; row ``n`` lies in slot ``n % capacity``.
 
     Args:
-        keys: Where keys lie.
-        values: Where values lie.
-        full: What happens where there is no room; see ``RowMap``.
-        seed: That of the hash.
+        keys: Storage of the keys.
+        values: Storage of the values.
+        full: Rule for a full map; see ``RowMap``.
+        seed: Seed of the hash.
     """
 
     def __init__(self, keys: Stored, values: Stored, full: Full, seed: int) -> None:
@@ -394,13 +394,13 @@ class RowIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Look at the storages anew."""
+        """Mark the table as stale; ``catch_up`` rebuilds it."""
         self.table = RowTable()
         self._indexed = 0  # rows that the table knows of all that were ever added
         self._changes = -1
 
     def catch_up(self) -> None:
-        """Have all rows in the table that are in the storage."""
+        """Add the rows of the storage that the table lacks."""
         keys, values = self.keys, self.values
         if keys.storage.changes == self._changes and keys.written == self._indexed:
             return
@@ -431,7 +431,7 @@ class RowIndex:
         self._changes = keys.storage.changes
 
     def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:
-        """Write rows that were checked; see ``extend``."""
+        """Write checked rows; see ``extend``."""
         keys, valued = self.keys, self.values.written > 0
         if keys.written and valued != (values is not None):
             raise SchemaError(f"map: expected {'' if valued else 'no '}values, as in the writes before")
@@ -452,7 +452,7 @@ class RowIndex:
         return self.keys.slots(numbers)
 
     def _check_room(self, rows: KeyRows) -> None:
-        """DataError where there is no room, before anything is changed."""
+        """Raise DataError if the rows do not fit, before anything is changed."""
         capacity, here = self.keys.capacity, self.size
         if self.keys.grows or (rows.n <= capacity if self._full == "oldest" else here + rows.n <= capacity):
             return
@@ -470,14 +470,14 @@ class RowIndex:
             )
 
     def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
-        """Numbers of rows from 0 on, those alike the same, and where each comes first; of those chosen, or of all."""
+        """Number the distinct rows from 0 on; return the number of each row, and the first place of each number."""
         places = np.arange(rows.n) if chosen is None else chosen
         return RowTable().add(
             self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0, 0
         )
 
     def _added(self, rows: KeyRows, first: int, oldest: int) -> tuple[Integers, Integers]:
-        """The numbers of rows, those that are new from ``first`` on, and where each of these comes first."""
+        """Return the numbers of rows, with new rows from ``first`` on, and the first place of each new row."""
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
         following = first
         for part in _parts(rows):
@@ -495,7 +495,7 @@ class RowIndex:
                     alike[own] = ~rows.differ(begin + at[own], rows, places)
                 return alike
 
-            # As many as hitherto of so many are likely to be new among those that are left.
+            # The share of new rows so far is likely to hold for the rest.
             later = (following - first) * (rows.n - part.stop) // max(part.start, 1)
             numbers[part], new = self.table.add(self._hashes(rows, part), same, following, oldest, later)
             news[following - first : following - first + new.size] = part.start + new
@@ -522,7 +522,7 @@ class RowIndex:
         return numbers, new
 
     def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
-        """Write the values of rows with these numbers, of which the last ``new`` are of rows that were not there."""
+        """Write the values of rows with some numbers, of which the last ``new`` are numbers of new rows."""
         if new == values.n and (numbers == np.arange(first, first + new)).all():
             self.values.write(values.take(None), values.schema, new, first)
             return
@@ -536,16 +536,16 @@ class RowIndex:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest row: one whose values were overwritten is gone, though its key was not yet."""
+        """The number of the oldest row; a row is gone when its value or its key was overwritten."""
         return max(self.keys.oldest, self.values.oldest)
 
     @property
     def size(self) -> int:
-        """Rows there are."""
+        """Number of rows."""
         return self.keys.written - self.oldest
 
     def find(self, rows: KeyRows, chosen: Integers | None = None) -> Integers:
-        """The numbers of rows, -1 of those that are not there."""
+        """Return the numbers of rows; -1 for a row that is absent."""
         n = rows.n if chosen is None else chosen.size
         numbers = np.empty(n, np.int64)
         oldest, first = self.oldest, self.keys.written
@@ -563,7 +563,7 @@ class RowIndex:
         return numbers
 
     def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
-        """Whether rows in these places are the stored ones of these numbers."""
+        """Whether the rows at some places equal the stored rows of some numbers."""
         if not places.size:
             return np.zeros(0, np.bool_)
         return ~rows.differ(places, self._stored_rows(self.keys.slots(numbers), rows.schema), None)
@@ -668,7 +668,7 @@ class RowMap:
         return f"{type(self).__name__}({len(self)}{room} rows)"
 
     def __len__(self) -> int:
-        """Rows there are."""
+        """Number of rows."""
         with self._held():
             return self._rows.size
 
@@ -679,13 +679,13 @@ class RowMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: of the table in which rows are found, and of storages that tell theirs."""
+        """Bytes of memory of the hash table, and of storages that report theirs."""
         return self._rows.table.nbytes + sum(getattr(one.storage, "nbytes", 0) for one in (self._keys, self._values))
 
     # ------------------------------------------------------------------ looking up
 
     def index(self, rows: Any) -> Integers:
-        """The index of each row, int64 ``[n]``; -1 of those that are not there.
+        """Return the index of each row, int64 ``[n]``; -1 for a row that is absent.
 
         Raises:
             SchemaError: Rows unlike those of the first write.
@@ -695,11 +695,11 @@ class RowMap:
             return self._rows.slots(self._rows.find(picked))
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether each row is there, bool ``[n]``; errors as ``index``."""
+        """Whether the map contains each row, bool ``[n]``; errors are those of ``index``."""
         return self.index(rows) >= 0
 
     def __getitem__(self, rows: Any) -> Any:
-        """The values of rows: a tree of arrays ``[n, ...]`` in fresh memory.
+        """Return the values of rows: a tree of arrays ``[n, ...]`` in fresh memory.
 
         Raises:
             MissingRowError: A row that is not there (also a KeyError); ``get`` gives another value in its place.
@@ -718,7 +718,7 @@ class RowMap:
             return self._deliver(self._values.get(slots))
 
     def get(self, rows: Any, default: Any = 0) -> Any:
-        """The values of rows, and ``default`` where a row is not there.
+        """Return the values of rows, and ``default`` for a row that is absent.
 
         Args:
             rows: The rows.
@@ -738,7 +738,7 @@ class RowMap:
             return self._deliver(found if there.all() else filled(found, ~there, default))
 
     def rows(self, index: Any = None) -> Any:
-        """The keys of rows by their index, or of all in the order of their index, in fresh memory.
+        """Return the keys of rows by their index, or of all rows in the order of their index, in fresh memory.
 
         Raises:
             IndexError: An index that is not in use.
@@ -747,7 +747,7 @@ class RowMap:
         return self._by_index(self._keys, index)
 
     def values(self, index: Any = None) -> Any:
-        """The values of rows by their index, or of all, as ``rows``.
+        """Return the values of rows by their index, or of all rows; see ``rows``.
 
         Raises:
             IndexError: An index that is not in use.
@@ -758,11 +758,11 @@ class RowMap:
     # ------------------------------------------------------------------ writing
 
     def __setitem__(self, rows: Any, values: Any) -> None:
-        """Write values under rows: what stood there goes. See ``extend``."""
+        """Write the values of rows, and replace earlier values; see ``extend``."""
         self.extend(rows, values)
 
     def extend(self, rows: Any, values: Any = None) -> Integers:
-        """Write values under rows, which are added if they are not there.
+        """Write the values of rows, and add absent rows.
 
         Args:
             rows: ``n`` rows; of one that comes twice the last values count.
@@ -781,7 +781,7 @@ class RowMap:
             return self._rows.write(picked, None if values is None else self._as_values(values, picked.n))
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Integers:
-        """Add values to those that stand under rows, each row as often as it comes; new rows begin with theirs.
+        """Combine values with the values of rows, once for each occurrence; a new row begins with its first value.
 
         Gives each row's index, int64 ``[n]``.
 
@@ -819,7 +819,7 @@ class RowMap:
             return written[which]
 
     def empty(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         with self._held():
             self._keys.storage.empty()
             self._values.storage.empty()
@@ -827,14 +827,14 @@ class RowMap:
     # ------------------------------------------------------------------ what users give and get
 
     def _picked(self, rows: Any) -> KeyRows:
-        """The keys of rows, checked."""
+        """Return the checked keys of rows."""
         refuse_traced("map")
         picked = pick(self._accept(rows), self._key_fields)
         with self._held():
             return KeyRows.of(picked, self._keys.schema, ragged=self._keys.ragged)
 
     def _as_values(self, values: Any, n: int) -> KeyRows:
-        """Values of ``n`` rows, checked."""
+        """Return the checked values of ``n`` rows."""
         kept = self._values
         given = KeyRows.of(pick(self._accept(values), self._value_fields), kept.schema, n=n, ragged=kept.ragged)
         if given.n != n:
@@ -842,11 +842,11 @@ class RowMap:
         return given
 
     def _accept(self, rows: Any) -> Any:
-        """Rows of a framework as trees of NumPy arrays; for a subclass to override."""
+        """Convert rows of a framework to a tree of NumPy arrays; a subclass overrides it."""
         return rows
 
     def _deliver(self, rows: Any) -> Any:
-        """A tree of NumPy arrays as a framework takes it; for a subclass to override."""
+        """Convert a tree of NumPy arrays to arrays of a framework; a subclass overrides it."""
         return as_lists(rows)
 
     def _by_index(self, part: Stored, index: Any) -> Any:
@@ -862,7 +862,7 @@ class RowMap:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Nobody else reads or writes meanwhile, and what others wrote before is known."""
+        """Lock the map, and index the rows that other processes wrote."""
         with self._lock, self._keys.lock(), self._values.lock():
             self._rows.catch_up()
             yield
@@ -870,7 +870,7 @@ class RowMap:
     # ------------------------------------------------------------------ saved
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is: keys and values, as long as the data, in nested dicts of plain values and arrays."""
+        """Return keys and values, as long as the data, in nested dicts of plain values and arrays."""
         with self._held():
             return dict(copied(self._state()))
 
@@ -881,7 +881,7 @@ class RowMap:
         return {"kind": _KIND, "format": _FORMAT, "grows": self._keys.grows, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have exactly the rows, values and indices that were there when ``state`` was taken.
+        """Restore the rows, values and indices of a state.
 
         Raises:
             StateError: The state is of something else, of a map of another capacity, of a newer release, or damaged.
@@ -903,7 +903,7 @@ class RowMap:
             self._rows.forget()
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save all there is to a file, as long as the data, or leave what was there.
+        """Save the state to a file, as long as the data; on an error, an earlier file stays.
 
         Args:
             path: A file; or a directory that exists, in which it is called ``replay.mouse``.
@@ -915,7 +915,7 @@ class RowMap:
             write_checkpoint(path, self._state())
 
     def loads(self, path: str | PathLike[str]) -> None:
-        """Have exactly what was there when ``dumps`` was called.
+        """Restore the state that ``dumps`` saved.
 
         Raises:
             StateError: The file is damaged, or of something else; nothing has changed then.

@@ -14,22 +14,22 @@ from mouse_core.errors import DataError
 from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
 
-# Profiles whose sets say which colours there are.
+# Profiles whose parameter sets describe the colours.
 _WITH_COLOURS = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
-# No number that is read lies so far behind the begin of a unit.
+# All numbers that are read lie in the first bytes of a unit.
 _MOST_BYTES = 1024
 
 
 class _Bits:
-    """Reads the bits of a unit, without the bytes that only keep start codes out of it."""
+    """Reads the bits of a unit without its emulation prevention bytes."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
-        # Of the value as many bits are left.
+        # The number of bits of the value that were not read yet, and their value.
         self._left, self._value = 8 * len(content), int.from_bytes(content)
 
     def read(self, count: int) -> int:
-        """A number of so many bits."""
+        """Read a number of ``count`` bits."""
         self._left -= count
         if self._left < 0:
             raise DataError("expected the numbers of a unit of H.264, found its end")
@@ -38,17 +38,17 @@ class _Bits:
         return found
 
     def count(self) -> int:
-        """A number from 0 on: of 00101, two zeros and 101, that is 4."""
+        """Read a number from 0 on: 00101, two zeros and 101, is 4."""
         return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
 
     def whole(self) -> int:
-        """A number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
+        """Read a number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
         found = self.count()
         return (found + 1) // 2 if found % 2 else -(found // 2)
 
 
 def sets_of(header: bytes) -> Iterator[bytes]:
-    """The parameter sets in the header of an MP4 file."""
+    """Yield the parameter sets in the header of an MP4 file."""
     place = 5
     for _ in range(2):  # of sequences, of pictures
         count = header[place] & 31 if place < len(header) else 0
@@ -60,7 +60,7 @@ def sets_of(header: bytes) -> Iterator[bytes]:
 
 
 def _sequence(unit: bytes) -> tuple[int, int, bool]:
-    """The number of a sequence parameter set, the bits of a frame's number, and whether colour planes are separate."""
+    """Return the number of a sequence parameter set, the bits of a frame number, and whether planes are separate."""
     bits = _Bits(unit[1:])
     profile = bits.read(8)
     bits.read(16)
@@ -87,7 +87,7 @@ def _skip_scales(bits: _Bits, size: int) -> None:
 
 
 CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
-"""Those whose packets are understood, as FFmpeg calls them."""
+"""Supported codecs, by FFmpeg's names."""
 
 
 class Picture(NamedTuple):
@@ -115,7 +115,7 @@ class Picture(NamedTuple):
 
 
 def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]:
-    """A function that says what a packet holds; it is given all packets of a file, in their order.
+    """Return a function that describes the picture of a packet; it takes all packets of a file in order.
 
     Args:
         codec: As FFmpeg calls it.
@@ -138,7 +138,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
 
 
 def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
-    """The units of a packet, each behind its length."""
+    """Yield the units of a packet, each stored behind its length."""
     place = 0
     while place < len(packet):
         begin = place + width
@@ -160,7 +160,7 @@ class _H264:
             self._learn(unit)
 
     def _learn(self, unit: bytes) -> None:
-        """Take a parameter set."""
+        """Store the values of a parameter set."""
         if unit and unit[0] & 31 == 7:
             number, width, planes = _sequence(unit)
             self._sequences[number] = width, planes
@@ -169,7 +169,7 @@ class _H264:
             self._pictures[bits.count()] = bits.count()
 
     def _is_gap(self, unit: memoryview) -> bool:
-        """Whether frames are missing before the one that a slice is of, the first one of its packet."""
+        """Whether frames are missing before the frame of a slice, the first slice of its packet."""
         bits = _Bits(bytes(unit[1:32]))
         bits.count()  # where in the picture it begins
         bits.count()  # its kind

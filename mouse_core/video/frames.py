@@ -26,18 +26,18 @@ from mouse_core.images.files import find_video
 from mouse_core.video.decoding import Crop, Decoder, FrameDecoder
 from mouse_core.video.index import SUFFIX, VideoIndex, index_video
 
-# Each maps a file, of which a process may have some 65,000.
+# Each index maps a file; Linux allows a process about 65,000 maps.
 _MOST_INDEXES = 4096
 _MOST_THREADS = 8
-# What MP4 files are called.
+# Suffixes of MP4 files.
 _SUFFIXES = (".mp4", ".m4v", ".mov")
 
 
 class VideoFiles:
-    """The videos of a dataset, by number; what is decoded with is shared by all columns, and by all threads.
+    """The videos of a dataset by number; all columns and threads share one decoder.
 
     Args:
-        files: Of each its path below the dataset's folder, and the digest of its index.
+        files: Path below the folder of the dataset, and digest of the index, of each video.
     """
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
@@ -68,11 +68,11 @@ class VideoFiles:
         return FrameDecoder(threads=min(_MOST_THREADS, processors))
 
     def index(self, number: int, roots: Sequence[str]) -> VideoIndex:
-        """The index of a file.
+        """Return the index of a video.
 
         Args:
-            number: Which one.
-            roots: Folders (absolute, without links) in which it may lie.
+            number: Number of the video.
+            roots: Folders (absolute, without links) in which the video may lie.
 
         Raises:
             DataError: There is none of that number, it lies elsewhere, or is another than the rows were made of.
@@ -96,7 +96,7 @@ class VideoFiles:
         return found
 
     def shape_of(self, value: dict[str, Any], roots: Sequence[str], crop: Crop | None = None) -> tuple[int, int, int]:
-        """``(H, W, C)`` of the frame that a row names, or of a part of it; C is 1 for greys, else 3."""
+        """Return the shape ``(H, W, C)`` of the frame that a row names, or of a crop; C is 1 for greys, else 3."""
         index = self.index(-1 if value["video"] is None else value["video"], roots)
         height, width = (index.height, index.width) if crop is None else crop[2:]
         return height, width, 1 if index.pixel_format.startswith("gray") else 3
@@ -118,10 +118,10 @@ class VideoFiles:
             runs: Rows of a column, the row of ``out`` that the first goes to, and the folders that videos may lie in.
             shape: ``(H, W, C)`` of a frame.
             out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
-            fill: What a null becomes; None: an error.
+            fill: Value for a null; None raises an error.
             pixel: The dtype of pixels, uint8 or uint16.
-            crop: Which part of a frame is wanted, ``(top, left, height, width)``; it is resized to ``shape``.
-            decoder: What decodes; by default a ``FrameDecoder`` of as many threads as there are processors.
+            crop: Part of a frame, ``(top, left, height, width)``, which is resized to ``shape``.
+            decoder: The decoder; by default a ``FrameDecoder`` of as many threads as there are processors.
 
         Raises:
             RowError: A null without ``fill``, or numbers below 0.
@@ -157,7 +157,7 @@ class VideoFiles:
 def _joined(
     runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array, Sequence[str]]]:
-    """Runs whose videos lie in the same folders as one, with the rows that they go to: most are of one row."""
+    """Join runs whose videos lie in the same folders, as most runs have one row; yield them with rows of ``out``."""
     by_roots: dict[tuple[str, ...], list[tuple[pa.Array, int]]] = {}
     for values, first, roots in runs:
         by_roots.setdefault(tuple(roots), []).append((values, first))
@@ -180,7 +180,7 @@ def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def videos_of(dataset: Any) -> VideoFiles:
-    """The videos that a dataset lists, which is as ``about.read_about`` takes it.
+    """Return the videos that a dataset lists, in any form that ``about.read_about`` takes.
 
     Raises:
         SchemaError: It lists none.
@@ -192,7 +192,7 @@ def videos_of(dataset: Any) -> VideoFiles:
 
 
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
-    """Have a dataset's videos in another folder, under the paths that the dataset lists, with their indexes.
+    """Put the videos of a dataset, with their indexes, into another folder under the listed paths.
 
     They are linked, so that they take no more room, and copied where the file system has no links, or another one has
     them. Each is held against the digest that is listed.
@@ -200,7 +200,7 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
     Args:
         videos: Paths and digests, as ``about.About.videos`` has them.
         roots: Folders (absolute, without links) in which they may lie.
-        folder: The other one.
+        folder: The other folder.
 
     Returns:
         How many bytes they are.

@@ -50,8 +50,8 @@ _SCHEMA = pa.schema(
     metadata={_KEY: str(_VERSION).encode()},
 )
 _ARRAYS = ("pts", "position", "size", "start", "referenced", "checksum", "packet")
-# What tells a file from another one of its size without reading all of it: so many bytes of both ends, in which the
-# tables of an MP4 begin or end.
+# Bytes at both ends of a file, whose checksum tells it from another file of its size: the tables of an MP4 begin or
+# end there.
 _END_BYTES = 64 << 10
 
 
@@ -64,22 +64,22 @@ class VideoIndex:
 
     Args:
         path: The video.
-        digest: Of all below and of the bytes of all packets, in hexadecimal digits; equal wherever the file lies.
-        codec: As FFmpeg calls it: "h264", "hevc", "av1", "vp9" or "mjpeg".
-        header: What a decoder is told before the first packet.
-        height: Of a frame, in pixels.
-        width: Of a frame, in pixels.
-        pixel_format: As FFmpeg calls it, such as "yuv420p" or "gray12le".
+        digest: Digest of all values below and of the bytes of all packets, in hexadecimal digits; independent of path.
+        codec: FFmpeg's name of the codec: "h264", "hevc", "av1", "vp9" or "mjpeg".
+        header: Data that a decoder takes before the first packet.
+        height: Height of a frame in pixels.
+        width: Width of a frame in pixels.
+        pixel_format: FFmpeg's name of the pixel format, such as "yuv420p" or "gray12le".
         colours: What the container says of them where the packets do not: FFmpeg's numbers of the matrix and the range;
             else ().
         time_base: Seconds that one unit of ``pts`` takes.
         own_sets: Whether packets bring parameters with them that are not in ``header``.
-        pts: When each packet's frame is shown, int64.
-        position: At which byte of the file it begins, int64.
-        size: Its bytes, int32.
-        start: The packet at which to begin in order to decode it, int32.
-        referenced: 1 where other packets may need it, uint8.
-        checksum: XXH3 of its bytes, uint64.
+        pts: Time at which the frame of each packet is shown, int64.
+        position: Position of each packet in the file in bytes, int64.
+        size: Size of each packet in bytes, int32.
+        start: Packet at which decoding of each packet begins, int32.
+        referenced: 1 for a packet that other packets may need, uint8.
+        checksum: XXH3 of the bytes of each packet, uint64.
         packet: The packet of each frame, int32 ``[frames]``.
     """
 
@@ -107,7 +107,7 @@ class VideoIndex:
 
     @property
     def times(self) -> npt.NDArray[np.float64]:
-        """When each frame is shown, in seconds, float64 ``[frames]``."""
+        """Times at which frames are shown, in seconds, float64 ``[frames]``."""
         return np.asarray(self.pts[self.packet] * float(self.time_base), np.float64)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class VideoIndex:
 
 
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
-    """The index of a video: read where it lies, or made by going through the file once, and written.
+    """Return the index of a video: the stored index, or a new one from one pass through the file, which is stored.
 
     An index that belongs to another file, or is damaged, is made anew. Where none can be written none is.
 
@@ -171,7 +171,7 @@ def _ends_of(video: Path) -> tuple[int, int]:
 
 
 def _digest(row: dict[str, Any]) -> str:
-    """The digest of an index, apart from itself: as in version 1, which knew of no colours, where there are none."""
+    """Return the digest of an index without its own digest, and without colours that are not set."""
     whole = hashlib.sha256()
     for field in _SCHEMA:
         value = row[field.name] if field.name != "digest" else "1"
@@ -183,7 +183,7 @@ def _digest(row: dict[str, Any]) -> str:
 
 
 def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
-    """The row of an index, with mapped arrays; None where there is none of this file that is whole."""
+    """Return the row of a stored index, with mapped arrays; None if it is missing, damaged or of another file."""
     if not place.is_file():
         return None
     try:
@@ -209,7 +209,7 @@ def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    """Whether an index is one that could have been made here, and no number of it leads out of the file or the index.
+    """Whether an index has values that this module writes, and all its numbers lie within the file and the index.
 
     Data that others made may bring indexes along, and so the name of a decoder, or frames of any size.
     """

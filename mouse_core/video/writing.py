@@ -18,7 +18,7 @@ from mouse_core.errors import ConfigError, DataError, MouseError
 from mouse_core.files.writing import StrPath, storing
 from mouse_core.video._demuxing import LARGEST_SIDE, pyav
 
-# The encoder of each codec, and how it is told what is wanted: `{gop}` and the like are filled in.
+# The encoder of each codec, and the defaults of its options.
 _ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1", "vp9": "libvpx-vp9"}
 _CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0, "vp9": 31.0}
 _MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63, "vp9": 63}
@@ -26,7 +26,7 @@ _PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8", "libvpx-
 _QUIET = "log-level=none"
 # Height and width below which x265 has no block, and SVT-AV1 reads and writes beyond its own memory.
 _LEAST_SIDES = {"hevc": (16, 16), "av1": (4, 32)}
-# Below it x265 has fewer than four blocks a line in its CU tree, of which its assembly writes four.
+# In narrower frames a line of the CU tree of x265 has fewer than the four blocks that its assembly writes.
 _LEAST_TREE_WIDTH = 64
 _FULL_RANGE = 2
 
@@ -75,7 +75,7 @@ class VideoCodec:
 
     @classmethod
     def parse(cls, text: str) -> VideoCodec:
-        """Made of a text, as ``str`` gives it."""
+        """Parse the text form."""
         codec, *options = text.split(":")
         given: dict[str, Any] = {}
         kinds = {"gop": int, "crf": float, "pix_fmt": str, "preset": str}
@@ -108,11 +108,11 @@ class VideoCodec:
         return ":".join(said)
 
     def pixel_format(self, shape: tuple[int, int, int], dtype: npt.DTypeLike) -> str:
-        """The pixel format of frames ``(H, W, C)`` of uint8, or of greys of uint16.
+        """Return the pixel format for frames ``(H, W, C)`` of uint8, or for greys of uint16.
 
         Raises:
             ImportError: PyAV is not installed, or has no encoder for the codec.
-            ConfigError: One that the codec does not have, or that does not hold such frames.
+            ConfigError: The codec lacks the format, or the format does not hold such frames.
         """
         wide, grey = np.dtype(dtype) != np.uint8, shape[2] == 1
         formats = _formats(self.codec)
@@ -170,7 +170,7 @@ class VideoCodec:
 
 
 def _pyav() -> Any:
-    """The package PyAV, which encodes."""
+    """Return the package PyAV; the ImportError names the extra for encoding."""
     try:
         return pyav()
     except ImportError as error:
@@ -179,7 +179,7 @@ def _pyav() -> Any:
 
 @cache
 def _formats(codec: str) -> frozenset[str]:
-    """The pixel formats that a codec's encoder takes."""
+    """Return the pixel formats that the encoder of a codec takes."""
     av, name = _pyav(), _ENCODERS[codec]
     try:
         return frozenset(one.name for one in av.Codec(name, "w").video_formats)
@@ -188,14 +188,14 @@ def _formats(codec: str) -> frozenset[str]:
 
 
 class VideoWriter:
-    """Writes an MP4 file, a frame every ``1 / frames_per_second`` seconds from 0 on.
+    """Writes an MP4 file with a frame every ``1 / frames_per_second`` seconds, from 0 on.
 
     Args:
-        path: The file. What is there is overwritten.
-        codec: How frames are encoded.
+        path: The file; an existing file is overwritten.
+        codec: The encoding of frames.
         shape: ``(H, W, C)`` of every frame, C being 1 or 3.
         dtype: "uint8", or for greys also "uint16".
-        frames_per_second: How many are shown.
+        frames_per_second: Number of frames that are shown in a second.
 
     Raises:
         ImportError: PyAV is not installed, or has no encoder for the codec.
@@ -217,7 +217,7 @@ class VideoWriter:
         self._reformatter = pyav().video.reformatter.VideoReformatter()  # a frame's own is made anew for each
         self._largest = (1 << pyav().VideoFormat(self.pixel_format, 16, 16).components[0].bits) - 1
         rate = Fraction(frames_per_second).limit_denominator(1001)
-        #: How many frames were written, and how many bytes of them lie in the file by now.
+        #: Number of written frames, and number of their bytes in the file so far.
         self.frames = self.bytes = 0
         with self._said():
             self._container = pyav().open(self.path, "w", format="mp4")
@@ -252,7 +252,7 @@ class VideoWriter:
                 self.frames += 1
 
     def close(self) -> None:
-        """Write what the encoder still holds, and the tables, and close the file.
+        """Write the frames that the encoder still holds, and the tables, and close the file.
 
         Raises:
             StorageError: The file cannot be written.
@@ -262,7 +262,7 @@ class VideoWriter:
             self._container.close()
 
     def discard(self) -> None:
-        """Close the file, whatever is in it by now."""
+        """Close the file without completing it."""
         try:
             self._container.close()
         except (OSError, ValueError):
@@ -292,7 +292,7 @@ class VideoWriter:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """Errors of the system and of the encoder are ours."""
+        """Convert errors of the system and of the encoder to errors of this library."""
         try:
             with storing(f"video {self.path}"):
                 yield
