@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mouse_core.inspect._checks.finding import Finding
@@ -154,12 +154,7 @@ class Report:
 
     def to_json(self) -> str:
         """Everything as JSON; numbers that JSON has no sign for are texts ("inf")."""
-        shown = {item.name: getattr(self, item.name) for item in fields(self)}
-        shown["columns"] = [asdict(column) for column in self.columns]
-        for name in ("episodes", "actions"):
-            shown[name] = None if shown[name] is None else asdict(shown[name])
-        shown["findings"] = [asdict(finding) for finding in self.findings]
-        return json.dumps(_plain(shown), indent=1, allow_nan=False) + "\n"
+        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -96,19 +97,7 @@ def told(report: Report) -> dict[str, Any]:
         "rows": report.rows,
         "heading": heading(report),
         "facts": facts(report, histograms=False),
-        "findings": [
-            {
-                "level": one.level,
-                "code": one.code,
-                "message": one.message,
-                "column": one.column,
-                "dimension": one.dimension,
-                "episode": one.episode,
-                "step": one.step,
-                "episodes": list(one.episodes),
-            }
-            for one in report.findings
-        ],
+        "findings": [asdict(one) for one in report.findings],
         "tables": [{"title": title, "head": head, "rows": rows} for title, head, rows in tables(report)],
         "plots": [plot for _, plot in zip(range(_MOST_PLOTS), _plots(report), strict=False)],
     }

@@ -45,19 +45,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The values of a group at the steps that all its finished runs recorded.
-
-    Attributes:
-        steps: int64 ``[n]``.
-        values: float64 ``[runs, n]``.
-    """
-
-    steps: NDArray[np.int64]
-    values: Floats
-
-
-@dataclass(frozen=True)
 class Times:
     """The time of one run by part, in seconds.
 
@@ -74,11 +61,6 @@ class Times:
     first: float
     rest: float
     per_second: float | None
-
-    @property
-    def total(self) -> float:
-        """The time of the whole run."""
-        return self.wait + self.compute + self.first + self.rest
 
 
 def groups(results: Results) -> list[Group]:
@@ -99,15 +81,15 @@ def trained_names(results: Results) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", not name.startswith("eval"), name))
 
 
-def curve(group: Group, series: Series) -> Curve | None:
-    """The curves of a group's finished runs; None where none of them recorded anything."""
+def curve(group: Group, series: Series) -> tuple[NDArray[np.int64], Floats] | None:
+    """Return the steps ``[n]`` that all finished runs of a group recorded, and their values ``[runs, n]``; or None."""
     found = [series[run.run] for run in group.done if run.run in series]
     if not found:
         return None
     steps = reduce(np.intersect1d, [steps for steps, _ in found])
     if not len(steps):
         return None
-    return Curve(steps, np.stack([values[np.isin(its, steps)][: len(steps)] for its, values in found]))
+    return steps, np.stack([values[np.isin(its, steps)][: len(steps)] for its, values in found])
 
 
 def final_values(runs: Sequence[Run], series: Series) -> Floats:

@@ -13,7 +13,6 @@ import numpy as np
 
 from mouse_core.files.writing import write_file
 from mouse_study._page.groups import (
-    Curve,
     Floats,
     Group,
     Series,
@@ -276,8 +275,9 @@ def _curves_card(name: str, variant: str, members: Sequence[Group], series: Seri
     for group in members:
         found = curve(group, series)
         if found is not None:
-            line, points = _band_line(found, group.colour)
-            lines.append(line)
+            steps, values, points = thinned(*found, _MOST_POINTS)
+            bands = band([values])
+            lines.append(Line(steps, bands.value, group.colour, bands.low, bands.high))
             size = max(size, points)
         for run in group.runs:
             if run.status != "done" and run.run in series:
@@ -291,12 +291,6 @@ def _curves_card(name: str, variant: str, members: Sequence[Group], series: Seri
         notes.append(f"Each point is the mean of {size} steps.")
     picture = curves(lines, label=f"{name} of {variant} by step", logarithmic=_spans_decades(lines))
     return variant, picture, f"<p>{' '.join(notes)}</p>" if notes else ""
-
-
-def _band_line(found: Curve, place: int) -> tuple[Line, int]:
-    steps, values, size = thinned(found.steps, found.values, _MOST_POINTS)
-    bands = band([values])
-    return Line(steps, bands.value, place, bands.low, bands.high), size
 
 
 def _spans_decades(lines: Sequence[Line]) -> bool:

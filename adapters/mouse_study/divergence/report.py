@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -12,16 +12,7 @@ from mouse_study.divergence.models import Array
 Stage = Literal[
     "initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update", "later updates"
 ]
-STAGES: tuple[Stage, ...] = (
-    "initial weights",
-    "forward",
-    "layer alone",
-    "loss",
-    "gradients",
-    "statistics",
-    "update",
-    "later updates",
-)
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True)
