@@ -6,7 +6,7 @@ round to the same bits; only shifts and high words are taken apart.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from mouse_core import rollouts
-from mouse_core.randomness import Key, Purpose
+from mouse_core.randomness import Key, Order, Purpose
 from mouse_torch.tracing import is_known
 
 # Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
@@ -22,6 +22,15 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
+
+SHUFFLED_UP_TO = 1 << 14
+"""So many elements are shuffled outright, in ``mouse_core.randomness.Order``."""
+# Its rounds where there are more, and the numbers of SplitMix64.
+_SWAPS = 8
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+# Where an element is outside of so few, it is within 1 of 128 the next time; the host goes on for as long as it takes,
+# which more than 8 times is once in 2**56.
+_WALKS = 8
 
 
 def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
@@ -62,16 +71,6 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
     # Without a sign they are sorted as with another.
     ordered = (word ^ _LOWEST).sort().values ^ _LOWEST
     return ordered & places
-
-
-def integers(seed: Any, index: Any, n: int, high: Any) -> Any:
-    """Return ``Key(seed, Purpose.REPLAY, index).integers(high, n)`` as a tensor, int64 ``[n]``.
-
-    Of high as int64 ``[]`` they are a tensor, and 0 where that is 0; of an integer, where one may look, NumPy's.
-    """
-    if not isinstance(high, torch.Tensor):
-        return _key(seed, index, Purpose.REPLAY).integers(int(high), n)
-    return scaled_integers(words(seed, index, n), high.clamp(min=1))
 
 
 def _key(seed: Any, index: Any, purpose: Purpose) -> Key:
@@ -190,3 +189,95 @@ def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """Words as integers in ``[0, high)``, as ``Key.integers`` makes them; high from 1, int64 ``[]``."""
     uniform = ((word >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     return torch.minimum((uniform * high).to(torch.int64), high - 1)
+
+
+def in_order(
+    seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
+) -> torch.Tensor:
+    """The elements at some positions of ``Order(Key(seed, Purpose.REPLAY, index), n)``, int64 ``[B]``.
+
+    Args:
+        seed, index: Name the order, int64 ``[]``.
+        n: Number of elements, int64 ``[]``, from 1 to ``most``.
+        positions: Int64 ``[B]``, each in ``[0, n)``.
+        most: Elements there may be.
+    """
+    if is_known(positions):
+        return _looked_up(seed, index, n, positions)
+    if positions.device.type == "cpu":
+        known: torch.Tensor = _of_order(seed, index, n, positions)
+        return known
+    return shuffled(seed, index, n, positions, most)
+
+
+def _looked_up(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    order = _order(int(seed.numpy()) & ((1 << 64) - 1), int(index.numpy()), int(n.numpy()))
+    return torch.from_numpy(order(positions.numpy()))
+
+
+@lru_cache(maxsize=16)
+def _order(seed: int, index: int, n: int) -> Order:
+    return Order(Key(seed, Purpose.REPLAY, index), n)
+
+
+@torch.library.custom_op("mouse_torch::in_order", mutates_args=(), device_types="cpu")
+def _of_order(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return _looked_up(seed, index, n, positions)
+
+
+@_of_order.register_fake
+def _(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(positions)
+
+
+def shuffled(
+    seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
+) -> torch.Tensor:
+    """``in_order`` by operations of torch alone."""
+    size = min(most, SHUFFLED_UP_TO)
+    words = philox(seed, index, size)
+    # The words of fewer elements are the first of those of more. Without a sign they are sorted as with another.
+    lowest = torch.iinfo(torch.int64).max
+    order = torch.where(torch.arange(size, device=n.device) < n, words ^ (-lowest - 1), lowest)
+    table = order.argsort(stable=True)
+    found = table.take(positions.clamp(max=size - 1))
+    if most <= SHUFFLED_UP_TO:
+        return found
+    large = n.clamp(min=SHUFFLED_UP_TO + 1)
+    rows = large.to(torch.float64).sqrt().ceil().to(torch.int64)
+    columns = (large + rows - 1) // rows
+    keys = philox(seed, index, _SWAPS)
+    place = positions
+    for walk in range(_WALKS):
+        moved = _network(place, rows, columns, keys)
+        place = moved if not walk else torch.where(place >= large, moved, place)
+    return torch.where(n > SHUFFLED_UP_TO, place, found)
+
+
+def _network(place: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    left, right = place // columns, place % columns
+    for number in range(_SWAPS):
+        if number % 2:
+            right = (right + _remainder(_mixed(left, keys[number]), columns)) % columns
+        else:
+            left = (left + _remainder(_mixed(right, keys[number]), rows)) % rows
+    return left * columns + right
+
+
+def _mixed(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    mixed: Any = number ^ key
+    for shift, factor in zip((30, 27), _MIX, strict=True):
+        mixed = (mixed ^ _shifted(mixed, shift)) * signed(factor)
+    found: torch.Tensor = mixed ^ _shifted(mixed, 31)
+    return found
+
+
+def _shifted(number: torch.Tensor, by: int) -> torch.Tensor:
+    """Shifted to the right without a sign."""
+    return (number >> by) & ((1 << (64 - by)) - 1)
+
+
+def _remainder(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    """Remainder of an unsigned 64-bit number divided by a number below 2**16."""
+    above = (1 << 32) % divisor
+    return (_shifted(number, 32) % divisor * above + (number & 0xFFFFFFFF) % divisor) % divisor

@@ -10,20 +10,20 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, flatten, structure_of, unflatten
+from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Schedule
-from mouse_core.replay.ensemble import WITHOUT, member_seed, shares_of
+from mouse_core.replay.device.arrays import Arrays, DrawKey
+from mouse_core.replay.device.ensemble import joined, members_of
+from mouse_core.replay.device.samplers import ByPriority
+from mouse_core.replay.ensemble import member_seed, shares_of
 from mouse_core.spec import check_count
 from mouse_torch import _philox
-from mouse_torch.device._batches import drawn
-from mouse_torch.device._checks import number_of
-from mouse_torch.device.ground.kept import BufferModule
-from mouse_torch.device.replay import Replay
+from mouse_torch.device.arrays import TorchArrays
+from mouse_torch.device.fields import BufferModule, Buffers
+from mouse_torch.device.replay import Replay, number_of
+from mouse_torch.tracing import is_known
 from mouse_torch.trees import tensor_dict
-
-_BITS = 53  # of a uniform number
 
 
 class ReplayEnsemble(BufferModule):
@@ -60,11 +60,6 @@ class ReplayEnsemble(BufferModule):
     seed: torch.Tensor
     seeds: torch.Tensor
     """Those of the members, int64 ``[M]``."""
-    first: torch.Tensor
-    whole: torch.Tensor
-    from_bits: torch.Tensor
-    offsets: torch.Tensor
-    """See ``mouse_core.replay.ensemble.Shares``."""
 
     def __init__(
         self,
@@ -85,22 +80,16 @@ class ReplayEnsemble(BufferModule):
         devices = {replay.device for replay in replays}
         if len(devices) > 1:
             raise ConfigError(f"replays: expected one device, found {sorted(map(str, devices))}")
-        shares, checked = shares_of(p, len(replays), self.batch_size), check_seed(seed)
-        self.given, self.most = shares.given, shares.most
+        self.shares, checked = shares_of(p, len(replays), self.batch_size), check_seed(seed)
         self.replays = torch.nn.ModuleList(replays)
         seeds = [_philox.signed(member_seed(checked, number)) for number in range(len(replays))]
         with torch.inference_mode(False):
-            for name, kept, values in (
-                ("samples", True, 0),
-                ("seed", True, _philox.signed(checked)),
-                ("seeds", True, seeds),
-                ("first", False, shares.first),
-                ("whole", False, shares.whole),
-                ("from_bits", False, shares.from_bits),
-                ("offsets", False, shares.offsets()),
-            ):
-                made = torch.as_tensor(np.asarray(values, np.int64)).to(replays[0].device)
-                self.register_buffer(name, made, persistent=kept)
+            for name, values in (("samples", 0), ("seed", _philox.signed(checked)), ("seeds", seeds)):
+                self.register_buffer(name, torch.as_tensor(values, dtype=torch.int64).to(replays[0].device))
+            tables = {name: getattr(self.shares, name) for name in ("first", "whole", "from_bits")}
+            tables["offsets"] = self.shares.offsets()
+            made = {name: torch.as_tensor(np.asarray(table, np.int64)) for name, table in tables.items()}
+            self.constants = Buffers(made, persistent=False).to(replays[0].device)
 
     def extra_repr(self) -> str:
         """Arguments that the ensemble was created with."""
@@ -108,7 +97,7 @@ class ReplayEnsemble(BufferModule):
 
     def can_sample(self) -> torch.Tensor:
         """Whether all members that give rows have something to draw: bool ``[]`` on the device."""
-        asked = [replay.can_sample() for replay, given in zip(self._members(), self.given, strict=True) if given]
+        asked = [replay.can_sample() for replay, given in zip(self._members(), self.shares.given, strict=True) if given]
         return torch.stack(asked).all()
 
     @torch.no_grad()
@@ -129,21 +118,21 @@ class ReplayEnsemble(BufferModule):
             SchemaError: Members whose batches have other fields than the first one's.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)
-        ends = self._ends(number)
-        batches = {}
+        xp, batches = TorchArrays(self.samples.device, self.constants._buffers), {}
+        if is_known(self.samples) and is_known(number):
+            key = DrawKey(self.seed.numpy(), number.numpy())
+            found = members_of(Arrays(), self.shares, key, key.number, self.batch_size)
+            owner, places = map(torch.from_numpy, found)
+        else:
+            owner, places = members_of(xp, self.shares, DrawKey(self.seed, number), number, self.batch_size)
         for member, replay in enumerate(self._members()):
-            if self.given[member]:
-                batch = drawn(replay, self.seeds[member], number, self.most[member])
+            if self.shares.given[member]:
+                batch = replay.drawn(self.seeds[member], number, self.shares.most[member])
                 batches[member] = batch if replay.transform is None else replay.transform(batch)
-        row = torch.arange(self.batch_size, device=ends.device)
-        owner = torch.searchsorted(ends, row, right=True)
-        begins = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
-        joined = _joined(batches, row - begins.take(owner) + self.offsets.take(owner))
-        shape = joined["index"].shape
-        joined["buffer_ids"] = owner.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        batch = joined(xp, batches, owner, places)
         if index is None:
             self.samples.add_(1)
-        made: TensorDict = tensor_dict(joined, self.samples.device)
+        made: TensorDict = tensor_dict(batch, self.samples.device)
         return made
 
     def set_priorities(self, indices: torch.Tensor, priorities: Any, buffer_ids: torch.Tensor) -> None:
@@ -157,46 +146,8 @@ class ReplayEnsemble(BufferModule):
             ConfigError, DataError, IndexError: As there.
         """
         for member, replay in enumerate(self._members()):
-            if replay.weights is not None:
+            if isinstance(replay.sampler, ByPriority):
                 replay.set_priorities(torch.where(buffer_ids == member, indices, -1), priorities)
 
     def _members(self) -> list[Replay]:
         return [replay for replay in self.replays if isinstance(replay, Replay)]
-
-    def _ends(self, number: torch.Tensor) -> torch.Tensor:
-        """End of each member's rows in a batch, int64 ``[M]``."""
-        stage = (number >= self.first).sum() - 1
-        bits = (_philox.words(self.seed, number, 1) >> (64 - _BITS)) & ((1 << _BITS) - 1)
-        whole, from_bits = (table.index_select(0, stage.reshape(1))[0] for table in (self.whole, self.from_bits))
-        return whole[1:] + (bits >= from_bits)
-
-
-def _joined(batches: dict[int, dict[str, Any]], places: torch.Tensor) -> dict[str, Any]:
-    """Rows of all batches, in which they lie one behind the other, as one batch."""
-    extra = {key for batch in batches.values() for key in batch if key in WITHOUT}
-    parts: dict[FieldKey, list[torch.Tensor]] = {}
-    first, structure = next(iter(batches)), None
-    for member, batch in batches.items():
-        shape, device = batch["index"].shape, places.device
-        filled = batch | {
-            key: torch.ones(shape, dtype=torch.bool if key == "mask" else torch.float32, device=device)
-            for key in sorted(extra - batch.keys(), key=str)
-        }
-        leaves = flatten(filled)
-        if structure is None:
-            parts, structure = {key: [] for key in leaves}, structure_of(filled)
-        if leaves.keys() != parts.keys():
-            raise SchemaError(
-                f"replay {member}: expected the fields {list(parts)} of replay {first}, found {list(leaves)}"
-            )
-        for key, leaf in leaves.items():
-            like = parts[key][0] if parts[key] else leaf
-            if (like.shape[1:], like.dtype) != (leaf.shape[1:], leaf.dtype):
-                raise SchemaError(
-                    f"replay {member}: field {key!r}: expected {like.dtype} {list(like.shape[1:])} as of replay "
-                    f"{first}, found {leaf.dtype} {list(leaf.shape[1:])}"
-                )
-            parts[key].append(leaf)
-    taken = {key: torch.cat(leaves).index_select(0, places) for key, leaves in parts.items()}
-    joined: dict[str, Any] = unflatten(structure, taken)
-    return joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from os import PathLike
 from types import EllipsisType
 from typing import Any
@@ -14,82 +15,23 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey, as_array
 from mouse_core.randomness import check_seed
-from mouse_core.replay import Priorities, ReplayBuffer
+from mouse_core.replay import Compose, LinearSchedule, Priorities, ReplayBuffer
 from mouse_core.replay.device import Order, Slices, moving
-from mouse_core.replay.device.arrays import Arrays as CoreArrays
-from mouse_core.replay.device.arrays import Ring as CoreRing
+from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
-from mouse_core.replay.device.samplers import State, sampler_of
+from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Plan, SliceUnits, State, check_left, sampler_of
+from mouse_core.replay.samplers.weighing import weighed
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
-from mouse_torch.device import _priorities
-from mouse_torch.device._batches import check_transform, drawn
-from mouse_torch.device._checks import number_of
-from mouse_torch.device.ground.episodes import Episodes
-from mouse_torch.device.ground.fields import Fields, check_pad, is_integer, rows_of
-from mouse_torch.device.ground.kept import Arrays, BufferModule
-from mouse_torch.device.ground.reading import Ring
-from mouse_torch.device.ground.turns import Epoch, Queue
-from mouse_torch.device.ground.weights import Weights
+from mouse_torch.device.arrays import TorchArrays
+from mouse_torch.device.fields import BufferModule, Buffers, Fields, check_pad, is_integer, rows_of
 from mouse_torch.placement import check_device
 from mouse_torch.tracing import is_known
 from mouse_torch.transfer import to_numpy
 from mouse_torch.trees import on_host, tensor_dict
 
-
-def like(replay: Replay) -> ReplayBuffer:
-    """An empty buffer on the host that draws the same."""
-    beta = 0.0 if replay.weights is None else replay.weights.beta
-    beta = beta if callable(beta) else float(beta)
-    return moving.buffer_like(replay.sampler, _known_ring(replay), replay.alignment, beta)
-
-
-def to_host(replay: Replay, buffer: ReplayBuffer) -> None:
-    """See ``Replay.to_host``."""
-    lead = (replay.steps,) if replay.num_envs is None else (replay.steps, replay.num_envs)
-    rows = {key: to_numpy(memory).reshape(*lead, *memory.shape[1:]) for key, memory in replay.rows.each()}
-    ring = _known_ring(replay)
-    state = replay.sampler.init(CoreArrays(), ring)
-    for part, arrays in state.items():
-        for name, array in arrays.items():
-            found = to_numpy(getattr(getattr(replay, part), name))
-            arrays[name] = found[: len(array)] if np.ndim(array) else found
-    moving.to_host(
-        replay.sampler,
-        state,
-        ring,
-        lambda count: replay.rows.nested({key: values[:count] for key, values in rows.items()}),
-        buffer,
-        batch_size=replay.batch_size,
-        seed=int(replay.seed) & ((1 << 64) - 1),
-        samples=int(replay.samples),
-    )
-
-
-def _known_ring(replay: Replay) -> CoreRing:
-    return CoreRing(int(replay.cursor), int(replay.size), replay.steps, replay.num_envs)
-
-
-@torch.no_grad()
-def from_host(replay: Replay, buffer: ReplayBuffer) -> None:
-    """See ``Replay.from_host``."""
-    ring, rows = moving.rows_from_host(_known_ring(replay), buffer)
-    if ring.size:
-        accepted, _ = replay.rows.accepted(on_host(rows))
-        fields = {key: to_numpy(values) for key, values in accepted.items()}
-        state: State = moving.state_from_host(replay.sampler, ring, fields, buffer)
-        begin = (ring.cursor - ring.size) % ring.steps
-        replay.rows.put(accepted, (begin + torch.arange(ring.size, device=replay.device)) % ring.steps)
-        for part, arrays in state.items():
-            for name, array in arrays.items():
-                memory = getattr(getattr(replay, part), name)
-                values = torch.as_tensor(np.asarray(array), dtype=memory.dtype)
-                (memory[: len(values)] if values.ndim else memory).copy_(values)
-    replay.cursor.fill_(ring.cursor)
-    replay.size.fill_(ring.size)
-    replay.seed.fill_(_philox.signed(buffer.seed))
-    replay.samples.fill_(buffer.stats()["samples"])
+_NUMPY, _ON_HOST = Arrays(), TorchArrays(torch.device("cpu"))
 
 
 class Replay(BufferModule):
@@ -122,6 +64,8 @@ class Replay(BufferModule):
         order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
             before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
             the oldest first.
+        sampler: A sampler of your own in place of ``priorities`` and ``order``: a class that inherits from
+            ``mouse_core.replay.device.DeviceSampler``, or a function of ``units`` that gives one.
         seed: In ``[0, 2**64)``.
         device: Where rows lie; None: on the host. What computes there has int64 and float64.
 
@@ -158,6 +102,7 @@ class Replay(BufferModule):
         alignment: Alignment = "outgoing",
         priorities: Priorities | None = None,
         order: Order = "random",
+        sampler: Callable[..., DeviceSampler] | None = None,
         seed: int = 0,
         device: str | torch.device | None = None,
     ) -> None:
@@ -166,7 +111,7 @@ class Replay(BufferModule):
         num_envs = streams_of(num_envs, slices, self.transform)
         check_rooms(capacity, batch_size, num_envs, slices)
         check_order(order, int(capacity), int(batch_size), slices, priorities)
-        self.reach = 0 if self.transform is None else self.transform.reach
+        reach = 0 if self.transform is None else self.transform.reach
         self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
         self.alignment: Alignment = alignment
         self.order: Order = order
@@ -178,26 +123,22 @@ class Replay(BufferModule):
         if slices is not None and marks is not None:
             dtype = None if marks.ids is None else str(row[marks.ids].held).removeprefix("torch.")
             index = EpisodeIndex(slices, marks, dtype, tiled=order == "epochs")
-        self.sampler = sampler_of(self.capacity, index, priorities, order, self.reach)
+        self.sampler = sampler_of(self.capacity, index, priorities, order, reach, sampler)
+        self.beta = 0.0 if priorities is None else priorities.beta
         target = check_device(device)
         word = check_seed(seed)
         # What is made in inference mode can be written to only there.
         with torch.inference_mode(False):
             self.rows = Fields(structure, row, self.capacity, num_envs, target)
-            self.episodes: Episodes | None = None
-            if slices is not None and marks is not None:
-                ids = None if marks.ids is None else row[marks.ids].held
-                of = (self.steps, num_envs or 1)
-                self.episodes = Episodes(*of, slices, marks, ids, tiled=order == "epochs", device=target)
-            self.turns: Epoch | Queue | None = None
-            if order != "random":
-                self.turns = Epoch(target) if order == "epochs" else Queue(target)
-            self.weights: Weights | None = None
-            if priorities is not None:
-                self.weights = Weights(self.capacity, priorities, sliced=slices is not None, device=target)
             for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _philox.signed(word))):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
-        check_transform(self)
+            constants = {name: torch.tensor(table, device=target) for name, table in self.sampler.constants.items()}
+            self.constants = Buffers(constants, persistent=False)
+            state = self.sampler.init(self._functions(), self.ring)
+            self._parts = tuple(state)
+            for part, arrays in state.items():
+                self.add_module(part, Buffers(arrays))
+        self._check_transform()
 
     def extra_repr(self) -> str:
         """Arguments that the replay was created with."""
@@ -234,17 +175,18 @@ class Replay(BufferModule):
 
         That is a row or a slice; where each row comes once, a whole batch of them.
         """
-        rows = self.size * (self.num_envs or 1)
-        fewest = 1 if self.turns is None else self.batch_size
-        return (rows >= min_length) & (self.left() >= fewest)
+        left = self.sampler.left(self._functions(), self._state(), self.ring)
+        found: torch.Tensor = (self.ring.rows >= min_length) & (left >= self.sampler.fewest(self.batch_size))
+        return found
 
     def can_extend(self, time_steps: int = 1) -> torch.Tensor:
         """Whether so many time steps fit without writing over a row of a queue that has not come: bool ``[]``.
 
         Without a queue they always do.
         """
-        left = self.turns.left if isinstance(self.turns, Queue) else torch.zeros_like(self.size)
-        return left + time_steps * (self.num_envs or 1) <= self.capacity
+        left = self.sampler.waiting(self._functions(), self._state(), self.ring)
+        found: torch.Tensor = left + time_steps * (self.num_envs or 1) <= self.capacity
+        return found
 
     @torch.no_grad()
     def set_priorities(self, indices: torch.Tensor, priorities: Any) -> None:
@@ -263,18 +205,32 @@ class Replay(BufferModule):
             ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.
             DataError, IndexError: As of ``ReplayBuffer.update_priority``, where rows lie on the host.
         """
-        if self.weights is None:
+        sampler = self.sampler
+        if not isinstance(sampler, ByPriority):
             raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
         slots, given = (
             values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities")
             for values in (indices, priorities)
         )
         slots = torch.as_tensor(slots, device=self.device)
-        values = _priorities.like(slots, torch.as_tensor(given, device=self.device)).reshape(-1)
+        values = _priorities_like(slots, torch.as_tensor(given, device=self.device)).reshape(-1)
         slots = slots.reshape(-1).to(torch.int64)
-        rows = self.size * (self.num_envs or 1)
-        if len(slots):
-            _priorities.update(self.weights, rows, slots, values)
+        if not self.is_seen or not is_known(slots) or not is_known(values):
+            if len(slots):
+                state = self._state()
+                self._keep(state, sampler.update(self._functions(), state, self.ring, slots, values))
+            return
+        known, seen, tree, rows = slots.numpy(), values.numpy(), sampler.tree, self._seen_ring().rows
+        if known.size and known.min() < 0:
+            there = known >= 0
+            known, seen = known[there], seen[there]
+        units = weighed(seen, tree.capacity, tree.alpha, tree.eps)
+        if not known.size:
+            return
+        if known.max() >= rows:
+            raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {known.max()}")
+        state = self._seen_state()
+        self._keep(state, {"weights": tree.put(_NUMPY, state["weights"], known, seen, units)})
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
         """The next batch, or that of any number.
@@ -299,17 +255,46 @@ class Replay(BufferModule):
             SchemaError, MissingFieldError: What transforms raise.
         """
         size = self.batch_size if batch_size is None else check_count("batch_size", batch_size)
-        if beta is not None and self.weights is None:
+        if beta is not None and not isinstance(self.sampler, ByPriority):
             raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
-        if self.turns is not None and size != self.batch_size:
+        if self.order != "random" and size != self.batch_size:
             raise ConfigError(f"batch_size: expected {self.batch_size}, as each row comes once, found {size}")
-        counters = self.counters()
-        seed: Any = self.seed if counters is None else counters["seed"]
-        counted: Any = self.samples if counters is None else counters["samples"]
-        batch = drawn(self, seed, counted if index is None else number_of(index, self.device), size, beta)
+        counters: Any = self._counters()
+        number = counters["samples"] if index is None else number_of(index, self.device)
+        batch = self.drawn(counters["seed"], number, size, beta)
         if index is None:
-            counted += 1
+            number += 1
         return self._delivered(batch)
+
+    def drawn(self, seed: Any, number: Any, size: int, beta: Any = None) -> dict[str, Any]:
+        """A batch before transforms.
+
+        Args:
+            seed: May be another than that of the replay, int64 ``[]``, a tensor or NumPy's.
+            number: The number of the sample, int64 ``[]``, likewise.
+            size: Rows or slices.
+            beta: The exponent of importance weights; None: that of the replay.
+        """
+        known, sampler = self._counters(), self.sampler
+        seen = known is not self._buffers
+        if seen:
+            key = DrawKey(*(value if isinstance(value, np.ndarray) else value.numpy() for value in (seed, number)))
+            xp, state = _NUMPY, self._seen_state()
+            ring = Ring(int(known["cursor"]), int(known["size"]), self.steps, self.num_envs)
+        else:
+            key, xp, state, ring = DrawKey(seed, number), self._functions(), self._state(), self.ring
+        after, plan = sampler.draw(xp, state, ring, key, size)
+        if seen:
+            left = sampler.left(xp, state, ring) if plan.left is None else plan.left
+            check_left(sampler, int(left), self.batch_size, ring.size, "sample")
+        self._keep(state, after)
+        rows = self.rows.taken(plan.read)
+        if seen:
+            xp, plan = _ON_HOST, Plan(*map(_tensor, plan))
+        exponent = None
+        if plan.times is not None:
+            exponent = _beta_at(self.beta if beta is None else beta, torch.as_tensor(number))
+        return plan.batch(xp, rows, exponent)
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save it to a file that buffers of NumPy, torch and JAX load: the format of ``ReplayBuffer.dumps``.
@@ -321,7 +306,7 @@ class Replay(BufferModule):
             SchemaError: A dtype that NumPy has not.
             StorageError: The file cannot be written (also an OSError).
         """
-        buffer = like(self)
+        buffer = self._like()
         self.to_host(buffer)
         buffer.dumps(path)
 
@@ -338,7 +323,7 @@ class Replay(BufferModule):
             StateError: The file is damaged, or of other parts.
             StorageError: It cannot be read (also an OSError).
         """
-        buffer = like(self)
+        buffer = self._like()
         buffer.loads(path)
         self.from_host(buffer)
 
@@ -356,8 +341,21 @@ class Replay(BufferModule):
             ConfigError: A buffer that is not empty, or of another capacity or ``ndim``.
             SchemaError: A dtype that NumPy has not.
         """
-        to_host(self, buffer)
+        lead = (self.steps,) if self.num_envs is None else (self.steps, self.num_envs)
+        rows = {key: to_numpy(memory).reshape(*lead, *memory.shape[1:]) for key, memory in self.rows.each()}
+        ring = self._known_ring()
+        moving.to_host(
+            self.sampler,
+            moving.state_in_numpy(self.sampler, self._functions(), self._state(), ring),
+            ring,
+            lambda count: self.rows.nested({key: values[:count] for key, values in rows.items()}),
+            buffer,
+            batch_size=self.batch_size,
+            seed=int(self.seed) & ((1 << 64) - 1),
+            samples=int(self.samples),
+        )
 
+    @torch.no_grad()
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Take all rows of a buffer, and draw from then on what it would.
 
@@ -371,45 +369,109 @@ class Replay(BufferModule):
             ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows lie in no order.
             SchemaError, DataError: Rows of another kind.
         """
-        from_host(self, buffer)
+        ring, rows = moving.rows_from_host(self._known_ring(), buffer)
+        if ring.size:
+            accepted, _ = self.rows.accepted(on_host(rows))
+            fields = {key: to_numpy(values) for key, values in accepted.items()}
+            state = moving.state_from_host(self.sampler, ring, fields, buffer)
+            begin = (ring.cursor - ring.size) % ring.steps
+            self.rows.put(accepted, (begin + torch.arange(ring.size, device=self.device)) % ring.steps)
+            for part, arrays in self._state().items():
+                for name, memory in arrays.items():
+                    values = torch.as_tensor(np.asarray(state[part][name]), dtype=memory.dtype)
+                    (memory[: len(values)] if values.ndim else memory).copy_(values)
+        self.cursor.fill_(ring.cursor)
+        self.size.fill_(ring.size)
+        self.seed.fill_(_philox.signed(buffer.seed))
+        self.samples.fill_(buffer.stats()["samples"])
 
     @property
     def ring(self) -> Ring:
-        """Return the slots of rows."""
-        return Ring(self.cursor, self.size, self.steps)
+        """The ring of rows, of tensors."""
+        return Ring(self.cursor, self.size, self.steps, self.num_envs)
 
-    def counters(self) -> Arrays | None:
-        """Return the module's buffers as NumPy arrays; None if they cannot be read, as while compiling."""
+    @property
+    def is_seen(self) -> bool:
+        """Whether NumPy may compute in the memory of the module: it lies on the host, and nothing is compiled."""
         size: Any = self._buffers["size"]
-        return self.arrays() if is_known(size) else None
+        return is_known(size)
+
+    def _counters(self) -> Any:
+        """The buffers of the module: NumPy's where ``is_seen``."""
+        return self.arrays() if self.is_seen else self._buffers
+
+    def _seen_ring(self) -> Ring:
+        known = self.arrays()
+        return Ring(int(known["cursor"]), int(known["size"]), self.steps, self.num_envs)
+
+    def _known_ring(self) -> Ring:
+        return Ring(int(self.cursor), int(self.size), self.steps, self.num_envs)
+
+    def _functions(self) -> TorchArrays:
+        return TorchArrays(self.cursor.device, self.constants._buffers)
+
+    def _state(self) -> State:
+        return {part: dict(getattr(self, part)._buffers) for part in self._parts}
+
+    def _seen_state(self) -> State:
+        return {part: getattr(self, part).arrays() for part in self._parts}
+
+    def _keep(self, before: State, after: State) -> None:
+        """Write arrays that are others than before to the memory of the module."""
+        for part, arrays in after.items():
+            memory = before[part]
+            if arrays is not memory:
+                for name, values in arrays.items():
+                    if values is not memory[name]:
+                        memory[name][...] = values
 
     def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
         """Write so many time steps, by field and as they lie in memory, which were checked."""
         places = self.cursor.reshape(1)
         if count > 1:
             places = (places + torch.arange(count, device=self.device)) % self.steps
-        if self.episodes is not None:
-            self.episodes.extend(given, places, self.cursor)
-        if isinstance(self.turns, Queue):
-            self.turns.left.add_(count * (self.num_envs or 1)).clamp_(max=self.capacity)
-        elif self.turns is not None and self.episodes is not None:
-            self.turns.rows.zero_()  # there are other slices
+        if self.is_seen:
+            self._write_seen(given, count, places)
+            return
+        xp, before = self._functions(), self._state()
+        state = self.sampler.extend(xp, before, given, count, self.ring)
         self.rows.put(given, places)
         self.cursor.add_(count).remainder_(self.steps)
         self.size.add_(count).clamp_(max=self.steps)
-        if self.weights is not None:
-            _priorities.written(self.weights, self.episodes, self.ring, count, self.num_envs or 1)
+        self._keep(before, self.sampler.settle(xp, state, count, self.ring))
 
-    def left(self) -> torch.Tensor:
-        """Number of rows or slices to draw; of a queue, those not yet returned; by priority, the sum of weights."""
-        if isinstance(self.turns, Queue):
-            return self.turns.left
-        if self.weights is not None:
-            return self.weights.total
-        if self.episodes is not None:
-            slices: torch.Tensor = self.episodes.table(self.episodes.reading(self.ring)).ends[-1]
-            return slices
-        return self.size if self.num_envs is None else self.size * self.num_envs
+    def _write_seen(self, given: Mapping[FieldKey, torch.Tensor], count: int, places: torch.Tensor) -> None:
+        """``write`` with NumPy's functions in the memory of the module."""
+        fields, sampler = {}, self.sampler
+        if isinstance(sampler.units, SliceUnits):
+            marks = sampler.units.episodes.marks
+            for key in (*marks.ends, *(() if marks.ids is None else (marks.ids,))):
+                values = given[key]
+                fields[key] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        before, ring, known = self._seen_state(), self._seen_ring(), self.arrays()
+        state = sampler.extend(_NUMPY, before, fields, count, ring)
+        self.rows.put(given, places)
+        ring = ring._replace(cursor=(ring.cursor + count) % self.steps, size=min(ring.size + count, self.steps))
+        known["cursor"][...], known["size"][...] = ring.cursor, ring.size
+        self._keep(before, sampler.settle(_NUMPY, state, count, ring))
+
+    def _like(self) -> ReplayBuffer:
+        """An empty buffer on the host that draws the same."""
+        beta = self.beta if callable(self.beta) else float(self.beta)
+        return moving.buffer_like(self.sampler, self._known_ring(), self.alignment, beta)
+
+    def _check_transform(self) -> None:
+        """Raise what the transforms of ``mouse_core.replay`` do, given a batch without values, up to one of a user."""
+        given = () if self.transform is None else self.transform.transforms
+        ours = [*takewhile(lambda part: type(part).__module__.partition(".")[0] == "mouse_core", given)]
+        if not ours:
+            return
+        constants = {name: table.to("meta") for name, table in self.constants.named_buffers()}
+        xp = TorchArrays(torch.device("meta"), constants)
+        number = xp.full((), 0, "index")
+        ring = Ring(number, number, self.steps, self.num_envs)
+        _, plan = self.sampler.draw(xp, self.sampler.init(xp, ring), ring, DrawKey(number, number), self.batch_size)
+        Compose(*ours)(plan.batch(xp, self.rows.outline([*plan.read.shape]), 0.0))
 
     def _delivered(self, batch: dict[str, Any]) -> TensorDict:
         if self.transform is None and self.rows.is_flat:
@@ -419,3 +481,49 @@ class Replay(BufferModule):
             return found
         made: TensorDict = tensor_dict(batch if self.transform is None else self.transform(batch), self.device)
         return made
+
+
+def number_of(index: Any, device: torch.device) -> torch.Tensor:
+    """The number of a sample, int64 ``[]`` on a device, or ConfigError."""
+    if isinstance(index, torch.Tensor):
+        if index.ndim or index.is_floating_point() or index.dtype == torch.bool:
+            raise ConfigError(f"index: expected an integer, found {index.dtype} {[*index.shape]}")
+        if is_known(index) and index.numpy() < 0:
+            raise ConfigError(f"index: expected an integer in [0, 2**63), found {index}")
+        return index.to(device, torch.int64)
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 63:
+        raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
+    # Filled there, not copied.
+    return torch.full((), int(index), dtype=torch.int64, device=device)
+
+
+def _priorities_like(indices: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
+    """Priorities in the shape of indices, float32, where axes of length 1 may follow and one may be of a whole slice.
+
+    Raises:
+        ConfigError: Shapes that do not go together, or indices that are no integers.
+    """
+    if indices.dtype == torch.bool or indices.is_floating_point():
+        raise ConfigError(f"set_priorities: expected integers as indices, found {indices.dtype}")
+    values, shape = priorities.detach().to(torch.float32), indices.shape
+    if values.shape[: len(shape)] == shape and values.numel() == indices.numel():
+        return values.reshape(shape)  # also [n, 1], as networks give one number for each row
+    fits = values.ndim <= len(shape) and values.shape[:1] in ((), shape[:1])
+    if not fits or any(size not in (1, other) for size, other in zip(values.shape, shape, strict=False)):
+        raise ConfigError(
+            f"set_priorities: expected priorities of the shape of the index {[*shape]}, found {[*priorities.shape]}"
+        )
+    return values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)).expand(shape)
+
+
+def _beta_at(beta: Any, number: torch.Tensor) -> Any:
+    """The exponent of importance weights for a sample: what a schedule gives for its number, or what it is itself."""
+    if isinstance(beta, LinearSchedule):
+        # Called, it would ask which of two numbers is smaller, and wait for the device.
+        return beta.start + (beta.end - beta.start) * (number / beta.samples).clamp(max=1.0)
+    return beta(number) if callable(beta) else beta
+
+
+def _tensor(value: Any) -> Any:
+    """An array of NumPy as a tensor; others as they are."""
+    return torch.from_numpy(value) if type(value) is np.ndarray else value

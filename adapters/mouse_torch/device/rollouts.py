@@ -24,8 +24,7 @@ from mouse_core.rollouts.mini_batches import (
 )
 from mouse_core.spec import check_count, check_unit
 from mouse_torch import _philox
-from mouse_torch.device.ground.fields import Fields, Row
-from mouse_torch.device.ground.kept import BufferModule
+from mouse_torch.device.fields import BufferModule, Fields, Row
 from mouse_torch.placement import check_device
 from mouse_torch.rollouts import TensorArrays
 from mouse_torch.tracing import is_known

@@ -21,6 +21,7 @@ from mouse_core.nested import FieldKey, flatten, structure_of, unflatten
 from mouse_core.randomness import Key, Order, Purpose
 from mouse_core.replay.samplers import weighing
 
+_ELEVEN = np.uint64(11)
 FAN, SHIFT = 16, 4
 """A node of a tree of weights has 16 children."""
 
@@ -223,8 +224,9 @@ class Arrays:
 
     def integers(self, words: Any, high: Any) -> Any:
         """Words as indices in ``[0, high)``, as ``Key.integers`` makes them; ``high`` from 0, which gives 0."""
-        high = max(int(high), 1)
-        return np.minimum(((words >> np.uint64(11)) * 2.0**-53 * high).astype(np.int64), high - 1)
+        drawn = (words >> _ELEVEN).astype(np.float64)
+        drawn *= int(high) * 2.0**-53  # of less than 2**53 none is rounded up to high
+        return drawn.astype(np.int64)
 
     def scaled(self, words: Any, total: Any) -> Any:
         """``floor(word * total / 2**64)``, wide."""

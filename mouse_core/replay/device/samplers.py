@@ -46,6 +46,8 @@ class Plan(NamedTuple):
         ids: The field that has the number of each slice's trajectory.
         pad: The number that fields become where the mask is False; None: they stay.
         times: How many times as likely as the least likely row each row is, float32 ``[B]``; None: all are alike.
+        left: How many units there were to draw, or the sum of their weights, ``[]``. If these are fewer than
+            ``fewest``, the plan and its state mean nothing.
     """
 
     read: Any
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     ids: FieldKey | None = None
     pad: float | None = None
     times: Any = None
+    left: Any = None
 
     def batch(self, xp: Arrays, rows: Any, beta: Any) -> dict[str, Any]:
         """The batch of rows that were gathered, to which its own fields are added; the rows' fields pass through.
@@ -303,8 +306,10 @@ class DeviceSampler:
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
         """The state after a batch of ``size`` units, and the rows of the batch."""
         table = self.units.table(xp, state, ring)
-        ranks = xp.integers(xp.words(key, size), self.units.count(table))
-        return state, self.units.plan(xp, state, ring, self.units.find(xp, state, ring, table, ranks))
+        left = self.units.count(table)
+        ranks = xp.integers(xp.words(key, size), left)
+        plan = self.units.plan(xp, state, ring, self.units.find(xp, state, ring, table, ranks))
+        return state, plan._replace(left=left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,9 +385,8 @@ class EpochSampler(DeviceSampler):
         positions = xp.minimum(position + xp.range(size), count - 1)
         ranks, order = xp.in_order(DrawKey(key.seed, began), count, positions, ring.capacity, turns, begins)
         turns = {"rows": units, "began": began, "position": position + size, **order}
-        return {**state, "turns": turns}, self.units.plan(
-            xp, state, ring, self.units.find(xp, state, ring, table, ranks)
-        )
+        plan = self.units.plan(xp, state, ring, self.units.find(xp, state, ring, table, ranks))
+        return {**state, "turns": turns}, plan._replace(left=units)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +440,7 @@ class QueueSampler(DeviceSampler):
         left = state["turns"]["left"]
         slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
         state = {**state, "turns": {"left": xp.where(left >= size, left - size, left)}}
-        return state, self.units.plan(xp, state, ring, slots)
+        return state, self.units.plan(xp, state, ring, slots)._replace(left=left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -551,9 +555,9 @@ class ByPriority(DeviceSampler):
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
         """Units by weight, with the weights of their rows."""
-        slots, times = self.tree.draw(xp, state["weights"], key, size)
+        slots, times, total = self.tree.draw(xp, state["weights"], key, size)
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
-        return state, plan._replace(times=times)
+        return state, plan._replace(times=times, left=total)
 
     def update(self, xp: Arrays, state: State, ring: Ring, slots: Any, priority: Any) -> State:
         """The state with priorities of some slots; see ``SumTree.update``."""

@@ -65,10 +65,14 @@ class SumTree:
         largest = xp.full((1,), 1, "float")
         return state | {"fresh": self._weigh(xp, largest)[0], "largest": largest[0]}
 
+    @cached_property
+    def most(self) -> int:
+        """The largest weight of a row."""
+        return largest_weight(self.capacity, powers(self.alpha))
+
     def _weigh(self, xp: Arrays, priority: Any) -> Any:
-        most = largest_weight(self.capacity, powers(self.alpha))
         with xp.wide():
-            return xp.pack(xp.weights(priority, self.alpha, self.eps, most))
+            return xp.pack(xp.weights(priority, self.alpha, self.eps, self.most))
 
     def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
         """Leaves that count, wide ``[m, 16]``; within ``wide``."""
@@ -117,14 +121,15 @@ class SumTree:
             sums, least, _ = xp.loop(1, levels - 1, step, (*kept, above(nodes, 1)))
         return {**state, "sums": sums, "least": least}
 
-    def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any]:
-        """Slots in proportion to their weights, ``[B]``, and their weights over the least one, float32 ``[B]``."""
+    def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any, Any]:
+        """Slots in proportion to their weights, ``[B]``; their weights over the least one, float32 ``[B]``; the sum."""
         words, levels = xp.words(key, size), len(self.starts) - 1
         # The level with which a search begins: the root, or the first one of few rows.
         top = next(level for level in range(levels) if self.starts[level + 1] - self.starts[level] <= xp.top_rows)
         with xp.wide():
             starts, nodes = xp.table(self.starts), self._level(xp, state, top)
-            rest = xp.scaled(words, nodes.sum())
+            total = nodes.sum()
+            rest = xp.scaled(words, total)
             node, before = xp.among(nodes, rest)
 
             def step(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -144,7 +149,7 @@ class SumTree:
             smallest = xp.summed(nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
             times = own / smallest
             # The caller may write to the tree when it has the slots: only when all was read is that done in place.
-            return xp.behind(slots, times), times
+            return xp.behind(slots, times), times, total
 
     def fill(self, xp: Arrays, state: State, slots: Any) -> dict[str, Any]:
         """The tree with new rows in some slots, none of which comes twice; it is to be refreshed."""
@@ -168,6 +173,14 @@ class SumTree:
         sums = xp.overwrite(state["sums"], slots, there, new[:-1])
         changed = {**state, "sums": sums, "fresh": new[-1], "largest": largest}
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
+
+    def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> dict[str, Any]:
+        """``update`` in NumPy, of slots in use whose priorities and weights ``units`` were checked."""
+        changed = {**state, "sums": xp.scatter(state["sums"], slots, units)}
+        largest = priority.argmax()
+        if priority[largest] > state["largest"]:
+            changed |= {"fresh": units[largest], "largest": priority[largest]}
+        return self.refresh(xp, changed, slots >> SHIFT)
 
     def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
         """The tree in which the first slots weigh so much, wide ``[n]``, and new rows have priority ``largest``."""

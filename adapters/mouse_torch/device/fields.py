@@ -1,20 +1,99 @@
-"""Rows of a replay on a device: the memory of each field, and what may be written there."""
+"""Modules whose buffers are data; the memory of each field of a replay's rows, and what may be written there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, map_tree, opened, structure_of, unflatten
+from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, opened, structure_of, unflatten
 from mouse_core.replay import Slices
-from mouse_torch.device.ground.kept import BufferModule, zeros
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
+
+Arrays = dict[str, npt.NDArray[Any]]
+_LINE = 64
+
+
+class Seen:
+    """Buffers in NumPy, which to make takes longer than to read: they are kept, and made anew where one was moved."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[list[int], Arrays] = ([], {})
+
+    def __call__(self, buffers: Any) -> Arrays:
+        """Them by name, but for what a class of somebody's has elsewhere."""
+        where = [0 if memory is None else memory.data_ptr() for memory in buffers.values()]
+        kept = self._kept
+        if kept[0] != where:
+            arrays = {name: _array(memory) for name, memory in buffers.items() if memory is not None and memory.is_cpu}
+            kept = self._kept = where, arrays
+        return kept[1]
+
+    def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
+        """A copy has seen nothing."""
+        return Seen, ()
+
+
+class BufferModule(torch.nn.Module):
+    """A module that goes where the module goes that it is part of, and keeps its dtypes, whatever ``half()`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = Seen()
+
+    def arrays(self) -> Arrays:
+        """Return the module's buffers as NumPy arrays by name; bfloat16 as int16."""
+        return self._seen(self._buffers)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            made = fn(tensor)
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self._seen = Seen()
+        return self
+
+
+class Buffers(BufferModule):
+    """Arrays by name, as buffers.
+
+    Args:
+        arrays: The arrays.
+        persistent: Whether they belong to the state of the module.
+    """
+
+    def __init__(self, arrays: Mapping[str, torch.Tensor], *, persistent: bool = True) -> None:
+        super().__init__()
+        for name, memory in arrays.items():
+            self.register_buffer(name, memory, persistent=persistent)
+
+
+def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = (memory.view(torch.int16) if memory.dtype == torch.bfloat16 else memory).numpy()
+    return found
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of zeros.
+
+    That of the host is NumPy's, which has Linux give it large pages: a row that is drawn of 10 million is found then
+    without looking for its page in memory, too.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)
+
 
 # What torch copies to places and takes from places; of others the bits lie in integers of as many bytes.
 _HELD = frozenset(
@@ -88,16 +167,6 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def filled(rows: Any, mask: torch.Tensor, pad: float) -> Any:
-    """Rows of slices, with a number where the mask is False."""
-
-    def changed(leaf: torch.Tensor) -> torch.Tensor:
-        there = mask.reshape(*mask.shape, *[1] * (leaf.ndim - 2))
-        return torch.where(there, leaf, torch.full((), pad, device=leaf.device).to(leaf.dtype))
-
-    return map_tree(changed, rows)
-
-
 class Fields(BufferModule):
     """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
 
@@ -141,15 +210,6 @@ class Fields(BufferModule):
         for key in self._hidden:
             found[key] = self.rows[key].seen(found[key])
         return found if self.is_flat else self.nested(found)
-
-    def taken_of(self, key: FieldKey, slots: torch.Tensor) -> torch.Tensor:
-        """One field of one value a row, ``[*slots]``."""
-        memory: torch.Tensor = dict(self._each())[key]
-        return self.rows[key].seen(memory.reshape(-1).take(slots))
-
-    def dtype(self, key: FieldKey) -> torch.dtype:
-        """Return the tensor of a field."""
-        return self.rows[key].dtype
 
     def outline(self, lead: list[int]) -> Any:
         """Rows without values, nested, ``[*lead, ...]``."""

@@ -1,0 +1,185 @@
+"""torch's functions over arrays, for the samplers of ``mouse_core.replay.device``.
+
+They compute on other devices and in compiled code. In eager code on the host the samplers run with NumPy's functions
+on the memory of the tensors, of which an operation takes a third of the time of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring, narrow
+from mouse_core.replay.samplers.weighing import Powers, bits_of, plus_bits, weights_of
+from mouse_torch import _philox
+from mouse_torch.device.fields import zeros
+
+_PARTS = 32
+_constant: Any = torch.compiler.assume_constant_result
+_bits_of: Callable[[float], int] = _constant(bits_of)
+
+
+class TorchArrays(Arrays):
+    """See ``Arrays``. Each memory of a tree is read and written in one shape: of what is viewed in another, compiled
+    code copies all.
+
+    Args:
+        device: Where arrays are made.
+        constants: Tables of samplers by name, on that device.
+    """
+
+    where: ClassVar[Callable[..., Any]] = staticmethod(torch.where)
+    maximum: ClassVar[Callable[..., Any]] = staticmethod(torch.maximum)
+    concat: ClassVar[Callable[..., Any]] = staticmethod(torch.cat)
+    dtypes: ClassVar[Mapping[str, Any]] = {
+        "index": torch.int64, "count": torch.int64, "number": torch.int64, "wide": torch.int64, "bool": torch.bool,
+        "float": torch.float32,
+    }  # fmt: skip
+    top_rows = 1
+
+    def __init__(self, device: torch.device, constants: Mapping[str, Any] | None = None) -> None:
+        super().__init__(constants)
+        self.device = device
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
+        """See ``Arrays``."""
+        kind = (self.dtypes.get(dtype) or getattr(torch, dtype)) if isinstance(dtype, str) else dtype
+        return torch.full(shape, value, device=self.device).to(kind)
+
+    @staticmethod
+    def minimum(one: Any, other: Any) -> Any:
+        """See ``Arrays``."""
+        return one.clamp(max=other) if isinstance(other, int) else torch.minimum(one, other)
+
+    def range(self, count: int) -> Any:
+        """See ``Arrays``."""
+        return torch.arange(count, device=self.device)
+
+    def cast(self, values: Any, dtype: str) -> Any:
+        """See ``Arrays``."""
+        return values.to(self.dtypes[dtype])
+
+    def running_max(self, values: Any) -> Any:
+        """See ``Arrays``."""
+        return values.cummax(0).values
+
+    def count_true(self, flags: Any) -> Any:
+        """See ``Arrays``."""
+        return flags.sum(-1)
+
+    def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
+        """See ``Arrays``."""
+        return values.expand(shape)
+
+    def searchsorted(self, ends: Any, values: Any) -> Any:
+        """See ``Arrays``."""
+        return torch.searchsorted(ends, values, right=True)
+
+    def constant(self, name: str, values: Any) -> Any:
+        """See ``Arrays``."""
+        return self.constants[name]
+
+    # ------------------------------------------------------------------ rings
+
+    def places(self, cursor: Any, count: int, steps: int) -> Any:
+        """See ``Arrays``."""
+        return (cursor + self.range(count)) % steps
+
+    def write(self, memory: Any, places: Any, rows: Any) -> Any:
+        """See ``Arrays``."""
+        return memory.index_copy_(0, places, rows)
+
+    def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
+        """See ``Arrays``."""
+        most = base + more
+        return narrow(self, ring, lambda row: self.at(counts, self.slots(ring, row), env) <= most, first, rows, _PARTS)
+
+    def slots(self, ring: Ring, row: Any) -> Any:
+        """See ``Arrays``."""
+        return (ring.cursor - ring.size + row) % ring.steps
+
+    # ------------------------------------------------------------------ random numbers
+
+    def words(self, key: DrawKey, count: int) -> Any:
+        """See ``Arrays``: int64, with the same bits."""
+        return _philox.words(key.seed, key.number, count)
+
+    def integers(self, words: Any, high: Any) -> Any:
+        """See ``Arrays``."""
+        return _philox.scaled_integers(words, high.clamp(min=1))
+
+    def scaled(self, words: Any, total: Any) -> Any:
+        """See ``Arrays``."""
+        return _philox.scaled(words, total)
+
+    def upper_bits(self, words: Any) -> Any:
+        """See ``Arrays``."""
+        return (words >> 11) & ((1 << 53) - 1)
+
+    def in_order(
+        self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """See ``Arrays``."""
+        return _philox.in_order(key.seed, key.number, n, positions, most), {}
+
+    def to_numpy(self, values: Any, like: Any) -> Any:
+        """See ``Arrays``."""
+        found = values.detach().cpu().numpy()
+        return found[: len(like)] if like.ndim else found
+
+    # ------------------------------------------------------------------ trees of weights
+
+    def children(self, memory: Any, rows: Any) -> Any:
+        """See ``Arrays``."""
+        return memory.index_select(0, rows)
+
+    def leaf(self, memory: Any, slots: Any) -> Any:
+        """See ``Arrays``."""
+        return memory[slots >> SHIFT, slots & (FAN - 1)]
+
+    def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
+        """See ``Arrays``."""
+        return memory.index_put_((slots >> SHIFT, slots & (FAN - 1)), values)
+
+    def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
+        """See ``Arrays``: of those with one slot the last is written, and the others to the row that nobody reads."""
+        nowhere = (len(memory) - 1) * FAN
+        place, order = torch.where(there, slots, nowhere).sort(stable=True)
+        last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
+        return self.scatter(memory, torch.where(last, place, nowhere), values.index_select(0, order))
+
+    def wide_memory(self, rows: int) -> Any:
+        """See ``Arrays``; one more row belongs to nobody."""
+        return zeros((rows + 1, FAN), torch.int64, self.device)
+
+    def summed(self, children: Any) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        return children.sum(1), torch.where(children > 0, children.to(torch.float32), torch.inf).amin(1)
+
+    def lowest(self, rows: Any) -> Any:
+        """See ``Arrays``."""
+        return rows.amin(1)
+
+    def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
+        """See ``Arrays``. Sums do not fall, so the last that is passed is the largest."""
+        sums = children.cumsum(1)[:, :-1]
+        passed = sums <= rest[:, None]
+        return passed.sum(1), torch.where(passed, sums, 0).amax(1)
+
+    def among(self, weights: Any, rest: Any) -> tuple[Any, Any]:
+        """See ``Arrays``."""
+        return self.child(weights[None], rest)
+
+    def distinct(self, nodes: Any, count: Any) -> Any:
+        """See ``Arrays``."""
+        return self.range(count) if count < len(nodes) else nodes
+
+    def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
+        """See ``Arrays``."""
+        factors, shifts, pieces = (self.constants[name] for name in ("factors", "shifts", "pieces"))
+        # Without the sign, which 0 may have.
+        bits = priority.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
+        tables = Powers(factors, shifts, pieces, bends_down=alpha < 1, most=most)
+        return weights_of(plus_bits(bits, _bits_of(eps), torch), tables, torch)
