@@ -1,4 +1,4 @@
-"""A user's function as a job knows it: pickled for other processes, and recognised when it comes again."""
+"""Pickle a user's function for other processes, and tell by its identity whether a later call has the same function."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ import numpy as np
 
 from mouse_core.errors import ConfigError
 
-# What folders of packages are called, and Debian's.
+# Names of folders of packages; Debian has its own.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-# This library, which may be installed as a folder of somebody's.
+# The folder of this library, which may be installed as a working copy.
 _OWN = str(Path(__file__).parents[1])
-# What Python puts into classes by itself.
+# Types of the members that Python adds to classes.
 _OF_PYTHON = (MemberDescriptorType, GetSetDescriptorType)
 
 
 def pickled(function: Callable[..., Any]) -> bytes:
-    """The function as other processes get it.
+    """Return the pickled function.
 
     Raises:
-        ConfigError: It is no function, or cannot be pickled.
+        ConfigError: The value is no function, or cannot be pickled.
     """
     if not callable(function):
         raise ConfigError(f"function: expected a function of a dict of arrays, found {function!r:.80}")
@@ -51,7 +51,7 @@ def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
     """Return the identity of a function: its name, a digest of its code and of the values it uses, and a version.
 
     Args:
-        function: One that can be pickled; see ``pickled``.
+        function: A function that can be pickled; see ``pickled``.
         version: The user's version of the function.
 
     Raises:
@@ -62,15 +62,15 @@ def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
 
 
 def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
-    """A digest of all that decides about what a function, or an object that is called, gives.
+    """Return a digest of everything that determines the result of a function, or of an object that is called.
 
     Args:
-        function: It.
+        function: The function or object.
         version: The user's version of the function. If given, parts that cannot be described are left out.
-        called: What messages call it.
+        called: Name of the function in messages.
 
     Raises:
-        ConfigError: It holds or reads what has no words, and no version is said.
+        ConfigError: The function holds or reads a value that cannot be described, and ``version`` is empty.
     """
     try:
         return _digest(in_words(function))

@@ -1,4 +1,4 @@
-"""Opening recorded data without saying what format they are in."""
+"""Open recorded data of any format, which is recognised."""
 
 from __future__ import annotations
 

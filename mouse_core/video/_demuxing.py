@@ -118,8 +118,8 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
     """Return a function that describes the picture of a packet; it takes all packets of a file in order.
 
     Args:
-        codec: As FFmpeg calls it.
-        header: What stands before all packets ("extradata").
+        codec: FFmpeg's name of the codec.
+        header: The data before all packets ("extradata").
 
     Raises:
         DataError: Another codec than those known here, or packets that are not as they are in MP4.
@@ -182,7 +182,7 @@ class _H264:
         number, before = bits.read(width), self._before
         if unit[0] >> 5 & 3:
             self._before = number
-        # That of any frame follows the number of the last one that others need: 0 1 2b 2b 2 3, b not needed.
+        # The number of a frame follows that of the last frame that others need: 0 1 2b 2b 2 3, b not needed.
         return unit[0] & 31 != 5 and number != (before + 1) % (1 << width)
 
     def picture(self, units: Iterator[memoryview]) -> Picture:
@@ -200,7 +200,7 @@ class _H264:
                 sets += [bytes(unit)]
                 self._learn(sets[-1])
         new = frozenset(one for one in sets if one not in self._header)
-        # What brings sets is not left out.
+        # A packet with parameter sets is never left out.
         return Picture(entry, referenced=referenced or entry or bool(new), sets=new, shown=shown, gap=gap)
 
 
@@ -221,7 +221,7 @@ class _Hevc:
                 continue
             if kind < 32:  # slices; the pictures of a packet are one, whose slices are alike in this
                 entry, leading = 16 <= kind <= 21, kind in (8, 9)
-                # Behind the end of a sequence an entry is as at the beginning of a file.
+                # An entry behind the end of a sequence is like an entry at the beginning of a file.
                 cut = 16 <= kind <= 18 or self._ended
                 referenced, layer = kind > 14 or kind % 2 == 1, (unit[1] & 7) - 1
                 shown, ends = True, False
@@ -286,16 +286,16 @@ class _MotionJpeg:
         here &= {0xC4, 0xDB}  # of Huffman codes, of quantisation
         entry = here >= self._tables
         self._tables |= here
-        # Pictures that lack tables are as those of a higher layer: they may need any of the others.
+        # Pictures without tables are like pictures of a higher layer: they may need any other picture.
         return Picture(entry, referenced=not entry, layer=int(not entry))
 
 
 LARGEST_SIDE = 8192
-"""Pixels a side that a video may have at most."""
+"""Most pixels of a side of a video."""
 
-# Of other containers some have playlists of other files read, and some have packets in pieces.
+# Some other containers are playlists of other files, and some cut packets into pieces.
 _CONTAINER, _STRICT = "mov", {"err_detect": "explode"}
-# How files of others begin: what they are called, where, and the bytes there.
+# Signs of other containers: name, position, and the bytes there.
 _OTHERS = (
     ("Matroska or WebM", 0, b"\x1aE\xdf\xa3"),
     ("AVI", 8, b"AVI "),
@@ -304,13 +304,13 @@ _OTHERS = (
     ("MPEG-PS", 0, b"\0\0\x01\xba"),
     ("MPEG-TS", 188, b"G"),  # what begins each of its packets of 188 bytes, the first of which is looked at, too
 )
-# Side data without which a packet means something else.
+# Side data that change the meaning of a packet.
 _NEEDED = ("new_extradata", "param_change", "encryption_info")
 
-# FFmpeg's number of a matrix of colours of which nothing is said; of a range it is 0.
+# FFmpeg's number of an unspecified matrix of colours; 0 is an unspecified range.
 _UNSAID = 2
-# "strict" has H.264 wait for as many frames as its profile allows to come late where the file does not say how many do:
-# otherwise the first of them are lost.
+# With "strict" the decoder of H.264 waits for as many late frames as the profile allows if the file states no number:
+# otherwise the first late frames are lost.
 _OPTIONS = {"h264": {"strict": "strict"}, "av1": {"max_frame_delay": "1"}}
 
 
@@ -326,7 +326,7 @@ class _Packet(NamedTuple):
 
 
 def pyav() -> Any:
-    """The package PyAV."""
+    """Return the package PyAV; the ImportError says what to install."""
     try:
         import av
     except ImportError as error:
@@ -365,19 +365,19 @@ def demux(file: Path) -> dict[str, Any]:
         found = _arrays(file, packets) if packets else {"packet": ()}
         if not len(found["packet"]):
             raise damaged(file, "expected frames, found none")
-        # Whether these are from the container is seen in a decoder that has not seen it.
+        # A decoder without the container shows whether the colours come from the container.
         own = [] if colours == [_UNSAID, 0] else _first_colours(file, about)
         about["colours"] = colours if own and own != _first_colours(file, {**about, "colours": colours}) else []
     return {**about, **found}
 
 
 def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
-    """A decoder of PyAV.
+    """Return a new decoder of PyAV.
 
     Args:
-        codec: As FFmpeg calls it.
-        header: What it is told before the first packet.
-        colours: What a container says of the matrix and the range of colours, as numbers of FFmpeg; () where nothing.
+        codec: FFmpeg's name of the codec.
+        header: Data that the decoder takes before the first packet.
+        colours: Matrix and range of colours that the container states, as numbers of FFmpeg; () if it states none.
     """
     # FFmpeg's own decoder of AV1 needs hardware.
     decoder = pyav().CodecContext.create("libdav1d" if codec == "av1" else codec, "r")
@@ -390,7 +390,7 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
 
 
 def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
-    """The matrix and the range of colours of the first frame that a decoder gives; [] where it gives none."""
+    """Return the matrix and the range of colours of the first decoded frame; [] if there is none."""
     decoder = new_decoder(about["codec"], about["header"], about.get("colours", ()))
     av = pyav()
     with _opened(av, file) as container, suppress(av.error.FFmpegError):
@@ -401,7 +401,7 @@ def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
 
 
 def _check_container(file: Path) -> None:
-    """Raise DataError for a container of another kind; what is damaged is found by going through it."""
+    """Raise DataError for a container of another kind; damage is found later, in its packets."""
     with reading(file), file.open("rb") as stream:
         head = stream.read(_OTHERS[-1][1] + 1)
     for name, place, sign in _OTHERS:
@@ -414,7 +414,7 @@ def _check_container(file: Path) -> None:
 
 
 def _opened(av: Any, file: Path) -> Any:
-    # From the root on, lest a name is taken for an address.
+    # An absolute path, so that FFmpeg does not take a name for an address.
     return av.open(str(file.absolute()), format=_CONTAINER, options=_STRICT)
 
 
@@ -426,7 +426,7 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
         where = f"packet {number}"
         if packet.pts is None:
             raise damaged(file, "expected a time of its own, found none", at=where)
-        # Most have none at all, and asking for each kind takes long.
+        # Most packets have no side data, and asking for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
             raise damaged(file, "expected one description of all frames, found another from here on", at=where)
         begin = -1 if packet.pos is None else packet.pos
@@ -461,7 +461,7 @@ def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
 
 
 def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
-    """For each packet at which one decoding begins, and whether none ever shows it.
+    """Return for each packet the packet at which decoding begins, and whether it is never shown.
 
     Pictures that lead in an entry are decoded from the one before it: of packets I P C b b P, b leading in C, that is
     0 0 2 0 0 2.

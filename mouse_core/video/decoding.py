@@ -1,4 +1,4 @@
-"""Frames of many videos at once, each as decoding its file from the beginning gives it."""
+"""Decode frames at any position of many videos, bit for bit as decoding each file from its beginning does."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from mouse_core.video.index import VideoIndex
 Key = tuple[str, bytes, tuple[int, ...], int, int]
 Take = Callable[[int, npt.NDArray[Any]], None]
 
-# Bytes between two packets, of sound for example, that are rather read along than left out.
+# A gap of at most so many bytes between two packets, such as sound, is read along with them.
 _GAP = 64 << 10
-# About how many bytes are read with one call at most.
+# Approximate limit of the bytes that one call reads.
 _PIECE = 8 << 20
-# Does not wait for the other end of a pipe.
+# Opening does not wait for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NONBLOCK
 _MOST_DECODERS = 8
 
 
 class Decoders:
-    """The decoders of one thread, each for all files of its kind, and the one that converts their pixels."""
+    """The decoders of one thread, each for all files of one kind, and the converters of pixels."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Key, Any] = OrderedDict()
         self._reformatters: dict[tuple[Any, ...], Any] = {}
 
     def of(self, index: VideoIndex) -> Any:
-        """A decoder that has seen nothing yet."""
+        """Return a decoder without state."""
         decoder = None if _is_own(index) else self._held.pop(_key(index), None)
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 
     def keep(self, index: VideoIndex, decoder: Any) -> None:
-        """Take back a decoder with which nothing went wrong."""
+        """Keep a decoder that raised no error, for the next files of its kind."""
         if _is_own(index):
             return
         decoder.flush_buffers()
@@ -59,8 +59,8 @@ class Decoders:
             self._held.popitem(last=False)
 
     def converted(self, frame: Any, form: str, height: int, width: int) -> Any:
-        """A frame in another pixel format and size, as ``frame.reformat`` makes it."""
-        # Before PyAV 17 one that has converted other colours may stay with them.
+        """Convert a frame to another pixel format and size, as ``frame.reformat`` does."""
+        # Before PyAV 17 a converter may keep the colours of an earlier frame.
         sizes = frame.height - height, frame.width - width
         key = frame.format.name, int(frame.colorspace), int(frame.color_range), *sizes
         reformatter = self._reformatters.get(key)
@@ -76,7 +76,7 @@ class Decoders:
 
 
 def _is_own(index: VideoIndex) -> bool:
-    """Whether parameters that packets bring would stay in the decoder for the next file; those of JPEG are tables."""
+    """Whether packets bring parameters that would stay in the decoder for the next file, such as tables of JPEG."""
     return index.own_sets or index.codec == "mjpeg"
 
 
@@ -90,12 +90,12 @@ def decode_group(
     """Decode some frames that begin at one packet.
 
     Args:
-        decoders: The thread's.
-        index: Of the video.
-        frames: Their numbers, each once.
-        take: Called with the place of each in ``frames``, and its pixels; with None they only are decoded.
-        like: Pixels wanted: an array ``[..., H, W, C]`` of uint8 or uint16.
-        crop: Which part of a frame, ``(top, left, height, width)``; None: all of it.
+        decoders: The decoders of the thread.
+        index: The index of the video.
+        frames: Numbers of the frames, each once.
+        take: Called with the place of each frame in ``frames``, and its pixels; with None frames are only decoded.
+        like: An array ``[..., H, W, C]`` with the size and type of the pixels, uint8 or uint16.
+        crop: Part of a frame, ``(top, left, height, width)``; None for all of it.
 
     Raises:
         DataError: The file has changed, or the decoder gives no such frame.
@@ -130,7 +130,7 @@ def decode_group(
         raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
     if places:
         raise named(min(places), "expected a frame, found none that the decoder gives")
-    # Those that are decoded behind it may refer to it, and some of them are shown before it.
+    # Frames that are decoded after a broken frame may refer to it, and some of them are shown before it.
     if last >= broken:
         behind = min(packet for packet in packets if packet >= broken)
         if behind == broken:
@@ -141,7 +141,7 @@ def decode_group(
 
 
 def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -> list[int]:
-    """The packets that a decoder takes for those that are wanted, of a group that begins at one of them."""
+    """Return the packets that a decoder needs for the wanted packets, in a group that begins at ``start``."""
     span = slice(start, last + 1)
     others = zip(index.start[span].tolist(), index.referenced[span].tolist(), strict=True)
     return [start + k for k, (of, referred) in enumerate(others) if (of >= start and referred) or start + k in wanted]
@@ -156,9 +156,9 @@ def _shown(index: VideoIndex, packet: int) -> str:
 def _decoded(
     decoder: Any, index: VideoIndex, chosen: Sequence[int], named: Callable[[int, object], DataError]
 ) -> Iterator[Any]:
-    """The frames that a decoder gives for some packets; ``pts`` of each is its packet."""
+    """Yield the frames that a decoder returns for some packets; ``pts`` of each is its packet."""
     packet_of = pyav().Packet
-    # Most lie side by side, and a part of an array is had sooner than some of its items.
+    # Most packets are adjacent, and a slice of an array is faster than single items.
     side_by_side = chosen[-1] - chosen[0] == len(chosen) - 1
     at: Any = slice(chosen[0], chosen[-1] + 1) if side_by_side else chosen
     begins, sizes, sums = (values[at].tolist() for values in (index.position, index.size, index.checksum))
@@ -166,7 +166,7 @@ def _decoded(
     for number, content, size, written in zip(chosen, contents, sizes, sums, strict=True):
         if len(content) != size or checksum(content) != written:
             raise named(number, "expected the bytes that were there when it was indexed, found others")
-        # A copy, behind which there are zeros: decoders read on, and what they find is seen in a broken frame.
+        # A copy with zeros behind it: decoders read past the end, and the bytes there show in a broken frame.
         packet = packet_of(size)
         packet.update(content)
         packet.pts = packet.dts = number
@@ -177,7 +177,7 @@ def _decoded(
 def _contents(
     index: VideoIndex, chosen: Sequence[int], begins: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[memoryview]:
-    """The bytes of some packets, in their order; those that lie together are read at once."""
+    """Yield the bytes of some packets in order; packets close to each other are read by one call."""
     first, count = 0, len(chosen)
     file = -1
     try:
@@ -202,7 +202,7 @@ def _contents(
 
 
 def _read(file: int, begin: int, size: int) -> bytes:
-    """Bytes of a file, fewer where it ends."""
+    """Return bytes of a file, fewer at its end."""
     os.lseek(file, begin, os.SEEK_SET)
     found = os.read(file, size)
     while len(found) < size and (more := os.read(file, size - len(found))):
@@ -211,7 +211,7 @@ def _read(file: int, begin: int, size: int) -> bytes:
 
 
 def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:
-    """A frame, or a part of it, in the size of ``like``, ``[H, W, C]``."""
+    """Return the pixels of a frame, or of a part of it, in the size of ``like``, ``[H, W, C]``."""
     height, width, channels = like.shape[-3:]
     if like.dtype == np.uint16:
         if frame.format.name != index.pixel_format:
@@ -246,7 +246,7 @@ def _cropped(pixels: npt.NDArray[Any], crop: Any) -> npt.NDArray[Any]:
 
 _NO_FRAME = -1
 Crop = tuple[int, int, int, int]
-# What is decoded together: a video, frames of it in order, and the rows that each of them goes to.
+# Frames that are decoded together: a video, numbers of frames in order, and the rows of ``out`` of each frame.
 _Task = tuple[VideoIndex, list[int], list[list[int]]]
 
 
@@ -267,7 +267,7 @@ def decoder_version() -> str:
 
 
 def _converted() -> str:
-    """A digest of what a small picture becomes in colours, as it is, of half the size, and in greys."""
+    """Return a digest of a small picture after conversion to colours, to half the size, and to greys."""
     height, width = 16, 32
     decoders, found = Decoders(), hashlib.sha256()
     for form in ("yuv420p", "yuv422p"):
@@ -307,7 +307,7 @@ class Decoder(Protocol):
 
 
 class FrameDecoder:
-    """Decodes frames of videos, wherever in them they are.
+    """Decodes frames at any position of videos.
 
     Frames that are wanted of one file and begin at the same picture are decoded together: their bytes are read with
     one call, fed to a decoder that the thread keeps for all files of that kind, and only those wanted become pixels.
@@ -317,7 +317,7 @@ class FrameDecoder:
     It may be used by several threads at once, and goes to other processes as its options.
 
     Args:
-        threads: How many decode the frames of a call; of 1 the one that calls.
+        threads: Number of threads that decode the frames of a call; with 1 the calling thread decodes.
 
     Raises:
         ConfigError: ``threads`` is below 1.
@@ -350,12 +350,12 @@ class FrameDecoder:
 
         Args:
             videos: The indexes of some videos.
-            video: Which of them each row of ``out`` is of, integers ``[n]``.
-            frame: Which of its frames, integers ``[n]``; with -1 the row stays as it is.
+            video: Place in ``videos`` for each row of ``out``, integers ``[n]``.
+            frame: Number of the frame for each row, integers ``[n]``; -1 leaves the row unchanged.
             out: ``[n, H, W, 3]`` of uint8 for colours (RGB); ``[n, H, W, 1]`` of uint8 for greys, or of uint16 for
                 videos of greys, whose numbers are then left as they are.
-            crop: Which part of a frame is wanted, ``(top, left, height, width)``; by default all of it.
-            resize: Whether what is wanted is resized where ``out`` has another H and W (as swscale does it by default);
+            crop: Part of a frame, ``(top, left, height, width)``; by default all of it.
+            resize: Whether frames are resized where ``out`` has another H and W (as swscale does it by default);
                 frames of another size are an error otherwise, and numbers of uint16 are never resized.
 
         Raises:
@@ -376,7 +376,7 @@ class FrameDecoder:
             for task in tasks:
                 attempt(task)
         else:
-            try:  # the longest first, lest all wait for one that was begun last
+            try:  # the longest task first, so that no thread waits for a long task that began last
                 list(self._threads().map(attempt, sorted(tasks, key=_packets, reverse=True)))
             except BaseException:  # of an interrupt nothing more is begun, and nobody writes to ``out`` any more
                 self.close()
@@ -388,7 +388,7 @@ class FrameDecoder:
                 failed.clear()  # whose frames hold it
 
     def close(self) -> None:
-        """End the threads and let the decoders go; they are made anew when they are needed."""
+        """End the threads and drop the decoders; the next call creates new ones."""
         with self._lock:
             pool, owner = self._pool, self._owner
             self._forget()
@@ -433,13 +433,13 @@ class FrameDecoder:
 
 
 def _packets(task: _Task) -> int:
-    """About how many packets are decoded for it."""
+    """Return the approximate number of packets that are decoded for a task."""
     index, frames, _ = task
     return int(index.packet[frames[-1]] - index.start[index.packet[frames[0]]])
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
-    """Frames of a video that cannot be decoded, and those that are decoded together with them, each with why.
+    """Return the frames that cannot be decoded, and the frames of the same groups, each with the reason.
 
     Raises:
         ImportError: PyAV is not installed.

@@ -24,7 +24,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 
 PATIENCE = 15.0
-"""Seconds within which the library must answer a request; they are of at most some 64 MB."""
+"""Seconds in which the library must answer a request; a request reads at most about 64 MB."""
 
 _CHUNK_BYTES = 256 << 10
 _CHILD = Path(__file__).with_name("h5_child.py")
@@ -59,7 +59,7 @@ class H5File:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # It computes nothing, and threads for that would take address space.
+            # The process computes nothing, and threads for that would take address space.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         try:
@@ -95,13 +95,13 @@ class H5File:
 
     @staticmethod
     def check(path: str) -> None:
-        """Raise ConfigError where nothing of this kind can lie at a path."""
+        """Raise ConfigError if no file of this kind can be at a path."""
         if not os.path.isfile(path):
             found = "a folder" if os.path.isdir(path) else "none"
             raise ConfigError(f"{path}: expected an HDF5 file, found {found}")
 
     def names(self, path: str = "/") -> list[str]:
-        """The names of what lies in a group, in the file's order."""
+        """Return the names of the items in a group, in the order of the file."""
         names: list[str] = self._ask({"do": "names", "path": path})[0]["names"]
         return names
 
@@ -125,15 +125,15 @@ class H5File:
         return found
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Attributes, by the path of what has them and their name, as JSON has them; None where there is none."""
+        """Return attributes as JSON values, by the path of the item and the name; None for a missing attribute."""
         found: list[Any] = self._ask({"do": "attributes", "items": [list(item) for item in items]})[0]["values_of"]
         return found
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Values of several datasets.
+        """Read rows of several datasets.
 
         Args:
-            items: Paths, and the rows from and up to which to read.
+            items: Path, first row and end for each dataset.
 
         Returns:
             Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).
@@ -207,7 +207,7 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield every item below a group that is no group, at any depth: its path of names, and its description.
+    """Yield path and description of every item below a group, at any depth, that is no group.
 
     Args:
         tree: A tree from ``H5File.trees``.
@@ -223,7 +223,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str,
 
 
 def import_h5py() -> Any:
-    """The package h5py; an ImportError that says what to install where it is missing."""
+    """Return the package h5py; the ImportError says what to install."""
     try:
         import h5py
     except ImportError as error:
@@ -232,7 +232,7 @@ def import_h5py() -> Any:
 
 
 def append_rows(group: Any, path: str, values: npt.NDArray[Any]) -> None:
-    """Add rows to an array of a file or group, in chunks of about 256 KiB; the first rows make it."""
+    """Append rows to an array of a file or group, in chunks of about 256 KiB; the first rows create the array."""
     if path in group:
         dataset = group[path]
         dataset.resize(dataset.shape[0] + len(values), axis=0)

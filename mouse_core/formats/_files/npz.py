@@ -30,11 +30,11 @@ def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool,
 
 
 class NpyRows:
-    """The rows of an array in the format of ``numpy.save``, taken one stretch after the other.
+    """Reads the rows of an array in the format of ``numpy.save`` in order.
 
     Args:
         file: A stream of bytes at the beginning of the array.
-        where: What messages name.
+        where: Name of the array for messages.
 
     Raises:
         DataError: It is no array of numbers.
@@ -57,7 +57,7 @@ class NpyRows:
         return self.shape[0] if self.shape else 1
 
     def read(self, count: int) -> npt.NDArray[Any]:
-        """The next ``count`` rows, ``[count, ...]``.
+        """Return the next ``count`` rows, ``[count, ...]``.
 
         Raises:
             DataError: There are fewer bytes than the array's shape says.
@@ -68,14 +68,14 @@ class NpyRows:
         return values.reshape(count, *self.shape[1:])
 
     def skip(self, count: int) -> None:
-        """Leave out some rows."""
+        """Skip ``count`` rows."""
         while count:
             some = min(count, max(1, (1 << 22) // max(self.row_bytes, 1)))
             self.read(some)
             count -= some
 
     def end(self) -> None:
-        """Read on to the end of the stream, where compressed files have the CRC of what was read.
+        """Read to the end of the stream, where compressed files store the CRC of their bytes.
 
         Raises:
             DataError: There are more bytes than the array's shape says.
@@ -107,7 +107,7 @@ class NpzTree:
 
     Args:
         path: The file.
-        content: Its bytes, for a file that lies in another one.
+        content: The bytes of the file, if it lies in another file.
 
     Raises:
         ConfigError: The file does not exist.
@@ -125,12 +125,12 @@ class NpzTree:
                 raise damaged(self.path, f"expected at most {_MOST_ARRAYS} arrays, found {len(members)}")
             wrong = [name for name in members if not name.endswith(_SUFFIX)]
             if wrong or len(set(members)) < len(members):
-                # Whatever writes npz files writes arrays, each once.
+                # Every writer of npz files writes arrays alone, each once.
                 raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:
-        """Read arrays to their end, where their CRC is compared: those that were begun, and with ``others`` all."""
+        """Read begun arrays, or with ``others`` all arrays, to their end, where their CRC is compared."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)

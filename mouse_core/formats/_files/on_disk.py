@@ -21,22 +21,22 @@ from mouse_core.video.index import SUFFIX as INDEX
 SUFFIXES = (".arrow", ".parquet")
 ZARR = (".zgroup", "zarr.json", ".zmetadata")
 DREAMERV3 = re.compile(r"(\d{8}T\d{6}(?:F\d+)?)-([0-9A-Za-z]+)-([0-9A-Za-z]+)-(\d{1,9})\.npz")
-"""Files of DreamerV3's replay: when a piece was begun, its name, that of the one behind it, and how long it is."""
+"""Names of files of DreamerV3's replay: time, name of the chunk, name of the following chunk, number of steps."""
 MCAP, BAG = b"\x89MCAP0\r\n", "metadata.yaml"
 KEPT = ".mouse"
 STATE, SPLITS = "state.json", "dataset_dict.json"
 # Two spellings of shard names: `train-00000-of-00002`, with the Hub's older ones ending in a hash.
 _SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
-# What `Dataset.map` and its like leave beside the files that they read: rows derived from these.
+# Files that `Dataset.map` and similar methods write beside their source: derived rows.
 _CACHE = re.compile(r"cache-[0-9a-f]+(_\d{5}_of_\d{5})?\.arrow")
-# Recorded data of any format that is read, finished or not. Names that begin with a dot are nobody's data.
+# Recorded data of any format that is read, finished or not. Files whose names begin with a dot are no data.
 _UNFINISHED = r"(\.(partial|incomplete|tmp|part|gz|zst))?"
 _DATA = re.compile(
     rf"[^.].*\.((arrow|feather|ipc|parquet|pq|hdf5|h5|memmap|mcap|db3){_UNFINISHED}|(array_record|tfrecord)([.-].*)?)",
     re.IGNORECASE,
 )
 _SHOWN = 6
-# What files are called; a folder of such a name is never what was meant.
+# Suffixes of files, which the name of a folder never has on purpose.
 _FILE = re.compile(
     r"\.(7z|arrow|array_record|avro|bz2|csv|db3?|duckdb|feather|gz|h5|hdf5?|ipc|json|jsonl|lance|mat|mcap|md|memmap|mp4|ndjson|"
     r"np[yz]|orc|parquet|parq|pickle|pkl|pq|pth?|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|txt|xlsx?|xml|xz|ya?ml|zip|zst)",
@@ -45,7 +45,7 @@ _FILE = re.compile(
 
 
 def files_by_split(root: Path) -> dict[str, list[Path]]:
-    """The files of every split, in their order.
+    """Return the files of every split in order.
 
     Raises:
         ConfigError: Nothing of this kind, or other data beside it.
@@ -72,11 +72,11 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
 
 
 def kept_beside(root: Path, kind: str) -> Path:
-    """The folder for what is kept of a dataset: ".mouse" in its own, or one in that of caches where it is only read.
+    """Return the folder for derived files of a dataset: ".mouse" in its folder, or in the caches if that is read-only.
 
     Args:
         root: The dataset's folder.
-        kind: What the folder of caches calls such datasets.
+        kind: Name of such datasets in the folder of caches.
     """
     beside = root / KEPT
     if beside.exists() or os.access(root, os.W_OK):
@@ -87,25 +87,25 @@ def kept_beside(root: Path, kind: str) -> Path:
 
 
 def check_folder_name(path: Path, *, wanted: str) -> None:
-    """Raise ConfigError where a new folder would have the name of a file.
+    """Raise ConfigError if a new folder would have the name of a file.
 
     Args:
-        path: Where it is to be.
-        wanted: What it would be, and what else may be named.
+        path: Path of the folder.
+        wanted: The expected kind of name, for the message.
     """
     if _FILE.fullmatch(path.suffix):
         raise ConfigError(f"{str(path)!r}: expected {wanted}, found the name of a {path.suffix} file")
 
 
 def is_there(root: Path) -> bool:
-    """Whether anything of this kind lies there, be it whole or not."""
+    """Whether a path holds Arrow or Parquet data, complete or not."""
     if root.is_file():
         return root.suffix in SUFFIXES
     return any((root / name).is_file() for name in (STATE, SPLITS)) or any(_data_files(root))
 
 
 def left_out(root: Path) -> list[str]:
-    """Names of the files of a folder that hold rows derived from the others, which are no rows of their own."""
+    """Return the names of the files in a folder whose rows are derived from the other files."""
     return sorted(file.name for file in _folder(root) if _CACHE.fullmatch(file.name))
 
 
@@ -141,7 +141,7 @@ def _listed(folder: Path, state: Mapping[str, Any]) -> list[Path]:
 
 
 def _loose(root: Path) -> dict[str, list[Path]]:
-    """Arrow or Parquet files in a folder, or in a folder ``data`` below it."""
+    """Return the Arrow or Parquet files in a folder, or in a folder ``data`` below it, by split."""
     for files in _data_files(root):
         files = [file for file in files if not _CACHE.fullmatch(file.name)] or files
         for file in files:
@@ -160,7 +160,7 @@ def _data_files(root: Path) -> Iterator[list[Path]]:
 
 
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
-    """Files by the splits that their names tell; of shards, all must be there."""
+    """Return files by the splits in their names; all shards of a split must exist."""
     splits: dict[str, list[Path]] = {}
     shards: dict[str, list[re.Match[str]]] = {}
     for file in files:
@@ -172,7 +172,7 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
         counts = sorted({int(match["count"]) for match in matches})
         numbers = sorted(int(match["number"]) for match in matches)
         if len(counts) > 1 or numbers != list(range(counts[0])):
-            # Files of two writers, or not all of one: either way the rows are not those that were written.
+            # Files of two writers, or not all files of one: the rows are not the written rows.
             raise DataError(
                 f"{files[0].parent}: expected the files {split}-00000-of-N to the last of N, found N in {counts[:4]} "
                 f"and the numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
@@ -185,7 +185,7 @@ def _folder(folder: Path) -> list[Path]:
 
 
 def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
-    """The names that a description lists, each once; a dataset must not reach for files outside of its folder."""
+    """Return the names that a description lists, checked to be different names of files in its folder."""
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
             raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")
@@ -195,11 +195,11 @@ def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
 
 
 def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[Path]:
-    """Data in a folder, at any depth, which are not among ``files``; folders with a dot before their names left out."""
+    """Yield data files at any depth that are not among ``files``; folders whose names begin with a dot are skipped."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         here = Path(folder)
-        # Links may lead to anything, and in circles: no deeper than to what lies there.
+        # Links may lead anywhere, and in circles: only the files directly in a linked folder count.
         linked = [file for name in folders if (here / name).is_symlink() for file in _folder(here / name)]
         yield from (file for file in linked if file.name in (STATE, SPLITS) or _is_data(file))
         for name in names:
@@ -215,7 +215,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _is_index(file: Path) -> bool:
-    """Whether a file is what is known of a video beside it."""
+    """Whether a file is the index of a video beside it."""
     return file.name.endswith(INDEX) and file.with_name(file.name.removesuffix(INDEX)).is_file()
 
 
@@ -231,7 +231,7 @@ def npz_names(file: Path) -> list[str]:
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether a zarr group lies there, by the names in a folder or zip file."""
+    """Whether a folder or zip file is a zarr group, judged by the names in it."""
     if path.is_dir():
         return any((path / name).is_file() for name in ZARR)
     return path.suffix == ".zip" and bool(set(ZARR) & set(npz_names(path)))

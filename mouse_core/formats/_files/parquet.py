@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.files.reading import damaged, reading
 
-# What a Parquet footer may claim to hold, so that a damaged one asks for no gigabytes.
+# Limits of the sizes in a Parquet footer, so that a damaged footer allocates no gigabytes.
 _MOST_STRING = 64 << 20
 _MOST_ITEMS = 1 << 22
 # A field of Thrift's compact protocol: a 32-bit number, one field after the one before.
@@ -22,7 +22,7 @@ _DECODED_BYTES = 4 << 20
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """The file, opened with bounds on what its footer may claim; also one elsewhere, which has ``open`` as paths do."""
+    """Open a Parquet file, or a remote one that has ``open`` as paths do, with limits on the sizes in its footer."""
     return pq.ParquetFile(
         str(file) if isinstance(file, Path) else pa.PythonFile(file.open("rb"), mode="r"),
         page_checksum_verification=True,
@@ -57,12 +57,12 @@ def has_checksums(file: Path) -> bool:
 
 
 def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The validated record batches of a Parquet file.
+    """Yield the validated record batches of a Parquet file.
 
     Args:
         file: The file.
-        batch_rows: How many rows a batch has, at most; fewer where they are large.
-        columns: Those to read; by default all.
+        batch_rows: Most rows of a batch; batches of large rows have fewer.
+        columns: Names of the columns to read; by default all.
 
     Raises:
         DataError: The file is damaged, or lacks a column.

@@ -1,4 +1,4 @@
-"""Frames of a camera's videos, each decoded once and in order, and which of them shows a time."""
+"""Decode the videos of a camera in order, each frame once, and find the frame that is shown at a time."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mouse_core.video.decoding import lines
 
 Floats = npt.NDArray[np.float64]
 
-# Seconds by which a frame may miss a time, as LeRobot has it.
+# Seconds between a time and its frame that LeRobot allows.
 _TOLERANCE = 1e-4
 
 
 def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: float | None = None) -> Floats:
-    """By how many seconds a frame may miss some times that rows say: by no more than the numbers were rounded.
+    """Return the seconds that may lie between times of rows and their frames: the rounding of the numbers.
 
     Args:
-        times: In seconds, float32 once.
+        times: Times in seconds, which were float32.
         tick: Seconds of the unit in which the video's times are counted. One of 1/1000 s rounds 30 frames a second, and
             one of 1/15360 s does not.
-        frames_per_second: Of the recording.
-        tolerance: Seconds that the caller allows; by default as many as LeRobot does.
+        frames_per_second: Frames per second of the recording.
+        tolerance: Seconds that the caller allows; by default as many as LeRobot allows.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
     allowed = (_TOLERANCE if tolerance is None else tolerance) + rounded + np.abs(times) * 2.0**-23
-    # By default never so much that the frame may be the one before or behind.
+    # The default is never so large that a neighbouring frame would fit.
     return np.minimum(allowed, 0.25 / frames_per_second) if tolerance is None else allowed
 
 
@@ -44,7 +44,7 @@ def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
 
 
 def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
-    """The message for a frame that is not near enough, with the tolerance that takes it where it is the nearest."""
+    """Return the message for a frame that is not near enough, with the tolerance that would accept it."""
     away = abs(found - time)
     hint = (
         f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
@@ -53,12 +53,12 @@ def missed(time: float, found: float, frames_per_second: float, more: str = "") 
 
 
 class Camera:
-    """Reads the frames of one camera, which stand in one or more files.
+    """Reads the frames of one camera from one or more files.
 
     Args:
-        name: For messages.
+        name: Name for messages.
         shape: ``(H, W, C)`` of a frame, C being 1 or 3.
-        frames_per_second: Of the recording.
+        frames_per_second: Frames per second of the recording.
         wide: Whether pixels are numbers of 16 bits, such as depth; colours are bytes.
         tolerance: See ``allowance``.
     """
@@ -79,18 +79,17 @@ class Camera:
         self._file: Path | None = None
         self._container: Any = None
         self._frames: Iterator[Any] = iter(())
-        # The frame that is looked at and the one behind it, each with its time; None where there is none. When the
-        # one before it was shown.
+        # The current frame and the next frame, each with its time, or None; and the time of the frame before.
         self._held: tuple[float, Any] | None = None
         self._ahead: tuple[float, Any] | None = None
         self._passed = -np.inf
 
     def take(self, file: Path, times: Floats) -> npt.NDArray[Any]:
-        """The frames at some times, which cost least where they follow each other.
+        """Return the frames at some times; ascending times cost least.
 
         Args:
-            file: The video they are in.
-            times: Seconds from its beginning, ``[n]``.
+            file: The video.
+            times: Seconds from the beginning of the video, ``[n]``.
 
         Returns:
             Pixels, ``[n, H, W, C]`` of ``dtype``.
@@ -130,12 +129,12 @@ class Camera:
         if frame is None or frame.time is None:
             return None
         if frame.is_corrupt:
-            # Those that refer to it, some of which come before it, are wrong, too, and nothing tells which.
+            # Frames that refer to it, some of them earlier ones, are wrong too, and nothing shows which.
             raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
         return float(frame.time), frame
 
     def _at(self, file: Path, time: float) -> Any:
-        """The frame that is shown nearest to a time."""
+        """Return the frame that is shown nearest to a time."""
         while self._held and self._ahead and abs(self._held[0] - time) > abs(self._ahead[0] - time):
             self._held, self._ahead, self._passed = self._ahead, self._next(file), self._held[0]
         if self._held is None:
@@ -148,7 +147,7 @@ class Camera:
         return frame
 
     def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
-        """The pixels of a frame, greys as they were recorded."""
+        """Return the pixels of a frame; greys are the recorded numbers."""
         bits = max(component.bits for component in frame.format.components)
         grey = frame.format.name.startswith("gray")
         if bits <= 8 or (not grey and self.dtype == np.uint8):
@@ -169,7 +168,7 @@ class Camera:
 
 
 def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int]:
-    """``(H, W, C)`` of frames described by a shape and the names of its dimensions.
+    """Return ``(H, W, C)`` of frames from a shape and the names of its dimensions.
 
     Raises:
         DataError: No shape of a picture.
