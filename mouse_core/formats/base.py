@@ -168,7 +168,7 @@ class RowStream:
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
             said = opened.about
-            # Of videos that stay where they are it says where.
+            # A store with videos in place has fields of its own for them.
             known = {"fields": self.about.fields} if said.videos else {}
             if said.replace(videos=(), dimensions=self.about.dimensions, **known) == self.about:
                 return opened

@@ -46,7 +46,7 @@ def read_dopamine(
     checkpoints: tuple[int, ...] | list[int] | None = None,
     stack_size: int = 4,
 ) -> RowStream:
-    """Checkpoints of a replay buffer as rows, the oldest transition first.
+    """Read checkpoints of a replay buffer as rows, the oldest transition first.
 
     ``done`` is 1 where ``terminal`` is set. Dopamine sets it for episodes that were cut off, too, so these cannot be
     told apart. More arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
@@ -55,10 +55,10 @@ def read_dopamine(
         path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, one that has it as ``replay_logs``, or
             one of the files, for its checkpoint alone.
         final: What becomes of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
-        batch_rows: At most how many transitions go into a batch.
-        checkpoints: Numbers of the checkpoints to read; by default all, in their order.
-        stack_size: How many frames the agent saw at once; ``stack_size - 1`` rows of zeros before an episode are
-            padding. 1 keeps all rows.
+        batch_rows: Most transitions of a batch.
+        checkpoints: Numbers of the checkpoints to read; by default all, in order.
+        stack_size: Number of frames of an observation of the agent; ``stack_size - 1`` rows of zeros before an episode
+            are padding. 1 keeps all rows.
 
     Raises:
         ConfigError: No such files, an unknown checkpoint, or ``final`` was not chosen.
@@ -90,7 +90,7 @@ def read_dopamine(
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
-    """The files of every checkpoint by what they store; of one, where ``path`` is one of its files."""
+    """Return the files of every checkpoint by the name of the store; for a path of a file, of its checkpoint alone."""
     if path.is_file():
         number = re.search(r"_ckpt\.(\d{1,12})\.gz$", path.name)
         siblings = _checkpoints(path.parent)
@@ -103,7 +103,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     check_inside((file for files in found.values() for file in files.values()), path)
     stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
     for checkpoint, files in found.items():
-        # A store that only some checkpoints have would be a column with gaps, or a checkpoint that is left out.
+        # A store that some checkpoints lack would be a column with gaps.
         missing = sorted(stores - files.keys())
         if missing:
             raise damaged(folder, f"checkpoint {checkpoint}: expected stores {sorted(stores)}, found no {missing}")
@@ -112,7 +112,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """One checkpoint's files by what they store."""
+    """The files of one checkpoint by the name of the store."""
 
     number: int
     files: dict[str, Path]
@@ -131,7 +131,7 @@ class _Checkpoint:
             return count
 
     def pieces(self, size: int) -> Iterator[Columns]:
-        """The transitions from the oldest to the newest."""
+        """Yield the transitions from the oldest to the newest."""
         added, capacity = self.added(), self.capacity()
         if added is not None and added < capacity:
             yield from self._stretch(0, added, size)
@@ -168,7 +168,7 @@ class _Checkpoint:
                         values[store] = array.read(min(size, stop - place))
                 yield values
             for store, array in arrays.items():
-                # The CRC stands at the end. Where a ring is read in two stretches, the first one has come by.
+                # The CRC is at the end of a file; of two stretches of a ring, the first reads on to it.
                 if not again:
                     with reading(self.files[store]):
                         array.skip(len(array) - array.place)
@@ -184,7 +184,7 @@ def _parts(
     for checkpoint in checkpoints:
         added, count = checkpoint.added(), 0
         for values in checkpoint.pieces(batch_rows):
-            # The rings of a log follow each other without a gap if each was full when it was written.
+            # Two rings follow each other without a gap if the later one was full when it was written.
             gap = not count and (previous is None or added is None or added != previous + checkpoint.capacity())
             count += len(values["terminal"])
             yield _part(*padding.take(values, gap))
@@ -205,13 +205,13 @@ _CHECK, _BEGIN = 1, 2
 
 
 class _Padding:
-    """Leaves out the rows of zeros before an episode, and says where episodes begin.
+    """Removes the rows of zeros before an episode, and marks the beginnings of episodes.
 
     With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows always
     wait: whether zeros are padding shows only when all of them are there.
 
     Args:
-        count: How many rows of zeros there are before each; fewer are no padding.
+        count: Number of rows of zeros before an episode; fewer rows are no padding.
     """
 
     def __init__(self, count: int) -> None:
@@ -221,11 +221,11 @@ class _Padding:
         self._next = 0
 
     def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
-        """Rows without padding, and where episodes begin; a few rows wait for those after them.
+        """Return rows without padding, and whether an episode begins with each; a few rows wait for later rows.
 
         Args:
-            values: More rows; None for no more.
-            gap: Whether the first of them does not follow those before it.
+            values: The next rows; None at the end.
+            gap: Whether the first of these rows does not follow the rows before.
         """
         marks = self._marks
         if values is not None:

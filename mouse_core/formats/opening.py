@@ -65,12 +65,12 @@ def contents(path: Path) -> str:
 
 
 def is_lerobot(path: Path) -> bool:
-    """A folder with LeRobot's description."""
+    """Whether a folder holds the metadata of LeRobot."""
     return (path / "meta" / "info.json").is_file()
 
 
 def is_minari(path: Path) -> bool:
-    """A folder of Minari, or the folder ``data`` in it."""
+    """Whether a path is a folder of Minari, or the folder ``data`` in it."""
     for folder in (path, path / "data"):
         if (folder / "main_data.hdf5").is_file():
             return True
@@ -81,7 +81,7 @@ def is_minari(path: Path) -> bool:
 
 
 def is_tfds(path: Path) -> bool:
-    """A folder of TFDS, or one above it that holds versions."""
+    """Whether a path is a folder of TFDS, or a folder of its versions."""
     if not path.is_dir():
         return False
     depths = ("", "*/", "*/*/", "*/*/*/")
@@ -90,7 +90,7 @@ def is_tfds(path: Path) -> bool:
 
 
 def is_memmap(path: Path) -> bool:
-    """A folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
+    """Whether a path is a folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
     return any(
         "tensordict" in str(_json(folder / "meta.json").get("_type", ""))
         or ((folder / "meta.json").is_file() and any(folder.glob("*.memmap")))
@@ -100,20 +100,20 @@ def is_memmap(path: Path) -> bool:
 
 
 def is_dopamine(path: Path) -> bool:
-    """A folder with Dopamine's checkpoints of its replay buffer, or one such file."""
+    """Whether a path is a folder of checkpoints of Dopamine's replay buffer, or one of its files."""
     folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
     names = [path.name] if path.is_file() else [file.name for file in folder.glob("*.gz")] if folder.is_dir() else []
     return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
 
 
 def is_dreamerv3(path: Path) -> bool:
-    """A folder of pieces of DreamerV3's replay, or one of them, by their names."""
+    """Whether a path is a folder of chunks of DreamerV3's replay, or a chunk, judged by the names."""
     names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
     return any(DREAMERV3.fullmatch(name) for name in names)
 
 
 def is_recording(path: Path) -> bool:
-    """An MCAP file or one of rosbag2, a bag of ROS 2, or a folder of such."""
+    """Whether a path is an MCAP file, a file or bag of rosbag2, or a folder of these."""
     if not path.is_dir():
         return path.suffix in (".mcap", ".db3") or _begins(path, MCAP)
     below = (one for one in islice(path.iterdir(), _MOST_FOLDERS) if not one.name.startswith("."))
@@ -121,7 +121,7 @@ def is_recording(path: Path) -> bool:
 
 
 def _is_bag(folder: Path) -> bool:
-    """Whether rosbag2 described what is in a folder, or files of it lie beside a description."""
+    """Whether a folder has metadata of rosbag2, or any metadata file beside db3 files."""
     if not (folder / BAG).is_file():
         return False
     if any(folder.glob("*.db3")):
@@ -134,7 +134,7 @@ def _is_bag(folder: Path) -> bool:
 
 
 def is_gen_dgrl(path: Path) -> bool:
-    """A folder or archive of Gen-DGRL's episodes, or one of them, by their names."""
+    """Whether a path is a folder or archive of Gen-DGRL's episodes, or an episode, judged by the names."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
     if path.suffix not in _ARCHIVES or not path.is_file():
@@ -149,7 +149,7 @@ def is_gen_dgrl(path: Path) -> bool:
 
 
 def is_openml(path: Path) -> bool:
-    """A file of ARFF, or a folder of OpenML's client."""
+    """Whether a path is an ARFF file, or a folder of OpenML's client."""
     if path.is_dir():
         return (path / "description.xml").is_file() and any(path.glob("dataset*"))
     if path.suffix not in (".arff", ".gz") or not path.is_file():
@@ -160,7 +160,7 @@ def is_openml(path: Path) -> bool:
 
 
 def is_rllib(path: Path) -> bool:
-    """A file whose first line is one of RLlib's, or a folder of such."""
+    """Whether a path is a file whose first line is a batch of RLlib, or a folder of such files."""
     if path.is_dir():
         first = min(path.glob("*.json"), default=None)
         return first is not None and first.is_file() and is_rllib(first)
@@ -172,7 +172,7 @@ def is_rllib(path: Path) -> bool:
 
 
 def names_of_arrays(path: Path) -> list[str]:
-    """Return the names in a zarr group, an npz file, or a folder's first such or HDF5 file, and in their groups."""
+    """Return the names in a zarr group, in an npz file, or in the first HDF5 or npz file of a folder."""
     if is_zarr(path):
         if path.is_dir():
             return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
@@ -189,7 +189,7 @@ def names_of_arrays(path: Path) -> list[str]:
 
 
 def is_ogbench(path: Path) -> bool:
-    """A file of ``numpy.savez``."""
+    """Whether a path is a file of ``numpy.savez``."""
     return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 
@@ -217,7 +217,7 @@ def hdf5_names(path: Path) -> list[str] | None:
     if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
         return None
     try:
-        # In a process of its own: the file may be damaged.
+        # Another process reads the file, which may be damaged.
         with H5File(path) as file:
             names = file.names()
             below = [name for name in names if name in _TELLING or name.startswith("traj_")][:2]
@@ -231,13 +231,13 @@ class _Format:
     """A format that can be recognised: ``name`` is read by ``read_<name>`` of ``mouse_core.formats.<name>``.
 
     Args:
-        name: For ``format=``.
-        sign: What is looked for, in words.
-        is_there: Whether it is found at a path; None for a format that is recognised by names in a tree of arrays.
+        name: Name of the format for ``format=``.
+        sign: Description of what identifies the format.
+        is_there: Whether a path holds the format; None for a format that is recognised by names in a tree of arrays.
         names: Regular expressions with blanks between them, each of which matches a name in the tree, or its beginning.
         lacks: Regular expression that matches none of these names.
         hdf5: Whether the tree is an HDF5 file.
-        layout: What ``read_layouts`` reads it by, where it is no format with a reader of its own.
+        layout: The layout for ``read_layouts``; None for a format with its own reader.
     """
 
     name: str
@@ -259,7 +259,7 @@ def _layout(name: str, sign: str, names: str = "", **options: Any) -> _Format:
     return _Format(name, sign, names=names, layout=name, **options)
 
 
-# In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
+# In the order of trial: formats with a sign of their own come before formats with only a suffix.
 _FORMATS = (
     _Format("store", "manifest.json of a store that DatasetStore.open made", looks_like_store),
     _Format("lerobot", "meta/info.json with a codebase_version", is_lerobot),
@@ -307,17 +307,17 @@ def open(
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset in other
             libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
             opened in that library's cache, and downloaded by that library where it is not there.
-        format: The format's name, for what is not recognised: "dopamine", "dreamerv3", "lerobot",
+        format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot",
             "minari", "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store"
             (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
             "diffusion_policy", "dreamer", "drqv2", "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset",
             "tianshou"); or a ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a
             ``robot_logs.TopicLayout``, its arguments as a mapping, or a YAML file of these.
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
-        splits: Names of the splits to read, where the format has some.
-        alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or
-            "outgoing". They say it from then on.
-        batch_rows: How many rows a batch has, at most.
+        splits: Names of the splits to read, if the format has splits.
+        alignment: Which transition a row's action, reward and done belong to, for rows without this metadata: "arrived"
+            or "outgoing"; it becomes part of the metadata.
+        batch_rows: Most rows of a batch.
         image_roots: Folders in which images may lie that rows name by path, beside those that the data lie in.
         **options: Passed on to the format's reader.
 
@@ -389,7 +389,7 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
 
 
 def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """The format of that name, or the one that is recognised."""
+    """Return the format of a name, or the recognised format."""
     if is_url(root):
         return _format_elsewhere(root, name, options)
     if not root.exists():
@@ -429,7 +429,7 @@ def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) ->
 
 
 def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
-    """The batches; that they are fewer rows, or more, than the data say of themselves is an error."""
+    """Yield the batches of a stream; raise DataError if their rows are fewer or more than ``stream.rows``."""
     found = 0
     for batch in stream:
         found += batch.num_rows
@@ -442,12 +442,12 @@ def _recognised(root: Path) -> _Format | None:
     names, beside = hdf5_names(root), names_of_arrays(root)
     layouts = (one for one in _FORMATS if one.is_there is None and not one.hdf5 and one.is_among(names or beside))
     found = [*islice(layouts, 1), *(one for one in _FORMATS if one.is_there is not None and one.is_there(root))]
-    # An HDF5 file that cannot be looked into is taken for D4RL, whose reader says why.
+    # An HDF5 file that cannot be read counts as D4RL, whose reader says why.
     found += [
         one for one in _FORMATS if one.hdf5 and (one.is_among(names) if names else names == [] and one.name == "d4rl")
     ]
     if root.is_dir() and len({one.name for one in found}) > 1:
-        # Taking the first would leave out what the others would have read.
+        # Reading the first format would leave out the data of the others.
         raise ConfigError(
             f"{root}: expected data of one format, found signs of several: "
             + "; ".join(f"{one.name}: {one.sign}" for one in found)

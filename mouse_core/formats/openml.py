@@ -65,7 +65,7 @@ def read_openml(
         target: The attribute to predict; by default the one that the description names, else the last.
         one_hot: Whether a categorical attribute becomes one feature for each of its values.
         missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
-        batch_rows: At most how many rows a batch has.
+        batch_rows: Most rows of a batch.
 
     Raises:
         ConfigError: No table is found, or ``target`` is no attribute.
@@ -121,7 +121,7 @@ class _Attribute:
     values: tuple[str, ...] | None
 
     def array(self, texts: Sequence[str], lines: Sequence[int], where: str) -> npt.NDArray[Any]:
-        """Values as numbers, or as indices among the declared values; DataError names the line of another value."""
+        """Convert texts to numbers, or to indices of declared values; DataError names the line of any other text."""
         places = {value: number for number, value in enumerate(self.values or ())}
         read: Callable[[str], float] = float if self.values is None else places.__getitem__
         found = np.empty(len(texts), np.float64 if self.values is None else np.int64)

@@ -60,7 +60,7 @@ def read_rllib(
     Args:
         path: A file, or a folder whose files ``*.json`` follow each other by their names.
         final: What becomes of the last transition of an episode without ``new_obs``: "drop" or "mark".
-        batch_rows: How many rows a batch has, at most; a line is read at once.
+        batch_rows: Most rows of a batch; a line is read at once.
         policy: The policy whose samples are read, if lines have samples of several policies.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rows as this library keeps them: datasets on disk, Arrow and Parquet files, read without trusting a byte of them."""
+"""Read datasets on disk, Arrow and Parquet files as rows, with every byte validated."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 from mouse_core.spec import check_choice
 
 _INFO = "dataset_info.json"
-# A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
+# A stored batch may have any size; the reader yields pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
-# Files that are opened at once: each waits for a disk at every record batch.
+# Number of files that are opened at once: each waits for a disk at every record batch.
 _AT_ONCE = 8
 
 
@@ -43,7 +43,7 @@ def read_rows(
         path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also inside a
             folder ``data``, has splits.
         splits: Names of the splits to read, in this order; by default all.
-        batch_rows: How many rows a batch has, at most.
+        batch_rows: Most rows of a batch.
 
     Raises:
         ConfigError: Nothing there, nothing of this kind, or a split that is not there.
@@ -83,7 +83,7 @@ def read_rows(
 
 
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
-    """The digest that is noted of all rows, where they are those of one folder."""
+    """Return the noted digest of all rows if the files are all files of one folder, else None."""
     folder, *others = {file.parent for file in files}
     about = None if others or not whole else read_manifest(folder)
     return None if about is None else about.digest
@@ -102,7 +102,7 @@ def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None,
 
 
 def _mapped(files: Sequence[Path]) -> Any:
-    """The files, mapped below each other, as a ``datasets.Dataset``: what ``load_from_disk`` gives for one dataset."""
+    """Return the mapped files as a ``datasets.Dataset``, equal to that of ``load_from_disk``."""
     import datasets
 
     folder = files[0].parent
@@ -178,11 +178,11 @@ def _batches(files: Sequence[Path], schema: pa.Schema, batch_rows: int) -> Itera
 
 
 def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The validated record batches of an Arrow or Parquet file.
+    """Yield the validated record batches of an Arrow or Parquet file.
 
     Args:
         file: The file.
-        batch_rows: How many rows a batch has, at most, of Parquet; those of Arrow are as they were written.
+        batch_rows: Most rows of a batch of Parquet; batches of Arrow are the stored ones.
 
     Raises:
         DataError: The file is damaged, was cut, or goes on after its end.
@@ -196,7 +196,7 @@ def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
             return
         with reading(file, at=f"record batch {number}"):
             batch.validate(full=True)
-            # Columns of type null take no room whatever length they claim.
+            # Columns of type null take no memory for any length.
             if batch.num_rows > 1 << 32 and all(map(pa.types.is_null, batch.schema.types)):
                 raise DataError(f"expected rows, found {batch.num_rows} without a value")
         yield batch

@@ -26,7 +26,7 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
 
     Args:
         path: The folder, or the address.
-        batch_rows: How many rows a batch has, at most.
+        batch_rows: Most rows of a batch.
         **reaching: Arguments of ``mouse_core.remote.Reaching``, for an address.
 
     Raises:
@@ -45,7 +45,7 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
     Args:
         store: The store.
         path: The name of the store in messages.
-        batch_rows: At most how many rows a batch has.
+        batch_rows: Most rows of a batch.
         opened: Function that opens the store again, with options of ``DatasetStore.open``.
     """
     snapshot, about = store.snapshot(), store.about
@@ -64,7 +64,7 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
 
 def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) -> Iterator[pa.RecordBatch]:
     for segment in snapshot.segments:
-        # As a whole a table of many small record batches would take more memory than its rows.
+        # A table of many small record batches takes more memory than its rows, so it is read in pieces.
         for first in range(0, segment.num_rows, _ROWS):
             table = segment.take(first, min(_ROWS, segment.num_rows - first))
             with reading(path):

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 
-# What NumPy's own pickles of arrays consist of. None of these looks anything up, or calls it, beside GLOBAL,
-# STACK_GLOBAL and REDUCE, which get functions of ours.
+# Opcodes of NumPy's pickles of arrays. Only GLOBAL, STACK_GLOBAL and REDUCE look up and call names, which stand for
+# functions of this module.
 _OPCODES = re.compile(
     r"PROTO|FRAME|STOP|MARK|GLOBAL|STACK_GLOBAL|REDUCE|BUILD|MEMOIZE|PUT|BINPUT|LONG_BINPUT|GET|"
     r"BINGET|LONG_BINGET|NONE|NEWTRUE|NEWFALSE|INT|BININT|BININT1|BININT2|LONG|LONG1|FLOAT|"
@@ -156,7 +156,7 @@ class _Unpickler(pickle.Unpickler):
     """Loads a pickle with functions of this module in place of the four names that arrays need."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # Fresh ones each time, so that nothing a pickle sets on them stays.
+        # New functions each time, so that attributes that a pickle sets do not stay.
         if module in _CODES and name == "_reconstruct":
             return lambda *_: _Array()
         if module in _NUMERIC and name == "_frombuffer":

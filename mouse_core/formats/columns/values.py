@@ -16,7 +16,7 @@ from mouse_core._arrow.dense import plain
 
 UInt64s = npt.NDArray[np.uint64]
 
-# Longer rows are hashed one by one, by a hash that is fast on long inputs.
+# Rows of more bytes are hashed one by one, by a hash that is fast on long inputs.
 _LONG_ROW = 512
 
 
@@ -27,13 +27,13 @@ class Values:
     Args:
         kind: The column's type.
         rows: Number of rows.
-        numbers: The values, ``[rows, ...]`` where all rows have one shape and none is null, else flat; None where the
-            column holds no numbers.
-        shape: The shape of a row; None where rows differ, or hold no numbers.
-        lengths: The number of values in every row, where rows differ.
-        present: Which rows are not null, bool ``[rows]``; None where all are.
-        inner_nulls: Nulls inside rows.
-        array: The Arrow values, for what is not a number.
+        numbers: The values, ``[rows, ...]`` if all rows have one shape and none is null, else flat; None if the column
+            holds no numbers.
+        shape: The shape of a row; None if rows differ, or hold no numbers.
+        lengths: The number of values in every row, if rows differ.
+        present: Whether each row is not null, bool ``[rows]``; None if no row is null.
+        inner_nulls: Number of nulls inside rows.
+        array: The Arrow values.
     """
 
     kind: ColumnType
@@ -47,12 +47,12 @@ class Values:
 
     @property
     def nulls(self) -> int:
-        """Rows that are null, and nulls inside others."""
+        """Number of null rows, plus nulls inside other rows."""
         return self.inner_nulls + (0 if self.present is None else int((~self.present).sum()))
 
 
 def read_values(array: pa.Array) -> Values:
-    """Take a column of a record batch apart. The array must be valid (``array.validate(full=True)``)."""
+    """Return the values of a column of a record batch, which must be valid (``array.validate(full=True)``)."""
     array = plain(array)
     kind = column_type(array.type)
     rows = len(array)
@@ -70,7 +70,7 @@ def read_values(array: pa.Array) -> Values:
 
 
 def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, npt.NDArray[np.int64] | None]:
-    """The values in a column's lists; the shape of a row, None where rows differ; and how many values each row has.
+    """Return the values in the lists of a column, the shape of a row (None if rows differ), and the values per row.
 
     Of ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 and 1.
     """
@@ -97,7 +97,7 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def hash_rows(values: Values) -> UInt64s:
-    """A hash for every row, ``[rows]``: equal for rows of equal bytes, and, but for chance, for no others."""
+    """Return a hash of every row, ``[rows]``: equal for rows of equal bytes, and by chance alone for others."""
     numbers = values.numbers
     if numbers is None or values.shape is None:
         return _hash_each(values)
@@ -128,7 +128,7 @@ def mixed(words: UInt64s) -> UInt64s:
 
 
 def combined(hashes: list[UInt64s], rows: int) -> UInt64s:
-    """Combine several hashes per row to one."""
+    """Combine several hashes of each row to one hash."""
     found = np.zeros(rows, np.uint64)
     for one in hashes:
         found = mixed(found * np.uint64(0x9E3779B97F4A7C15) + one)

@@ -1,4 +1,4 @@
-"""Trees of arrays in HDF5, zarr and npz files, read by a description of where in them things lie."""
+"""Read trees of arrays in HDF5, zarr and npz files by a layout, which names the arrays of observations and so on."""
 
 from mouse_core.formats.layouts.layout import TreeLayout, load_layout
 from mouse_core.formats.layouts.presets import LAYOUTS
