@@ -34,19 +34,6 @@ def store_of(**columns: Any) -> DatasetStore:
 # ---------------------------------------------------------------------- dtypes
 
 
-def test_the_spec_narrows_by_the_table_alone() -> None:
-    wide = BatchSource(example_store(), **OPTIONS).spec
-    for workers in (0, 2):
-        with PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers) as loader:
-            for name, spec in loader.spec.items():
-                assert spec.dtype == REPLACED_DTYPES.get(wide[name].dtype, wide[name].dtype)
-            batch = loader.next_batch()
-            assert {name: values.dtype for name, values in batch.items()} == {
-                name: spec.dtype for name, spec in loader.spec.items()
-            }
-            assert all(isinstance(values, jax.Array) for values in batch.values())
-
-
 def test_what_is_asked_for_is_narrowed_too() -> None:
     dtypes = {"time": "int64", "reward": "float64", "done": "uint64", "action": "int8", "obs_image": "uint8"}
     with PrefetchBatchifier(example_store(), **OPTIONS, dtypes=dtypes) as loader:
@@ -123,12 +110,6 @@ def test_fields_that_appear_later_are_narrowed_too() -> None:
         loader.refresh()
         assert loader.spec["time"].dtype == np.int32
         assert loader.next_batch()["time"].dtype == np.int32
-
-
-def test_narrowing_survives_a_resume() -> None:
-    with PrefetchBatchifier(example_store(), **OPTIONS) as loader:
-        loader.load_state_dict(loader.state_dict())
-        assert loader.next_batch()["time"].dtype == loader.spec["time"].dtype == np.int32
 
 
 # ---------------------------------------------------------------------- places
@@ -369,16 +350,6 @@ def test_work_that_is_still_running_reads_the_right_memory() -> None:
         sums = [slow(loader.next_batch()["obs_image"], noise) for _ in range(30)]
     for index, found in enumerate(sums):
         assert float(found) == pytest.approx(float(source[index]["obs_image"].sum(dtype=np.float64)), rel=1e-5)
-
-
-def test_donating_one_view_leaves_the_others() -> None:
-    add = jax.jit(lambda values: values + 1, donate_argnums=0)
-    with PrefetchBatchifier(example_store(), **OPTIONS, views=2) as loader:
-        source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **OPTIONS)
-        for index in range(10):
-            batch, _ = loader.next_batch()
-            add(batch["reward"]).block_until_ready()
-            np.testing.assert_array_equal(np.asarray(batch["obs_image"]), source[index]["obs_image"])
 
 
 def test_batches_are_pytrees_of_arrays_and_nothing_else() -> None:

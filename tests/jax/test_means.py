@@ -14,9 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mouse_core import ConfigError
 from mouse_jax import global_mean
-from tests.core.means_cases import MEANS
 
 WEIGHTS = np.array([0.3, -1.2, 0.7])
 
@@ -90,24 +88,8 @@ def test_several_devices_have_the_loss_and_the_gradient_of_one(way: str) -> None
             assert [nothing[0].item(), *nothing[1].tolist()] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("values", "mask", "expected"), MEANS)
-def test_means_by_hand(values: Any, mask: Any, expected: float) -> None:
-    for dtype in (jnp.float32, jnp.bfloat16):
-        given, which = jnp.array(values, dtype), None if mask is None else jnp.array(mask)
-        mean, slope = jax.value_and_grad(global_mean)(given, which)
-        assert (mean.dtype, mean.shape) == (jnp.float32, ())
-        assert mean.item() == expected
-        assert jnp.isfinite(slope).all()
-
-
-def test_a_mask_of_another_shape_is_refused() -> None:
-    for mask in (jnp.ones(3), jnp.ones((2, 4)), jnp.ones((2, 3, 1))):
-        with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
-            global_mean(jnp.ones((2, 3)), mask)
-
-
 @pytest.mark.slow
-def test_parts_of_a_mean_add_up_to_it() -> None:
+def test_gradients_of_parts_add_up_to_that_of_the_whole() -> None:
     """In value and in gradient: two micro-batches, of which the first has fewer steps."""
     with jax.enable_x64(True):
         inputs, there = ragged(0)
@@ -119,6 +101,3 @@ def test_parts_of_a_mean_add_up_to_it() -> None:
         parts = [jax.value_and_grad(part)(WEIGHTS, cut) for cut in (slice(0, 3), slice(3, 8))]
         assert math.isclose(sum(value for value, _ in parts), expected, rel_tol=1e-12)
         np.testing.assert_allclose(sum(found for _, found in parts), slope, rtol=1e-12)
-        values = jnp.arange(24.0).reshape(4, 3, 2)  # several values of each window
-        halves = [global_mean(values[cut], jnp.ones(2), count=4) for cut in (slice(0, 2), slice(2, 4))]
-        assert sum(halves) == values.mean()

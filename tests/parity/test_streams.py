@@ -6,7 +6,7 @@ narrowed by the same table, and with x64 nothing is narrowed at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -119,21 +119,6 @@ def test_with_x64_the_dtypes_are_the_documented_ones(mixed: DatasetStore) -> Non
             assert values.dtype == expected.spec[name].dtype
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("package", PACKAGES)
-def test_shards_put_together(package: str, count: int, mixed: DatasetStore) -> None:
-    shards = [loader(package, mixed, shard=(rank, count), **SINGLE) for rank in range(count)]
-
-    def whole() -> Iterator[dict[str, np.ndarray]]:
-        while True:
-            parts = [as_arrays(shard.next_batch()) for shard in shards]
-            yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    assert stream_digest(whole(), N) == digest("numpy", mixed, **SINGLE)
-    for shard in shards:
-        shard.close()
-
-
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_resume_at_a_random_index_in_another_package(data: st.DataObject, mixed: DatasetStore) -> None:
@@ -152,32 +137,6 @@ def test_resume_at_a_random_index_in_another_package(data: st.DataObject, mixed:
         second.load_state_dict(state)
         assert second.state_dict() == state
         assert stream_digest(second, 3) == rest
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_augmented_streams(views: int, mixed: DatasetStore) -> None:
-    options = {"augment": AUGMENT, "views": views, **SINGLE}
-    digests = {
-        (package, workers): digest(package, mixed, num_workers=workers, **options)
-        for package in PACKAGES
-        for workers in (0, 2)
-    }
-    assert len(set(digests.values())) == 1
-    assert digests["numpy", 0] != digest("numpy", mixed, **SINGLE)
-
-
-def test_appended_rows_after_a_refresh() -> None:
-    found = set()
-    for package in PACKAGES:
-        store = example_store(60)
-        with loader(package, store, sampling="batch", **SINGLE) as opened:
-            parts = [stream_digest(opened, 3)]
-            store.extend(example_columns(55, first=60))
-            parts.append(stream_digest(opened, 3))
-            opened.refresh()
-            parts.append(stream_digest(opened, 20))
-            found.add((*parts, tuple(opened.state_dict().values())))
-    assert len(found) == 1
 
 
 # ---------------------------------------------------------------------- proof that it can fail
@@ -224,8 +183,6 @@ def test_the_matrix_fails_for_a_perturbed_adapter(
             test_one_digest_for_a_sampling_mode(package, sampling, mixed, False)
         with pytest.raises(AssertionError):
             test_one_digest_for_all_packages(sampling, mixed, False)
-    with pytest.raises(AssertionError):
-        test_shards_put_together(package, 1, mixed)
 
 
 def running(package: str, store: DatasetStore, n: int = N, **options: Any) -> StreamDigest:

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, Field, WorkerError
-from mouse_core import PrefetchBatchifier as NumpyBatchifier
+from mouse_core import BatchSource, ConfigError, DatasetStore, Field
 from mouse_core.mixtures import MixtureSource
 from mouse_torch import PrefetchBatchifier
-from tests.core.oracle import assert_same, digest
+from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, build, parts, worlds
 
 
@@ -107,49 +106,6 @@ def test_batches_equal_those_of_numpy(world: World, wanted: list[Part], sampling
                 assert list(batch.batch_size) == [len(source.plan(index).starts), source.sequence_length]
 
 
-def test_the_stream_is_that_of_numpy_for_workers_and_shards() -> None:
-    store = store_of()
-    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 8, "sampling": "batch", "seed": 4}
-    source = BatchSource(store, **options)
-    wanted = digest(source[index] for index in range(30))
-    for workers in (0, 1, 4):
-        with PrefetchBatchifier(store, num_workers=workers, **options) as loader:
-            assert digest(as_numpy(loader.next_batch()) for _ in range(30)) == wanted
-    loaders = [PrefetchBatchifier(store, shard=(rank, 4), num_workers=1, **options) for rank in range(4)]
-    for index in range(8):
-        together = torch.cat([loader.next_batch() for loader in loaders])
-        assert_same(as_numpy(together), source[index], index)
-    for loader in loaders:
-        loader.close()
-
-
-def test_states_pass_between_frameworks() -> None:
-    store = store_of()
-    with NumpyBatchifier(store, 5, 4, seed=8) as numpy_loader, PrefetchBatchifier(store, 5, 4) as loader:
-        for _ in range(7):
-            numpy_loader.next_batch()
-        loader.load_state_dict(numpy_loader.state_dict())
-        assert loader.state_dict() == numpy_loader.state_dict()
-        for _ in range(3):
-            assert_same(as_numpy(loader.next_batch()), numpy_loader.next_batch())
-        numpy_loader.load_state_dict(loader.state_dict())
-        assert_same(as_numpy(loader.next_batch()), numpy_loader.next_batch())
-
-
-def test_delivered_dtypes() -> None:
-    dtypes = {"obs_image": "uint8", "obs_continuous": "float32", "time": "int16", "reward": "float16"}
-    store = store_of()
-    with PrefetchBatchifier(store, 5, 4, dtypes=dtypes) as loader:
-        batch = loader.next_batch()
-    assert {name: batch[name].dtype for name in dtypes} == {
-        "obs_image": torch.uint8,
-        "obs_continuous": torch.float32,
-        "time": torch.int16,
-        "reward": torch.float16,
-    }
-    assert_same(as_numpy(batch), BatchSource(store, 5, 4, dtypes=dtypes)[0])
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"], ids=["as stored", "converted"])
 def test_batches_do_not_share_memory(dtype: str) -> None:
     """Writing to a batch changes no other, whether large or small."""
@@ -176,27 +132,6 @@ def test_the_arguments_are_those_of_the_core() -> None:
         assert_same(as_numpy(loader.next_batch()), source[0])
     with PrefetchBatchifier(store_of().snapshot(), 5, 4, device=torch.device("cpu"), pin_memory=False) as loader:
         assert_same(as_numpy(loader.next_batch()), BatchSource(store_of(), 5, 4)[0])
-
-
-def test_refresh() -> None:
-    store = store_of()
-    with PrefetchBatchifier(store, 5, 4, sampling="last") as loader:
-        before = loader.next_batch()
-        store.from_dataset(table(10))
-        assert torch.equal(loader.next_batch()["reward"], before["reward"])
-        loader.refresh()
-        assert loader.next_batch()["reward"][-1, -1] == 9 * 0.5
-
-
-def test_an_error_in_a_worker_stays() -> None:
-    store = DatasetStore().from_dataset(table(40).set_column(2, "done", pa.array([0] * 30 + [7] + [0] * 9)))
-    with PrefetchBatchifier(store, 4, 2, sampling="last") as loader:
-        loader.next_batch()
-    with PrefetchBatchifier(store, 4, 3, sampling="last") as loader:
-        for _ in range(2):
-            with pytest.raises(WorkerError, match=r"batch 0: DataError: done: .*found 7 at row 30"):
-                loader.next_batch()
-        assert loader.state_dict()["next_index"] == 0
 
 
 # ---------------------------------------------------------------------- devices and pinned memory

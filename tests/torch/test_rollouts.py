@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mouse_core import ConfigError, DataError, SchemaError
+from mouse_core import ConfigError
 from mouse_core import rollouts as core
-from mouse_core.rollouts import RolloutField, Transition, split_and_pad_trajectories, unpad_trajectories
+from mouse_core.rollouts import RolloutField, Transition
 from mouse_torch import RolloutStorage
 from tests.core.rollout_cases import MOTION, motion_transition, random_case
 
@@ -215,50 +215,7 @@ def test_dtypes_and_devices() -> None:
         RolloutStorage(2, 1, {}, device="nowhere")
 
 
-def test_bad_rows_change_nothing() -> None:
-    storage = RolloutStorage(2, 2, {"actions": RolloutField((), "uint8")})
-    good = {"rewards": torch.ones(2), "dones": torch.zeros(2), "actions": torch.tensor([1, 2])}
-    for change, kind, message in (
-        ({"rewards": torch.tensor([1.0, torch.nan])}, DataError, "rewards: expected finite numbers, found nan at"),
-        ({"dones": torch.tensor([0, 3])}, DataError, "dones: expected 0"),
-        ({"actions": torch.tensor([1, 256])}, DataError, "actions: expected 0..255"),
-        ({"actions": torch.ones(2)}, SchemaError, "actions: expected uint8, found torch.float32"),
-        ({"actions": torch.ones(2, 2)}, SchemaError, r"actions: expected shape \[2\]"),
-        ({"actions": "ab"}, SchemaError, "actions: expected an array of shape"),
-        ({"bogus": torch.ones(2)}, SchemaError, "found also 'bogus'"),
-    ):
-        with pytest.raises(kind, match=message):
-            storage.add_transitions({**good, **change})
-    assert storage.step == 0
-    assert not storage.actions.any()
-
-
 # ---------------------------------------------------------------------- the functions
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (7, 5), (24, 4)])
-def test_functions_agree_with_numpy(shape: tuple[int, int]) -> None:
-    case = random_case(1, *shape)
-    ours, theirs = case.arrays(), case.arrays(convert=torch.as_tensor)
-    ratios = torch.as_tensor(case.ratios)
-    for expected, found in (
-        (core.gae(**ours, discount=0.99, lam=0.9), core.gae(**theirs, discount=0.99, lam=0.9)),
-        (
-            [core.lambda_returns(**ours, discount=0.99, lam=0.9)],
-            [core.lambda_returns(**theirs, discount=0.99, lam=0.9)],
-        ),
-        ([core.n_step_returns(**ours, discount=0.99, n=3)], [core.n_step_returns(**theirs, discount=0.99, n=3)]),
-        (core.vtrace(**ours, ratios=case.ratios, discount=0.9), core.vtrace(**theirs, ratios=ratios, discount=0.9)),
-        ([core.normalized(case.rewards)], [core.normalized(torch.as_tensor(case.rewards))]),
-        (
-            [core.discounted_returns(case.rewards, case.dones, discount=0.9)],
-            [core.discounted_returns(torch.as_tensor(case.rewards), torch.as_tensor(case.dones), discount=0.9)],
-        ),
-    ):
-        for one, other in zip(expected, found, strict=True):
-            assert isinstance(other, torch.Tensor)
-            assert other.dtype == torch.float64
-            np.testing.assert_allclose(other.numpy(), one, rtol=1e-12, atol=1e-12)
 
 
 def test_code_2_is_no_termination() -> None:
@@ -288,13 +245,3 @@ def test_gradients_flow() -> None:
     advantages, _ = core.gae(**arrays, discount=0.99, lam=0.9)
     (gradient,) = torch.autograd.grad(advantages[0].sum(), arrays["values"])
     np.testing.assert_allclose(gradient[0].numpy(), -1.0)
-
-
-def test_split_and_pad() -> None:
-    random = np.random.default_rng(0)
-    values, dones = random.normal(size=(6, 4, 2)), random.random((6, 4, 1)) < 0.3
-    padded, masks = split_and_pad_trajectories(torch.as_tensor(values), torch.as_tensor(dones))
-    expected = split_and_pad_trajectories(values, dones)
-    np.testing.assert_array_equal(padded.numpy(), expected[0])
-    np.testing.assert_array_equal(masks.numpy(), expected[1])
-    np.testing.assert_array_equal(unpad_trajectories(padded, masks).numpy(), values)

@@ -1,0 +1,154 @@
+"""Returns and means of torch and JAX: the numbers of NumPy, and what both refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import mouse_jax
+import mouse_torch
+from mouse_core import ConfigError, DataError, MouseError, SchemaError
+from mouse_core import rollouts as core
+from mouse_core.rollouts import RolloutField
+from mouse_jax import returns
+from tests.core.means_cases import MEANS
+from tests.core.rollout_cases import random_case
+
+
+class Framework(NamedTuple):
+    """Its arrays, functions of returns, what compiles them, their dtype, how close they come, and its mean."""
+
+    array: Callable[..., Any]
+    functions: Any
+    compiled: Callable[..., Any]
+    dtype: str
+    close: float
+    mean: Callable[..., Any]
+
+
+FRAMEWORKS = {
+    "torch": Framework(torch.as_tensor, core, lambda function: function, "float64", 1e-12, mouse_torch.global_mean),
+    "jax": Framework(jnp.asarray, returns, jax.jit, "float32", 1e-5, mouse_jax.global_mean),
+}
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request: pytest.FixtureRequest) -> Framework:
+    return FRAMEWORKS[request.param]
+
+
+def same(found: Any, expected: Any, close: float, where: str = "") -> None:
+    one, other = (tree if isinstance(tree, tuple) else (tree,) for tree in (found, expected))
+    for leaf, wanted in zip(one, other, strict=True):
+        np.testing.assert_allclose(np.asarray(leaf), wanted, rtol=close, atol=close, err_msg=where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (5, 4), (24, 4)])
+@pytest.mark.parametrize("of_core", [False, True])
+def test_functions_agree_with_numpy(framework: Framework, shape: tuple[int, int], of_core: bool) -> None:
+    functions = core if of_core else framework.functions
+    case = random_case(1, *shape, dtype=framework.dtype)
+    ours, theirs = case.arrays(), case.arrays(convert=framework.array)
+    for name, without, more, options in (
+        ("gae", "", {}, {"lam": 0.9}),
+        ("lambda_returns", "", {}, {"lam": 0.9}),
+        ("n_step_returns", "", {}, {"n": 3}),
+        ("discounted_returns", "values", {}, {}),
+        ("vtrace", "", {"ratios": case.ratios}, {"lam": 0.8}),
+    ):
+        given, other = ({key: values for key, values in tree.items() if key != without} for tree in (ours, theirs))
+        expected = getattr(core, name)(**given, **more, discount=0.99, **options)
+        more = {key: framework.array(values) for key, values in more.items()}
+        found = framework.compiled(partial(getattr(functions, name), **options))(**other, **more, discount=0.99)
+        same(found, expected, framework.close, name)
+        assert all(framework.dtype in str(leaf.dtype) for leaf in (found if isinstance(found, tuple) else (found,)))
+    found = framework.compiled(functions.normalized)(theirs["rewards"])
+    same(found, core.normalized(case.rewards), framework.close)
+
+
+def test_split_and_pad(framework: Framework) -> None:
+    random, known = np.random.default_rng(0), framework.functions is core
+    values, dones = random.normal(size=(6, 4, 2)).astype(np.float32), random.random((6, 4, 1)) < 0.3
+    expected, masks = core.split_and_pad_trajectories(values, dones)
+    # Compiled, shapes are known before: as many trajectories as there may be, and as many environments as there are.
+    more: Any = {} if known else {"num_trajectories": 24}
+    split = framework.compiled(partial(core.split_and_pad_trajectories, **more))
+    padded, found = split(framework.array(values), framework.array(dones))
+    for one, other in ((padded, expected), (found, masks)):
+        np.testing.assert_array_equal(np.asarray(one)[:, : masks.shape[1]], other)
+    back = framework.compiled(partial(core.unpad_trajectories, **({} if known else {"num_envs": 4})))
+    np.testing.assert_array_equal(np.asarray(back(padded, found)), values)
+
+
+def storages() -> dict[str, Callable[[Any], Any]]:
+    fields = {"actions": RolloutField((), "uint8")}
+    storage, rollout = mouse_torch.RolloutStorage(2, 2, fields), mouse_jax.rollout_storage.init(2, 2, fields)
+    return {"torch": storage.add_transitions, "jax": partial(mouse_jax.rollout_storage.append, rollout)}
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"rewards": [1.0, np.nan]}, DataError, "rewards: expected finite numbers, found nan at environment 1, row 0"),
+        ({"dones": [0, 3]}, DataError, "dones: expected 0"),
+        ({"actions": [1, 256]}, DataError, "actions: expected 0..255"),
+        ({"actions": [1.0, 1.0]}, SchemaError, "actions: expected uint8, found .*float32"),
+        ({"actions": [[1, 1], [1, 1]]}, SchemaError, r"actions: expected shape \[2(, 1)?\]"),
+        ({"bogus": [1.0, 1.0]}, SchemaError, "found also 'bogus'"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(name: str, change: Any, kind: type[MouseError], message: str) -> None:
+    good = {"rewards": [1.0, 1.0], "dones": [0, 0], "actions": [1, 2]}
+    row = {
+        field: FRAMEWORKS[name].array(np.array(values, np.float32 if np.array(values).dtype.kind == "f" else np.int32))
+        for field, values in (good | change).items()
+    }
+    with pytest.raises(kind, match=message):
+        storages()[name](row)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize(("values", "mask", "expected"), MEANS)
+def test_means_by_hand(name: str, values: Any, mask: Any, expected: float) -> None:
+    """The mean is float32 at least, and the gradient finite, also of what the mask hides."""
+    if name == "jax":
+        for dtype in (jnp.float32, jnp.bfloat16):
+            given, which = jnp.array(values, dtype), None if mask is None else jnp.array(mask)
+            mean, slope = jax.value_and_grad(mouse_jax.global_mean)(given, which)
+            assert (mean.dtype, mean.shape, mean.item()) == (jnp.float32, (), expected)
+            assert jnp.isfinite(slope).all()
+        return
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        given = torch.tensor(values, dtype=dtype, requires_grad=True)
+        mean = mouse_torch.global_mean(given, None if mask is None else torch.tensor(mask))
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert (mean.dtype, mean.shape, mean.item()) == (wide, (), expected)
+        mean.backward()
+        assert given.grad is not None
+        assert bool(torch.isfinite(given.grad).all())
+
+
+def test_parts_of_a_mean_add_up_to_it(framework: Framework) -> None:
+    """Of whole masks, of masks of windows whose steps have several values, and without a mask."""
+    array, mean_of = framework.array, framework.mean
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    values = array(numbers)
+    for given in ([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], [True, False, True, True]):
+        mask = array(np.array(given))
+        parts = [mean_of(values[cut], mask[cut], count=int(mask.sum())) for cut in (slice(0, 1), slice(1, 4))]
+        assert math.isclose(float(sum(parts)), numbers[np.array(given, bool)].mean(), rel_tol=1e-6)
+    assert float(mean_of(values[:1], count=24) + mean_of(values[1:], count=24)) == numbers.mean()
+    assert float(mean_of(values, array(np.zeros(4)), count=0)) == 0
+    for shape in ((3,), (2, 4), (2, 3, 1)):
+        with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
+            mean_of(array(np.ones((2, 3))), array(np.ones(shape)))
