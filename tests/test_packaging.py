@@ -383,10 +383,10 @@ def test_the_checks_can_fail() -> None:
     assert roots(imported(tree)) == {"os", "torch", "datasets", "jax", "PIL", "pandas"}
     assert roots(imported(at_import(tree))) == {"os", "PIL"}
     private = (
-        "from mouse_core._base import trees\nfrom mouse_core.store import _schema\nimport mouse_core.spec as _spec\n"
+        "from mouse_core._base import trees\nfrom mouse_core.store import _intake\nimport mouse_core.spec as _spec\n"
     )
     own = "from mouse_jax import _philox\nfrom mouse_core import __distribution__\n"
-    assert private_imports(ast.parse(private + own)) == {"mouse_core._base.trees", "mouse_core.store._schema"}
+    assert private_imports(ast.parse(private + own)) == {"mouse_core._base.trees", "mouse_core.store._intake"}
     assert imported(ast.parse("from mouse_core import store, Field"), {"mouse_core.store": ROOT}) == {
         "mouse_core.store",
         "mouse_core",

@@ -7,7 +7,6 @@ The metadata is one text, ``mouse_data: {"version": 1, ...}``, in each place tha
 - the ``id`` of a column's feature, first of ``done``: all that ``datasets`` writes to Parquet and to the Hub.
 """
 
-from mouse_core.about.dataset import KEY, About, joined, read_about, with_about
-from mouse_core.about.recording import Recording
+from mouse_core.about.dataset import KEY, About, Recording, joined, read_about, with_about
 
 __all__ = ["KEY", "About", "Recording", "joined", "read_about", "with_about"]

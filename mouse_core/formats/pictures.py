@@ -23,8 +23,7 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
-from mouse_core.about.dataset import About
-from mouse_core.about.features import HUGGINGFACE, features_in
+from mouse_core.about.dataset import HUGGINGFACE, About, features_in
 from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading

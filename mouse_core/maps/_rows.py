@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.schema import FieldType, RowSchema, row_values
+from mouse_core.columns.memory import FieldType, RowSchema, row_values
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import (
     FieldKey,

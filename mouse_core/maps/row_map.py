@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import state_number
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.columns.schema import RowSchema
+from mouse_core.columns.memory import RowSchema
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps._rows import KeyRows, fields_of, filled, last_of, pick, schema_words

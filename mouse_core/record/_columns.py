@@ -1,119 +1,249 @@
-"""Columns for the observations and actions of an environment: their names, and the conversion of values.
+"""Columns for the observations and actions of an environment, and the metadata of a recording.
 
-Names are those that the readers of formats give (``formats.columns.named``), so that what is recorded here and what is
-read from Minari or RLDS are the same rows.
+Columns have the names that the readers of formats give (``formats.columns.named``). So recorded rows equal rows that
+are read from Minari or RLDS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 from typing import Any
 
 import numpy as np
 
+from mouse_core.about.dataset import About, Recording
 from mouse_core.dtypes import convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Field, check_choice
+from mouse_core.nested import path_of
+from mouse_core.spec import Alignment, Bounded, Categorical, Composite, Field, NonTensor, check_choice, check_dtype
+
+Infos = Iterable[str] | Mapping[str, Any] | bool
+"""Names of infos, or dtypes by name; True: all numbers and arrays that come with the first step."""
+
+# Bounds are listed one by one up to this number.
+_MOST_BOUNDS = 1024
+# Simulators below environments: their versions count where they are loaded.
+_SIMULATORS = ("mujoco", "Box2D", "ale_py", "dm_control", "pybullet", "brax")
+
+
+def about_of(recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment) -> About:
+    """The metadata of the rows that a recorder appends."""
+    return About(
+        alignment,
+        environments=[] if recording.environment is None else [recording.environment],
+        fields=fields_of(observations, actions),
+        max_action_dim=number_of_actions(actions),
+        recordings=[recording],
+    )
+
+
+def recording_of_gymnasium(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
+    """Describe a recording from one gymnasium environment or a vector of environments.
+
+    Args:
+        env: The environment.
+        observation, action: The specs of an observation and an action of one environment.
+        policy: The name of the policy.
+    """
+    spec = env.spec
+    return Recording(
+        environment=None if spec is None else spec.id,
+        policy=policy,
+        spec=_spec(spec),
+        observation_space=_described(observation),
+        action_space=_described(action),
+        versions=_versions("gymnasium", env.unwrapped),
+    )
+
+
+def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
+    """Describe a recording from a dm_env environment, named by its task or class, since it has no id."""
+    task = getattr(env, "task", None)
+    names = [getattr(env, "name", None), None if task is None else type(task).__name__, type(env).__name__]
+    return Recording(
+        environment=next(name for name in names if isinstance(name, str) and name),
+        policy=policy,
+        observation_space=_described(observation),
+        action_space=_described(action),
+        versions=_versions("dm_env", env, task),
+    )
+
+
+def _described(spec: Any) -> dict[str, Any]:
+    """Return a spec as JSON; of more than 1024 bounds that differ, only the lowest and the highest."""
+    leaves = {}
+    for key, one in spec.leaves().items() if isinstance(spec, Composite) else [((), spec)]:
+        many = isinstance(one, Bounded) and one.limits is None and one.low.size > _MOST_BOUNDS
+        leaves[key] = replace(one, low=one.low.min(), high=one.high.max()) if many else one
+    described: dict[str, Any] = (spec.with_fields(leaves) if isinstance(spec, Composite) else leaves[()]).to_json()
+    return described
+
+
+def named_policy(policy: Any) -> str | None:
+    """The name of a policy: a text itself, the module and name of a function, or the class of an object."""
+    if policy is None or isinstance(policy, str):
+        return policy
+    named = policy if hasattr(policy, "__qualname__") else type(policy)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _spec(spec: Any) -> dict[str, Any]:
+    """The spec of an environment as JSON, with the ``repr`` of other values."""
+    if spec is None:
+        return {}
+    try:
+        said = json.loads(spec.to_json())
+        json.dumps(said, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):  # kwargs with functions or arrays in them
+        said = {"id": spec.id, "kwargs": {name: repr(value)[:200] for name, value in spec.kwargs.items()}}
+    return dict(said)
+
+
+def _versions(interface: str, *parts: Any) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    packages = {cls.__module__.split(".")[0] for part in parts if part is not None for cls in type(part).__mro__}
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in (interface, "numpy", "mouse-data", *sorted(packages), *_SIMULATORS):
+        if name in _SIMULATORS and name not in sys.modules:
+            continue
+        try:
+            found.setdefault(name, version(name))
+        except (PackageNotFoundError, ValueError):
+            continue  # a module that no distribution is called after
+    return found
+
+
+def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None] | None:
+    """Names of infos with the dtypes that they are kept in, or ConfigError; None: all that come with the first step."""
+    if infos is True:
+        return None
+    if isinstance(infos, str | bool) or not isinstance(infos, Iterable):
+        raise ConfigError(
+            f"infos: expected names of infos, found {infos!r}; write a list, such as infos=['x_position', 'episode/r']"
+        )
+    names = list(infos)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"infos: expected different names of infos, found {names!r:.200}")
+    dtypes = infos if isinstance(infos, Mapping) else dict.fromkeys(names)
+    return {
+        name: None if dtype is None else check_dtype(dtype, where=f"infos[{name!r}]") for name, dtype in dtypes.items()
+    }
+
+
+def numbers_in(info: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """The names of numbers, and arrays of numbers, in an info, with the kinds of their dtypes, such as "f".
+
+    Of a vector of environments the masks are left out.
+    """
+    for name, value in info.items():
+        if not isinstance(name, str) or not name or name.startswith("_"):
+            continue
+        if isinstance(value, Mapping):
+            yield from numbers_in(value, f"{within}{name}/")
+        elif isinstance(value, bool | int | float | np.generic | np.ndarray):
+            kind = np.asarray(value).dtype.kind
+            if kind in "biuf":
+                yield within + name, kind
+
 
 Row = dict[str, Any]
 
 IMAGES = ("raw", "png")
 OTHER = "_values"
-"""Behind the name of a part that would be a standard column's, and is of another kind."""
+"""Suffix of a column that would have the name of a standard column and is of another kind."""
+# Integers up to this bound are codes of actions.
+_MOST_CODES = 1 << 20
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:
-    """Whether it is the shape of a picture: ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
+    """Whether a shape is the shape of a picture: ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
 
 
 @dataclass(frozen=True)
-class ValuePart:
-    """A part of an observation or an action that is one value: a number, an array, a text.
-
-    Args:
-        keys: What leads to it, from the outside in; none where the whole is one value.
-        kind: "whole" for a whole number, "text", or "array" for numbers of any shape.
-        shape: Of an array.
-        dtype: Of an array or number.
-        choices: How many whole numbers there are from 0, where that is known.
-    """
-
-    keys: tuple[Any, ...]
-    kind: str
-    shape: tuple[int, ...] = ()
-    dtype: np.dtype[Any] | None = None
-    choices: int | None = None
-
-    @property
-    def is_image(self) -> bool:
-        """Whether it looks like a picture: uint8 ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
-        return self.kind == "array" and self.dtype == np.uint8 and is_picture(self.shape)
-
-    def suits(self, column: str) -> bool:
-        """Whether it is what the standard field of a column reads, if there is one: a picture, a whole number."""
-        shape, is_whole = self.shape, self.dtype is not None and self.dtype.kind in "iu"
-        if column == "observation_image":
-            return self.kind == "array" and is_whole and is_picture(shape)
-        if column == "observation_missing":  # which marks rows that lack an observation
-            return False
-        return column != "observation_discrete" or self.kind == "whole" or (is_whole and shape in ((), (1,)))
-
-    def pick(self, value: Any) -> Any:
-        """This part of a whole observation or action."""
-        for key in self.keys:
-            value = value[key]
-        return value
-
-
-@dataclass(frozen=True)
 class Column:
-    """A part as a column.
+    """One value of an observation or an action (a number, an array, a text) as a column.
 
     Args:
         name: The column's name.
-        part: The part.
-        convert: Makes of a value what a row holds; always a copy, for environments use their arrays again.
+        keys: The keys that lead to the value, from the outside in; none for an observation of one value.
+        spec: The spec of the value.
+        convert: Converts a value to the value of a row; returns a copy, as environments reuse their arrays.
     """
 
     name: str
-    part: ValuePart
-    convert: Callable[[Any], Any]
+    keys: tuple[str, ...]
+    spec: Any
+    convert: Callable[[Any], Any] = str
+
+    @property
+    def kind(self) -> str:
+        """The kind of the value: "text", "whole" for a single integer, or "array" for numbers of any shape."""
+        if isinstance(self.spec, NonTensor):
+            return "text"
+        return "whole" if not self.spec.shape and self.spec.dtype.kind in "iu" else "array"
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the value is a picture: uint8 ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
+        return self.spec.dtype == np.uint8 and is_picture(self.spec.shape)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the value is of the kind that the standard field of the column reads, if there is such a field."""
+        shape, is_integer = self.spec.shape, self.spec.dtype.kind in "iu"
+        if self.name == "observation_image":
+            return is_integer and is_picture(shape)
+        if self.name == "observation_missing":  # the column that marks rows without an observation
+            return False
+        return self.name != "observation_discrete" or (is_integer and shape in ((), (1,)))
+
+    def __str__(self) -> str:
+        if self.kind == "array":
+            return f"{self.spec.dtype} {list(self.spec.shape)}"
+        return "a whole number" if self.kind == "whole" else "a text"
 
 
-def observation_columns(parts: list[ValuePart], images: str, *, declared: bool = False) -> list[Column]:
-    """Columns of observations, as ``formats.columns.named.named_observation`` calls them.
+def observation_columns(spec: Any, images: str, *, declared: bool = False) -> list[Column]:
+    """Return the columns of observations, with the names of ``formats.columns.named.named_observation``.
 
     Args:
-        parts: The parts of an observation.
+        spec: The spec of an observation.
         images: "raw" or "png".
-        declared: Whether arrays are kept in the dtype that their space says, rather than the one that they come in.
+        declared: Whether arrays get the dtypes of ``spec``, instead of keeping the dtype in which they come.
     """
     check_choice("images", images, IMAGES)
     columns = []
-    for part in parts:
-        whole = {"whole": "observation_discrete", "text": "observation_text"}.get(part.kind, "observation")
-        name = "_".join(map(str, ("observation", *part.keys))) if part.keys else whole
-        if part.keys and not part.suits(name):
+    for one in _columns("observation", spec):
+        name, make = one.name, _conversion(one, one.spec.dtype if declared else None)
+        if not one.keys:
+            name = {"whole": "observation_discrete", "text": "observation_text"}.get(one.kind, name)
+            name = "observation_image" if one.is_image else name
+        elif not one.is_standard:
             name += OTHER
-        if part.is_image:
-            name = name if part.keys else "observation_image"
-            convert: Callable[[Any], Any] = _as_png if images == "png" else _as_pixels
-        else:
-            convert = _copying(part, part.dtype if declared else None)
-        columns.append(Column(name, part, convert))
+        if one.is_image:
+            make = _as_png if images == "png" else _as_pixels
+        columns.append(Column(name, one.keys, one.spec, make))
     return _distinct(columns)
 
 
-def action_columns(parts: list[ValuePart]) -> list[Column]:
-    """Columns of actions, as ``formats.columns.named.named_action`` calls them; in the dtypes that their space says."""
-    columns = []
-    for part in parts:
-        name = "_".join(map(str, ("action", *part.keys)))
-        columns.append(Column(name, part, _copying(part, part.dtype)))
-    return _distinct(columns)
+def action_columns(spec: Any) -> list[Column]:
+    """Return the columns of actions in the dtypes of ``spec``, named as by ``formats.columns.named.named_action``."""
+    columns = _columns("action", spec)
+    return _distinct([Column(one.name, one.keys, one.spec, _conversion(one, one.spec.dtype)) for one in columns])
+
+
+def _columns(whole: str, spec: Any) -> list[Column]:
+    """Return a column for each leaf of a spec, without the conversion."""
+    leaves = spec.leaves() if isinstance(spec, Composite) else {(): spec}
+    paths = [(tuple(map(str, path_of(key))) if key else (), leaf) for key, leaf in leaves.items()]
+    return [Column("_".join((whole, *keys)), keys, leaf) for keys, leaf in paths]
 
 
 def _distinct(columns: list[Column]) -> list[Column]:
@@ -125,34 +255,31 @@ def _distinct(columns: list[Column]) -> list[Column]:
 
 
 def placeholder(columns: list[Column]) -> Row:
-    """The action of a row that no action led to: zeros, or empty text."""
-    row: Row = {}
-    for column in columns:
-        part = column.part
-        empty = "" if part.kind == "text" else 0 if part.kind == "whole" else np.zeros(part.shape, part.dtype)
-        row[column.name] = column.convert(empty)
-    return row
+    """Return the action of a row to which no action led: zeros, or empty text."""
+    return {one.name: one.convert("" if one.kind == "text" else one.spec.zeros()) for one in columns}
 
 
 def fields_of(observations: list[Column], actions: list[Column]) -> list[Field]:
-    """Fields for columns that no standard field reads: parts of nested observations and actions.
+    """Return fields for columns that no standard field reads: the values of nested observations and actions.
 
-    Where there is no column ``action``, the standard field is not required.
+    Without a column ``action``, the standard field is not required.
     """
-    fields = [
-        Field(column.name, image=column.part.is_image)
-        for column in observations
-        if column.part.keys and column.part.kind != "text"
-    ]
+    fields = [Field(one.name, image=one.is_image) for one in observations if one.keys and one.kind != "text"]
     if not any(column.name == "action" for column in actions):
         fields.append(Field("action", dtype="int64", vector_dtype="float32", pad=0, max_ndim=1, transition=True))
-        fields += [Field(column.name, transition=True) for column in actions if column.part.kind != "text"]
+        fields += [Field(column.name, transition=True) for column in actions if column.kind != "text"]
     return fields
 
 
 def number_of_actions(actions: list[Column]) -> int | None:
-    """Return the number of actions, if they are integers from 0; else None."""
-    return actions[0].part.choices if len(actions) == 1 and actions[0].name == "action" else None
+    """Return the number of actions, if an action is an integer from 0 to a known bound; else None."""
+    if len(actions) != 1 or actions[0].name != "action" or actions[0].kind != "whole":
+        return None
+    spec = actions[0].spec
+    if isinstance(spec, Categorical):
+        return spec.n
+    is_code = isinstance(spec, Bounded) and 0 <= int(spec.low) <= int(spec.high) < _MOST_CODES
+    return int(spec.high) + 1 if is_code else None
 
 
 # ---------------------------------------------------------------------- values
@@ -174,120 +301,45 @@ def _as_png(value: Any) -> dict[str, Any]:
     return {"bytes": encode_png(value), "path": None}
 
 
-@dataclass(frozen=True)
-class _ArrayOf:
-    """Copies arrays, in a dtype (None: their own, but floats where their space has such) and a shape."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    floats: Any = None
-
-    def __call__(self, value: Any) -> Any:
-        refuse_hidden(value)
-        made = np.array(value)
-        if self.dtype is not None:
-            made = convert(made, np.dtype(self.dtype))
-        elif self.floats is not None and made.dtype.kind in "biu":
-            made = convert(made, self.floats)  # an environment that resets to zeros without a dtype
-        return made if made.shape == self.shape else made.reshape(self.shape)
+def _as_array(value: Any, *, dtype: Any, shape: tuple[int, ...], floats: Any) -> Any:
+    """Copy an array, in a dtype (None: its own dtype, but ``floats`` for integers if that is not None) and a shape."""
+    refuse_hidden(value)
+    made = np.array(value)
+    if dtype is not None:
+        made = convert(made, dtype)
+    elif floats is not None and made.dtype.kind in "biu":
+        made = convert(made, floats)  # an environment that resets to zeros without a dtype
+    return made if made.shape == shape else made.reshape(shape)
 
 
-def _copying(part: ValuePart, dtype: Any) -> Callable[[Any], Any]:
-    """Copies of a part's values: a whole number as Python's, an array that is all of an observation as a vector."""
-    if part.kind != "array":
-        return _whole if part.kind == "whole" else str
-    shape = part.shape if part.keys else (int(np.prod(part.shape, dtype=np.int64)),)
-    return _ArrayOf(dtype, shape, part.dtype if part.dtype is not None and part.dtype.kind == "f" else None)
+def _conversion(column: Column, dtype: Any) -> Callable[[Any], Any]:
+    """Return the function that copies a value; an array that is the whole observation becomes a vector."""
+    if column.kind != "array":
+        return _whole if column.kind == "whole" else str
+    spec = column.spec
+    shape = spec.shape if column.keys else (int(np.prod(spec.shape, dtype=np.int64)),)
+    return partial(_as_array, dtype=dtype, shape=shape, floats=spec.dtype if spec.dtype.kind == "f" else None)
 
 
-def values_of(columns: list[Column], value: Any) -> Row:
-    """A whole observation or action as columns.
+def values_of(columns: list[Column], value: Any, number: int | None = None) -> Row:
+    """Return an observation or action as columns.
+
+    Args:
+        columns: The columns.
+        value: The observation or action, or those of several environments, stacked as gymnasium does.
+        number: The number of the environment among several.
 
     Raises:
-        DataError: It is none.
+        DataError: A value that its column does not hold.
     """
     row: Row = {}
     for column in columns:
         try:
-            row[column.name] = column.convert(column.part.pick(value))
+            part = value
+            for key in column.keys:
+                part = part[int(key)] if isinstance(part, tuple | list) else part[key]
+            row[column.name] = column.convert(part if number is None else part[number])
         except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise _refused(column, value, error) from error
+            found = f"{value!r:.80} ({error})"
+            raise DataError(f"column {column.name!r}: expected {column}, found {found}") from error
     return row
-
-
-def values_at(columns: list[Column], values: Any, number: int) -> Row:
-    """The observation or action of one of several environments as columns; ``values`` are stacked as gymnasium does.
-
-    Raises:
-        DataError: They are none.
-    """
-    row: Row = {}
-    for column in columns:
-        try:
-            row[column.name] = column.convert(column.part.pick(values)[number])
-        except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise _refused(column, values, error) from error
-    return row
-
-
-def _refused(column: Column, value: Any, error: Exception) -> DataError:
-    found = f"{value!r:.80} ({error})"
-    return DataError(f"column {column.name!r}: expected {_shown(column.part)}, found {found}")
-
-
-def _shown(part: ValuePart) -> str:
-    if part.kind == "array":
-        return f"{part.dtype} {list(part.shape)}"
-    return "a whole number" if part.kind == "whole" else "a text"
-
-
-# ---------------------------------------------------------------------- gymnasium's spaces, dm_env's specs
-
-
-def parts_of_space(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[ValuePart]:
-    """The parts of one of gymnasium's spaces.
-
-    Raises:
-        ConfigError: A space whose values have no fixed form, such as ``Sequence`` and ``Graph``.
-    """
-    kind = type(space).__name__
-    if kind in ("Dict", "Tuple"):
-        inside = space.spaces
-        for key, part in inside.items() if kind == "Dict" else enumerate(inside):
-            yield from parts_of_space(part, (*keys, key))
-    elif kind == "Discrete":
-        first = int(space.start)
-        yield ValuePart(keys, "whole", (), np.dtype(np.int64), first + int(space.n) if first >= 0 else None)
-    elif kind == "Text":
-        yield ValuePart(keys, "text")
-    elif kind in ("Box", "MultiDiscrete", "MultiBinary"):
-        yield ValuePart(keys, "array", tuple(map(int, space.shape)), np.dtype(space.dtype))
-    else:
-        known = ["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple"]
-        raise ConfigError(f"space{_at(keys)}: expected one of {known}, found {kind}; a wrapper can make it one")
-
-
-def parts_of_spec(spec: Any, keys: tuple[Any, ...] = ()) -> Iterator[ValuePart]:
-    """The parts of a spec of dm_env, nested in mappings, lists or tuples.
-
-    Raises:
-        ConfigError: Something else.
-    """
-    if isinstance(spec, Mapping | list | tuple):
-        for key, part in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
-            yield from parts_of_spec(part, (*keys, key))
-    elif type(spec).__name__ == "StringArray":
-        yield ValuePart(keys, "text")
-    elif hasattr(spec, "shape") and hasattr(spec, "dtype"):
-        shape, dtype = tuple(map(int, spec.shape)), np.dtype(spec.dtype)
-        if not shape and dtype.kind in "iu":
-            choices = getattr(spec, "num_values", None)
-            yield ValuePart(keys, "whole", (), dtype, None if choices is None else int(choices))
-        else:
-            yield ValuePart(keys, "array", shape, dtype)
-    else:
-        raise ConfigError(f"spec{_at(keys)}: expected a dm_env.specs.Array, found {type(spec).__name__}")
-
-
-def _at(keys: tuple[Any, ...]) -> str:
-    return "".join(f"[{key!r}]" for key in keys)

@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
-from mouse_core.about.dataset import About
-from mouse_core.about.recording import Recording
+from mouse_core.about.dataset import Recording
 from mouse_core.dtypes import convert, is_hidden, refuse_hidden, to_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
-from mouse_core.record import _about, _columns
+from mouse_core.record import _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running, adopt
-from mouse_core.spec import Alignment, check_choice
+from mouse_core.spec import check_choice
 from mouse_core.store.dataset_store import DatasetStore
+
+if TYPE_CHECKING:
+    from mouse_core.collect.client import StoreClient
 
 SEED = "metadata_episode_seed"
 
@@ -327,46 +328,24 @@ def info_column(name: str) -> str:
     return "metadata_infos_" + name.replace("/", "_")
 
 
-class RemoteStore(Protocol):
-    """A store that another process has open, as a ``mouse_core.collect.StoreClient`` writes to it."""
-
-    @property
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """See ``DatasetStore.columns``."""
-        ...
-
-    @property
-    def alignment(self) -> Alignment:
-        """See ``DatasetStore.alignment``."""
-        ...
-
-    def describe(self, about: About) -> None:
-        """See ``DatasetStore.describe``."""
-        ...
-
-    def extend(self, columns: Mapping[str, Any]) -> None:
-        """See ``DatasetStore.extend``."""
-        ...
-
-
 class StoreWriter:
     """The columns of a recording, and the writers of its episodes.
 
     Args:
         store, infos, images, on_interrupted: See ``Recorder``.
-        observations, actions: Parts of the spaces.
+        observations, actions: The specs of an observation and an action.
         recording: Metadata of the rows.
         declared: Whether observations are stored in the dtypes of their space.
     """
 
     def __init__(
         self,
-        store: DatasetStore | RemoteStore,
-        observations: list[_columns.ValuePart],
-        actions: list[_columns.ValuePart],
+        store: DatasetStore | StoreClient,
+        observations: Any,
+        actions: Any,
         recording: Recording,
         *,
-        infos: _about.Infos = (),
+        infos: _columns.Infos = (),
         images: str = "raw",
         on_interrupted: str = "mark",
         declared: bool = False,
@@ -375,7 +354,7 @@ class StoreWriter:
             raise ConfigError(f"record: expected a DatasetStore, or a client of one, found {type(store).__name__}")
         self.store = store
         # None: unknown before the first step.
-        self.infos = _about.check_infos(infos)
+        self.infos = _columns.check_infos(infos)
         self.on_interrupted = check_on_interrupted(on_interrupted)
         self.observations = _columns.observation_columns(observations, images, declared=declared)
         self.actions = _columns.action_columns(actions)
@@ -383,7 +362,7 @@ class StoreWriter:
             adopt(store, mark=self.on_interrupted == "mark")
         # None: unknown before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
-        store.describe(_about.about_of(recording, self.observations, self.actions, store.alignment))
+        store.describe(_columns.about_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[EpisodeWriter] = []
         if isinstance(store, DatasetStore):
             store.interrupt_on_close(self)
@@ -434,7 +413,7 @@ class StoreWriter:
         if self.infos is not None:
             return
         kinds: dict[str, set[str]] = {}
-        for name, kind in (one for info in found for one in _about.numbers_in(info)):
+        for name, kind in (one for info in found for one in _columns.numbers_in(info)):
             kinds.setdefault(name, set()).add(kind)
         by_column = {info_column(name): name for name in kinds}
         if columns := self.store.columns:

@@ -9,10 +9,9 @@ from typing import Any
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError
-from mouse_core.record._about import Infos, named_policy
+from mouse_core.record._columns import Infos, named_policy
 from mouse_core.record._episodes import kinds_of
-from mouse_core.record.recorder import Recorder
-from mouse_core.record.vector import VectorRecorder
+from mouse_core.record.recorder import Recorder, VectorRecorder
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 

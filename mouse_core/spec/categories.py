@@ -11,8 +11,7 @@ from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import MOST_VALUES
-from mouse_core.spec.draws import key_of, whole_numbers
+from mouse_core.spec.domain import MOST_VALUES, Array, Shape, key_of, whole_numbers
 from mouse_core.spec.leaf import (
     Leaf,
     check_most,
@@ -25,7 +24,6 @@ from mouse_core.spec.leaf import (
     uniform_value,
     value_at,
 )
-from mouse_core.spec.shapes import Array, Shape
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
 

@@ -11,11 +11,9 @@ import numpy as np
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import MOST_VALUES
-from mouse_core.spec.draws import key_of, whole_numbers
+from mouse_core.spec.domain import MOST_VALUES, Array, Change, Shape, key_of, whole_numbers
 from mouse_core.spec.leaf import Leaf, alike, check_most, set_all, shown
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.shapes import Array, Change, Shape
 
 __all__ = ["Choice"]
 

@@ -1,10 +1,15 @@
-"""Specs of nested fields by name, and the specs of batches."""
+"""Specs of nested fields by name, stacks of specs, and the specs of batches.
+
+Equal specs stack to a spec of their own kind, which is expanded. Specs that differ stack to ``Stacked``, which keeps
+each spec. An index, ``reshape`` or another operation on axes then has to find out which spec is where. ``Stacked``
+applies the operation to an array of the specs' numbers and reads the answer from the result.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,12 +22,23 @@ from mouse_core.dtypes import is_number
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.nested import FieldKey, flatten, path_of
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import ARROW_KEY, MOST_VALUES, Domain
+from mouse_core.spec.domain import (
+    ARROW_KEY,
+    MOST_VALUES,
+    Array,
+    Change,
+    Domain,
+    Shape,
+    check_axis,
+    check_shape,
+    operate,
+)
+from mouse_core.spec.leaf import as_array
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.shapes import Array, Change, Shape, check_shape, operate
 
-__all__ = ["Composite", "from_batch", "of_fields"]
+__all__ = ["Composite", "Stacked", "consolidate", "from_batch", "of_fields", "stack_specs"]
+__all__ += ["check_no_exclusive_keys", "contains_lazy"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,7 +68,7 @@ class Composite(Domain, Mapping[str, Any]):
         device = None if self.device is None else str(self.device)
         entries: dict[str, Domain] = {}
         for key, one in self.entries.items():
-            _put(entries, _names(key), one, shape)
+            _put(entries, _checked_names(key), one, shape)
         for name, one in entries.items():
             if one.shape[: len(shape)] != shape:
                 raise ConfigError(
@@ -112,7 +128,7 @@ class Composite(Domain, Mapping[str, Any]):
         """
         entries = dict(self.entries)
         for key, one in fields.items():
-            _put(entries, _names(key), one, self.shape)
+            _put(entries, _checked_names(key), one, self.shape)
         return replace(self, entries=entries)
 
     def without(self, *keys: FieldKey) -> Self:
@@ -157,15 +173,11 @@ class Composite(Domain, Mapping[str, Any]):
         number = self.cardinality
         if isinstance(number, float) or number > most:
             raise ConfigError(f"enumerate: expected at most {most} values, found {number}")
-        # Fields with 2, 3 and 2 values have 12 combinations: the first repeats each value 6 times, the second 2 times
-        # (and all of that 2 times), the third once (and all of that 6 times).
-        columns, before = {}, 1
-        for name, one in self.entries.items():
-            before *= one.cardinality
-            repeated = np.repeat(np.arange(one.cardinality), number // before)
-            rows = np.tile(repeated, number // len(repeated) if len(repeated) else 0)
-            columns[name] = _rows(one.enumerate(most=most), rows)
-        return columns
+        counts = [one.cardinality for one in self.entries.values()]
+        # Of fields with 2 and 3 values, combination 4 has value 1 of the first field and value 1 of the second.
+        places = np.unravel_index(np.arange(number), counts) if counts else ()
+        entries = zip(self.entries.items(), places, strict=True)
+        return {name: _rows(one.enumerate(most=most), rows) for (name, one), rows in entries}
 
     def to(self, device: object) -> Self:
         """Return the spec and all entries with another device, a label for adapters; None removes it."""
@@ -274,7 +286,7 @@ class Composite(Domain, Mapping[str, Any]):
         return type(self), (dict(self.entries), self.shape, self.device)
 
 
-def _names(key: Any) -> tuple[str, ...]:
+def _checked_names(key: Any) -> tuple[str, ...]:
     if is_name(key) and all(map(is_text, (key,) if isinstance(key, str) else key)):
         return (key,) if isinstance(key, str) else key
     raise ConfigError(f"Composite: expected names of fields as Unicode texts, or tuples of them, found {key!r:.80}")
@@ -366,3 +378,381 @@ def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
             with suppress(ConfigError):  # the field's shape or dtype does not hold the column's values
                 entries[one.name] = spec.reshape(one.shape).astype(one.dtype)
     return Composite(entries)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stacked(Domain):
+    """Specs that differ, one for each place of a dimension. ``stack_specs`` returns it where specs differ.
+
+    A stack is *dense* if its specs have the same names, shapes and dtypes: values are arrays with one dimension more.
+    Values of any other stack are a tuple with the values of each spec.
+
+    Args:
+        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
+            shape.
+        axis: The new dimension of ``shape``.
+
+    Raises:
+        ConfigError: No spec, or specs that cannot be stacked.
+    """
+
+    specs: Any
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        specs = tuple(self.specs)
+        _check_stackable(specs)
+        axes = min((one._axes() for one in specs), key=len)
+        object.__setattr__(self, "specs", specs)
+        object.__setattr__(self, "axis", check_axis(self.axis, len(axes) + 1, where="stack"))
+
+    # --- shape and size -----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """The shape of a step; -1 for sizes that differ between the specs."""
+        shapes = [one.shape for one in self.specs]
+        common = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
+        return (*common[: self.axis], len(self.specs), *common[self.axis :])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the first spec; specs of one array all have this dtype."""
+        return self.specs[0].dtype
+
+    @property
+    def device(self) -> str | None:  # type: ignore[override]
+        """The device, which all specs share."""
+        device: str | None = self.specs[0].device
+        return device
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether values are arrays with one dimension more, and not a tuple with the values of each spec."""
+        first = _layout(self.specs[0])
+        return first is not None and all(_layout(one) == first for one in self.specs[1:])
+
+    @property
+    def cardinality(self) -> int | float:
+        """Number of different values of a step: the product over the specs."""
+        return self._by_number().cardinality
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of indexed values; for a field's name, the stack of that field's specs."""
+        if is_name(index):
+            for one in self.specs:
+                if not _is_nested(one) or index not in one:
+                    raise MissingFieldError(f"spec: expected a field {index!r} in all specs, found {one!r:.200}")
+            return stack_specs([one[index] for one in self.specs], self.axis)
+        return super().__getitem__(index)
+
+    def __contains__(self, key: object) -> bool:
+        if not is_name(key) or not _is_nested(self):
+            return self.contains(key)
+        return all(key in one for one in self.specs)
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def encode(self, values: Any) -> Any:
+        """Convert external values to values of the domain, spec by spec.
+
+        Args:
+            values: A list or tuple with the values for each spec, or values as ``project`` takes them.
+
+        Raises:
+            DataError: Values that stand for nothing in the domain.
+        """
+        if isinstance(values, tuple | list) and len(values) == len(self.specs):
+            return self._joined([one.encode(part) for one, part in zip(self.specs, values, strict=True)])
+        return self._each("encode", values)
+
+    def decode(self, values: Any) -> Any:
+        """Convert values to a tuple with the external values of each spec: the inverse of ``encode``.
+
+        Raises:
+            DataError: Values that are not in the domain.
+        """
+        return tuple(one.decode(part) for one, part in zip(self.specs, self._parts(values), strict=True))
+
+    def enumerate(self, *, most: int = MOST_VALUES) -> Any:
+        """Return all combinations of the specs' values; those of the last spec vary fastest.
+
+        Args:
+            most: Highest allowed number of combinations.
+
+        Raises:
+            ConfigError: More than ``most`` combinations, or infinitely many.
+        """
+        return self._joined(list(self._by_number().enumerate(most=most).values()))
+
+    def expand(self, shape: int | Shape) -> Self:
+        """Return the stack repeated to a shape that ends in ``self.shape``, with -1 for sizes that differ.
+
+        Raises:
+            ConfigError: A shape that ends in other sizes.
+        """
+        sizes = zip(reversed(self.shape), reversed(check_shape(shape, where="expand")), strict=False)
+        if any(size == -1 and wanted != -1 for size, wanted in sizes):
+            raise ConfigError(f"expand: expected -1 where the specs of the stack differ, {self.shape}, found {shape}")
+        return super().expand(shape)
+
+    def to(self, device: object) -> Self:
+        """Return the stack with another device: a label for adapters."""
+        return replace(self, specs=tuple(one.to(device) for one in self.specs))
+
+    def astype(self, dtype: Any) -> Self:
+        """Return the same domains with another dtype of values.
+
+        Raises:
+            ConfigError: A dtype that does not hold one of the domains.
+        """
+        return replace(self, specs=tuple(one.astype(dtype) for one in self.specs))
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _by_number(self) -> Composite:
+        """Return the specs as fields "0", "1", ..."""
+        return Composite({str(number): one for number, one in enumerate(self.specs)})
+
+    def _axes(self) -> Shape:
+        fixed = max(len(one.shape) - len(one._axes()) for one in self.specs)
+        return self.shape[: len(self.shape) - fixed]
+
+    def _check_static(self, what: str) -> None:
+        for one in self.specs:
+            one._check_static(what)
+
+    def _changed(self, change: Change, *, where: str) -> Any:
+        # Three specs of shape (2,), stacked along axis 1, have the axes (2, 3): the numbers [[0, 1, 2]] lie along
+        # axis 1 and are repeated along axis 0. The index [:, [2, 0]] takes [[2, 0]] of them: places 0 and 1 of the
+        # result hold specs 2 and 0. Each spec, expanded to (2, 3), is indexed alike, and `_placed` picks from those.
+        n = len(self.specs)
+        numbers = np.arange(n).reshape((1,) * self.axis + (n,) + (1,) * (len(self._axes()) - self.axis - 1))
+        _, arrays = operate(self._axes(), {"numbers": numbers}, change, where=where)
+        whole = [one.unsqueeze(self.axis).expand(_with_size(one.shape, self.axis, n)) for one in self.specs]
+        return _placed(np.asarray(arrays["numbers"]), [one._changed(change, where=where) for one in whole])
+
+    def _parts(self, values: Any) -> list[Any]:
+        """Return the values for each spec, or raise DataError."""
+        n = len(self.specs)
+        if not self.is_dense:
+            if not isinstance(values, tuple | list) or len(values) != n:
+                raise DataError(f"expected a tuple of the values of {n} specs, found {values!r:.80}")
+            return list(values)
+        layout = _layout(self.specs[0])
+        return [_part(layout, values, self.axis, number, n) for number in range(n)]
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        """Return the values of the stack from the values of each spec."""
+        return _join(_layout(self.specs[0]), parts, self.axis) if self.is_dense else tuple(parts)
+
+    def _each(self, method: str, values: Any) -> Any:
+        parts = self._parts(values)
+        return self._joined([getattr(one, method)(part) for one, part in zip(self.specs, parts, strict=True)])
+
+    def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
+        try:
+            parts = self._parts(values)
+        except DataError as error:
+            return str(error), None
+        first: Shape | None = None
+        for number, (one, part) in enumerate(zip(self.specs, parts, strict=True)):
+            reason, batch = one._problem(part)
+            if reason is None and batch is not None and first is not None and batch != first:
+                reason = f"expected the batch {first} of those before it, found {batch}"
+            if reason is not None:
+                return f"spec {number} of the stack: {reason}", None
+            first = batch if first is None else first
+        return None, first
+
+    def _draw(self, key: Key, path: tuple[str | int, ...], batch: Shape) -> Any:
+        return self._joined([one._draw(key, (*path, number), batch) for number, one in enumerate(self.specs)])
+
+    def _filled(self, number: int, batch: Shape) -> Any:
+        return self._joined([one._filled(number, batch) for one in self.specs])
+
+    def _json(self) -> dict[str, Any]:
+        return {"type": "Stacked", "axis": self.axis, "specs": [one._json() for one in self.specs]}
+
+    def _arrow_type(self) -> Any:
+        return self._by_number()._arrow_type()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stacked):
+            return NotImplemented
+        return self.axis == other.axis and bool(self.specs == other.specs)
+
+    def __hash__(self) -> int:
+        return hash((self.axis, self.specs))
+
+    def __repr__(self) -> str:
+        return f"Stacked({list(self.specs)!r}, axis={self.axis})"
+
+
+def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
+    """Stack specs along a new dimension: equal specs to a spec of their own kind, others to ``Stacked``.
+
+    ``unbind`` returns the specs again.
+
+    Args:
+        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
+            shape.
+        axis: The new dimension of the shape.
+
+    Raises:
+        ConfigError: No spec, or specs that cannot be stacked.
+    """
+    stacked = Stacked(tuple(specs), axis)
+    first = stacked.specs[0]
+    if any(one != first for one in stacked.specs[1:]):
+        return stacked
+    return first.unsqueeze(stacked.axis).expand(_with_size(first.shape, stacked.axis, len(stacked.specs)))
+
+
+def contains_lazy(spec: Domain) -> bool:
+    """Whether a spec is, or has as an entry, a ``Stacked``."""
+    if isinstance(spec, Composite):
+        return any(contains_lazy(one) for one in spec.entries.values())
+    return isinstance(spec, Stacked)
+
+
+def check_no_exclusive_keys(spec: Domain) -> bool:
+    """Whether the specs of every ``Stacked`` in a spec have the same fields."""
+    if isinstance(spec, Composite):
+        return all(check_no_exclusive_keys(one) for one in spec.entries.values())
+    if not isinstance(spec, Stacked):
+        return True
+    names = {frozenset(_names(one)) for one in spec.specs}
+    return len(names) == 1 and all(check_no_exclusive_keys(one) for one in spec.specs)
+
+
+def consolidate(spec: Any) -> Any:
+    """Give the specs of every ``Stacked`` in a spec the same fields, by adding empty fields.
+
+    An empty field has size 0 in each dimension behind the shape of its ``Composite``. It is a ``NonTensor``, or an
+    ``Unbounded`` of the dtype that the field has in another spec. A field without such dimensions is not empty.
+    """
+    if isinstance(spec, Composite):
+        return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
+    if not isinstance(spec, Stacked):
+        return spec
+    return stack_specs(_with_all_fields([consolidate(one) for one in spec.specs]), spec.axis)
+
+
+def _names(spec: Any) -> set[str]:
+    """Return the fields of a spec; of a stack, those of all its specs."""
+    if isinstance(spec, Stacked):
+        return set.intersection(*map(_names, spec.specs))
+    return set(spec.entries) if isinstance(spec, Composite) else set()
+
+
+def _with_all_fields(specs: list[Any]) -> list[Any]:
+    """Add the fields that another spec has; specs of one array are returned unchanged."""
+    if not all(isinstance(one, Composite) for one in specs):
+        return specs
+    examples: dict[str, Any] = {}
+    for one in specs:
+        examples |= {name: entry for name, entry in one.entries.items() if name not in examples}
+    columns = {
+        name: _with_all_fields([one.entries.get(name, _empty_like(example, one.shape)) for one in specs])
+        for name, example in examples.items()
+    }
+    return [
+        replace(one, entries={name: column[number] for name, column in columns.items()})
+        for number, one in enumerate(specs)
+    ]
+
+
+def _empty_like(spec: Any, shape: Shape) -> Domain:
+    if isinstance(spec, Composite):
+        return Composite({}, shape)
+    empty = (*shape, *(0,) * (len(spec.shape) - len(shape)))
+    return NonTensor(empty) if spec.dtype == object else Unbounded(empty, spec.dtype)
+
+
+def _check_stackable(specs: tuple[Any, ...]) -> None:
+    if not specs:
+        raise ConfigError("stack: expected at least one spec, found none")
+    first = specs[0]
+    for number, one in enumerate(specs):
+        if not isinstance(one, Domain):
+            raise ConfigError(f"stack: expected specs, found {one!r:.80}")
+        if _is_nested(one) != _is_nested(first) or one.device != first.device:
+            raise ConfigError(f"stack: expected specs of one kind and device, found {one!r:.80} as number {number}")
+        if _is_nested(one):
+            if one.shape != first.shape:
+                raise ConfigError(f"stack: expected the shape {first.shape}, found {one.shape} as number {number}")
+        elif one.dtype != first.dtype or len(one.shape) != len(first.shape):
+            raise ConfigError(
+                f"stack: expected {len(first.shape)} dimensions of {first.dtype}, found {one.shape} of {one.dtype} as "
+                f"number {number}"
+            )
+
+
+def _is_nested(spec: Any) -> bool:
+    """Whether values have fields: those of a ``Composite``, and of a stack of ``Composite``."""
+    return isinstance(spec, Composite) or (isinstance(spec, Stacked) and _is_nested(spec.specs[0]))
+
+
+def _with_size(shape: Shape, axis: int, n: int) -> Shape:
+    """Return the argument of ``expand`` that sets dimension ``axis`` to ``n`` and keeps the other sizes."""
+    return (*(-1,) * axis, n, *(-1,) * (len(shape) - axis))
+
+
+def _placed(numbers: Array, specs: list[Any]) -> Any:
+    """Return the spec that equals ``specs[numbers[place]]`` at each place."""
+    if not numbers.size or bool((numbers == numbers.flat[0]).all()):
+        return specs[int(numbers.flat[0]) if numbers.size else 0]
+    # Split along the first axis along which the numbers differ, and stack the results along it.
+    axis = next(axis for axis in range(numbers.ndim) if bool((numbers != numbers.take([0], axis)).any()))
+    index: Callable[[int], Any] = lambda place: (*(slice(None),) * axis, place)  # noqa: E731
+    places = map(index, range(numbers.shape[axis]))
+    return stack_specs([_placed(numbers[place], [one[place] for one in specs]) for place in places], axis)
+
+
+# --- values of dense stacks -------------------------------------------------------------------------------------------
+
+
+def _layout(spec: Any) -> Any:
+    """Return shape and dtype of a spec's values, by name for nested values; None for values that are not arrays."""
+    if isinstance(spec, Composite):
+        layouts = {name: _layout(one) for name, one in spec.entries.items()}
+        return None if None in layouts.values() else layouts
+    if isinstance(spec, Stacked):
+        return _stacked_layout(_layout(spec.specs[0]), spec.axis, len(spec.specs)) if spec.is_dense else None
+    return None if spec.dtype == object or -1 in spec.shape else (spec.shape, spec.dtype)
+
+
+def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
+    """Return the layout of ``n`` values of a layout, stacked along ``axis``."""
+    if isinstance(layout, dict):
+        return {name: _stacked_layout(one, axis, n) for name, one in layout.items()}
+    shape, dtype = layout
+    return ((*shape[:axis], n, *shape[axis:]), dtype)
+
+
+def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
+    """Return the values of spec ``number`` of a dense stack of ``n`` specs."""
+    if isinstance(layout, dict):
+        record = as_record(values)
+        if record is None:
+            raise DataError(f"expected fields by name, found {values!r:.80}")
+        missing = next((name for name in layout if name not in record), None)
+        if missing is not None:
+            raise DataError(f"field {missing!r}: expected it, found {list(record)}")
+        return {name: _part(one, record[name], axis, number, n) for name, one in layout.items()}
+    try:
+        array = as_array(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
+    place = axis - len(layout[0]) - 1  # from the end, as batch axes are in front
+    if array.ndim < -place or array.shape[place] != n:
+        raise DataError(f"expected {n} places along axis {place}, found {array.shape}")
+    return array.take(number, place)
+
+
+def _join(layout: Any, parts: Sequence[Any], axis: int) -> Any:
+    """Return the values of a dense stack from the values of each spec."""
+    if isinstance(layout, dict):
+        return {name: _join(one, [part[name] for part in parts], axis) for name, one in layout.items()}
+    return np.stack([np.asarray(part) for part in parts], axis - len(layout[0]) - 1)

@@ -1,31 +1,302 @@
-"""The base of all specs of values.
+"""The base of all specs of values, and operations on their shapes, and random draws.
 
 A spec is the set of values that one step may have, its domain. Operations on axes (``reshape``, indices, ...) are one
-mechanism: each is a function of an array, which a spec applies to its bounds and masks (``shapes.operate``).
+mechanism: a ``Change`` is a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
+the axes behind them. ``operate`` applies it to a shape and to the arrays of a spec, such as bounds and masks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import count
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.checks import is_whole
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, SpecIndexError
-from mouse_core.randomness import Key
-from mouse_core.spec.draws import key_of
-from mouse_core.spec.shapes import (
-    Change,
-    Shape,
-    check_axis,
-    check_index,
-    check_shape,
-    expanded,
-    is_dynamic,
-    reshaped,
-    squeezed,
-    unsqueezed,
-)
+from mouse_core.randomness import Key, Purpose, as_exponential, as_normal, check_seed
+
+Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+Change = Callable[[Array, int], Array]
+"""An operation on the first axes of an array: ``change(array, ndim)``."""
+
+
+def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
+    """Return a shape as a tuple of sizes from 0, or -1 for dynamic dimensions; raises ConfigError for others."""
+    sizes = (shape,) if is_whole(shape) else shape
+    if not isinstance(sizes, str | bytes):
+        try:
+            sizes = tuple(sizes)
+        except TypeError:
+            sizes = (None,)
+        if all(is_whole(size) and size >= (-1 if dynamic else 0) for size in sizes):
+            return tuple(int(size) for size in sizes)
+    expected = "sizes from 0, or -1 where a dimension is dynamic" if dynamic else "sizes from 0"
+    raise ConfigError(f"{where}: expected a shape of {expected}, found {shape!r:.80}")
+
+
+def is_dynamic(shape: Shape) -> bool:
+    """Whether a dimension is dynamic."""
+    return -1 in shape
+
+
+def fits(array_shape: Shape, shape: Shape) -> bool:
+    """Whether ``array_shape`` ends in ``shape``, where a dynamic dimension takes any size."""
+    ending = array_shape[len(array_shape) - len(shape) :] if len(array_shape) >= len(shape) else None
+    return ending is not None and all(expected in (-1, size) for size, expected in zip(ending, shape, strict=True))
+
+
+def compact(shape: Shape) -> Shape:
+    """Return the shape of a spec's arrays, such as bounds: size 1 along dynamic dimensions."""
+    return tuple(1 if size == -1 else size for size in shape)
+
+
+def operate(
+    shape: Shape, arrays: Mapping[str, Array | None], change: Change, *, where: str
+) -> tuple[Shape, dict[str, Array | None]]:
+    """Apply a change to a shape, and to arrays whose shapes begin with it (size 1 along dynamic dimensions).
+
+    During the change, a dynamic dimension has a size that no other dimension has, 1009 for example. In the result,
+    the dimension of this size is the dynamic one: with a new axis, (1009, 3) becomes (1, 1009, 3), and so (1, -1, 3).
+
+    Raises:
+        ConfigError: The shape does not allow the change.
+    """
+    stand_in = next(size for size in count(1009) if size not in shape)
+    sizes = tuple(stand_in if size == -1 else size for size in shape)
+    try:
+        with_stand_in = change(np.broadcast_to(np.int8(0), sizes), len(sizes)).shape
+        changed = {
+            name: None if one is None else change(np.broadcast_to(one, (*sizes, *one.shape[len(sizes) :])), len(sizes))
+            for name, one in arrays.items()
+        }
+    except (ValueError, IndexError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}, for the shape {shape}") from error
+    dynamic = is_dynamic(shape)
+    result = tuple(-1 if dynamic and size == stand_in else size for size in with_stand_in)
+    one_value = tuple(slice(0, 1) if size == -1 else slice(None) for size in result)
+    return result, {name: None if one is None else one[one_value] for name, one in changed.items()}
+
+
+def reshaped(shape: Shape, to: Any) -> Change:
+    """Reshape: one size of -1 is inferred; for a dynamic shape, each -1 is a dynamic dimension."""
+    target = check_shape(to, where="reshape")
+    if not is_dynamic(shape):
+        return lambda array, ndim: array.reshape(_inferred(array.shape[:ndim], target) + array.shape[ndim:])
+    if sorted(size for size in shape if size == -1) != sorted(size for size in target if size == -1):
+        raise ConfigError(f"reshape: expected the dynamic dimensions of {shape} to stay, found {target}")
+
+    def change(array: Array, ndim: int) -> Array:
+        dynamic = next(size for size, declared in zip(array.shape, shape, strict=False) if declared == -1)
+        return array.reshape(tuple(dynamic if size == -1 else size for size in target) + array.shape[ndim:])
+
+    return change
+
+
+def _inferred(sizes: Shape, target: Shape) -> Shape:
+    """Return the target with -1 replaced by the inferred size."""
+    if target.count(-1) != 1:
+        return target
+    others = math.prod(size for size in target if size != -1)
+    if not others or math.prod(sizes) % others:
+        raise ValueError(f"expected sizes that divide {math.prod(sizes)} values, found {target}")
+    return tuple(math.prod(sizes) // others if size == -1 else size for size in target)
+
+
+def squeezed(shape: Shape, axis: int | None) -> Change:
+    """Remove a dimension of size 1, or all of them."""
+    if axis is None:
+        axes = tuple(number for number, size in enumerate(shape) if size == 1)
+    else:
+        number = check_axis(axis, len(shape), where="squeeze")
+        axes = (number,) if shape[number] == 1 else ()
+    return lambda array, ndim: np.squeeze(array, axes)
+
+
+def unsqueezed(shape: Shape, axis: int) -> Change:
+    """Add a dimension of size 1."""
+    number = check_axis(axis, len(shape) + 1, where="unsqueeze")
+    return lambda array, ndim: np.expand_dims(array, number)
+
+
+def expanded(shape: Shape, to: Any) -> Change:
+    """Repeat to a shape that ends in this one; sizes of 1 and dynamic sizes may change, -1 keeps a size."""
+    target = check_shape(to, where="expand")
+    before = len(target) - len(shape)
+    if before < 0:
+        raise ConfigError(f"expand: expected at least the {len(shape)} dimensions of {shape}, found {target}")
+    for size, wanted in zip(shape, target[before:], strict=True):
+        if size != wanted and size not in (1, -1) and wanted != -1:
+            raise ConfigError(f"expand: expected a shape that ends in {shape}, found {target}")
+    becomes_static = [size == -1 and wanted != -1 for size, wanted in zip(shape, target[before:], strict=True)]
+
+    def change(array: Array, ndim: int) -> Array:
+        one = array[tuple(slice(0, 1) if static else slice(None) for static in becomes_static)]
+        sizes = [size if wanted == -1 else wanted for size, wanted in zip(one.shape, target[before:], strict=False)]
+        return np.broadcast_to(one, (*target[:before], *sizes, *one.shape[ndim:]))
+
+    return change
+
+
+def check_axis(axis: Any, ndim: int, *, where: str) -> int:
+    """Return an axis as a number from 0; raises ConfigError for an axis out of range."""
+    if not is_whole(axis) or not -ndim <= axis < ndim:
+        raise ConfigError(f"{where}: expected an axis from {-ndim} to {ndim - 1}, found {axis!r}")
+    return int(axis) % ndim
+
+
+def check_index(index: Any, shape: Shape) -> tuple[Any, ...]:
+    """Return an index as a tuple with an entry for every dimension.
+
+    Raises:
+        ConfigError: An index that the shape does not allow, or one that takes only a part of a dynamic dimension.
+    """
+    parts = [_index_part(part) for part in (index if isinstance(index, tuple) else (index,))]
+    used = sum(_width(part) for part in parts)
+    if used > len(shape) or sum(part is Ellipsis for part in parts) > 1:
+        raise ConfigError(f"index: expected at most {len(shape)} dimensions of {shape}, found {index!r:.80}")
+    rest = [slice(None)] * (len(shape) - used)
+    at = next((number for number, part in enumerate(parts) if part is Ellipsis), len(parts))
+    whole = [*parts[:at], *rest, *parts[at + 1 :]]
+    axis = 0
+    for part in whole:
+        width = _width(part)
+        if is_dynamic(shape[axis : axis + width]) and part != slice(None):
+            raise ConfigError(f"index: expected all of a dynamic dimension of {shape}, found {index!r:.80}")
+        axis += width
+    return tuple(whole)
+
+
+def _index_part(part: Any) -> Any:
+    if part is None or part is Ellipsis or isinstance(part, slice) or is_whole(part):
+        return part
+    numbers = np.asarray(part)
+    if numbers.size == 0:
+        numbers = numbers.astype(np.int64)
+    if numbers.dtype.kind not in "biu":
+        raise ConfigError(f"index: expected integers, slices, arrays of integers, or names, found {part!r:.80}")
+    return numbers
+
+
+def _width(part: Any) -> int:
+    """Return the number of dimensions that a part of an index uses."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if isinstance(part, np.ndarray) and part.dtype.kind == "b" else 1
+
+
+# ---------------------------------------------------------------------- random values
+#
+# Each value comes from its own random words. Therefore a longer draw begins with the values of a shorter one.
+
+_U53 = 2.0**-53
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def key_of(seed: int | Key, path: tuple[str | int, ...] = ()) -> Key:
+    """Return the key of the field at a path, which depends only on the seed and the path."""
+    key = seed if isinstance(seed, Key) else Key(check_seed(seed), Purpose.SPECS)
+    if not path:
+        return key
+    name = blake2b(json.dumps(path).encode(), digest_size=8).digest()
+    return key.with_call((key.call + int.from_bytes(name, "little")) % (1 << 64))
+
+
+def whole_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...]) -> Array:
+    """Draw integers uniformly from ``low..high``, both included, in the dtype of ``low``.
+
+    Each comes from 128 random bits, so that probabilities differ by less than 2**-64 for any range.
+
+    Args:
+        key: Key of the draw.
+        low: Lowest values; broadcasts to ``shape``.
+        high: Highest values; broadcasts to ``shape``.
+        shape: Shape of the result.
+    """
+    words = key.bits(2 * math.prod(shape)).reshape(*shape, 2)
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
+        values = _as_words(low) + _offsets(words[..., 0], words[..., 1], _as_words(high) - _as_words(low))
+    wide = np.asarray(values).view(np.int64) if low.dtype.kind == "i" else np.asarray(values)
+    return np.asarray(wide.astype(low.dtype))
+
+
+def _offsets(upper: Array, lower: Array, most: Array) -> Array:
+    """Return ``floor(n * (2**64 * upper + lower) / 2**128)`` for ``n = most + 1``, which may be 2**64."""
+    number = most + np.uint64(1)
+    part = upper * number
+    carried = (part + _upper_product(lower, number)) < part
+    return np.where(most == _ALL, upper, _upper_product(upper, number) + carried.astype(np.uint64))
+
+
+def _as_words(numbers: Array) -> npt.NDArray[np.uint64]:
+    """Return integers modulo 2**64."""
+    wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers.astype(np.uint64)
+    return np.asarray(wide)
+
+
+def _upper_product(one: Array, other: Array) -> Array:
+    """Return the upper 64 bits of products of 64-bit words."""
+    a, b = one >> _HALF, one & _LOW
+    c, d = other >> _HALF, other & _LOW
+    middle = b * c + (b * d >> _HALF)
+    rest = a * d + (middle & _LOW)
+    return np.asarray(a * c + (middle >> _HALF) + (rest >> _HALF))
+
+
+def real_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Draw numbers uniformly from ``[low, high]``; ``Domain.sample`` defines the draw for infinite bounds.
+
+    Args:
+        key: Key of the draw.
+        low: Lowest values; broadcasts to ``shape``.
+        high: Highest values; broadcasts to ``shape``.
+        shape: Shape of the result.
+        dtype: Dtype of the result, which holds the bounds exactly.
+    """
+    size = math.prod(shape)
+    first, last = low.astype(np.float64), high.astype(np.float64)
+    if np.isfinite(first).all() and np.isfinite(last).all():
+        values = _between((key.bits(size) >> np.uint64(11)).reshape(shape) * _U53, first, last)
+    else:
+        uniform = (key.bits(2 * size) >> np.uint64(11)).reshape(*shape, 2) * _U53
+        values = _without_bounds(uniform, first, last)
+    # The sum of two products in `_between` may pass a bound; rounding to the dtype does not.
+    return np.asarray(np.minimum(np.maximum(values, first), last).astype(dtype))
+
+
+def _between(uniform: Array, low: Array, high: Array) -> Array:
+    # Not low + u * (high - low), where the difference of large numbers is infinite.
+    return np.asarray(low * (1.0 - uniform) + high * uniform)
+
+
+def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
+    """Return normal numbers without finite bounds, exponential ones with one, and uniform ones with two."""
+    below, above = np.isinf(low), np.isinf(high)
+    first, last = np.where(below, 0.0, low), np.where(above, 0.0, high)
+    decay, normal = as_exponential(uniform[..., 0]), as_normal(uniform[..., 0], uniform[..., 1])
+    conditions = [below & above, below, above]
+    drawn = np.select(conditions, [normal, last - decay, first + decay], _between(uniform[..., 0], first, last))
+    return np.asarray(drawn)
+
+
+def limits_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the lowest and highest value of a dtype, including infinities."""
+    if number_kind(dtype) == "f":
+        return -math.inf, math.inf
+    if dtype.kind == "b":
+        return False, True
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
 
 VERSION = 1
 """Version of the format that ``Domain.to_json`` and ``Domain.to_arrow`` write."""

@@ -12,10 +12,11 @@ import numpy as np
 from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import RowError, convert, is_number, named_dtype, number_kind, refuse_hidden, to_numpy
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec.domain import MOST_VALUES, Domain
-from mouse_core.spec.shapes import (
+from mouse_core.spec.domain import (
+    MOST_VALUES,
     Array,
     Change,
+    Domain,
     Shape,
     check_shape,
     compact,
@@ -140,10 +141,10 @@ class Leaf(Domain):
             ConfigError: More than ``most`` values, or infinitely many.
         """
         number = check_most(self, most)
-        columns, before = [], 1
-        for values in self._alternatives():
-            before *= len(values)
-            columns.append(np.tile(np.repeat(values, number // before), before // len(values)))
+        values = self._alternatives()
+        # Of places with 2 and 3 values, step 4 has value 1 at the first place and value 1 at the second.
+        places = np.unravel_index(np.arange(number), [len(one) for one in values]) if values else ()
+        columns = [one[rows] for one, rows in zip(values, places, strict=True)]
         stacked = np.stack(columns, -1) if columns else np.empty((number, 0))
         return stacked.reshape(number, *self.shape).astype(self.dtype)
 

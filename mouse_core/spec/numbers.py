@@ -10,9 +10,8 @@ import numpy as np
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.spec.draws import key_of, limits_of, real_numbers, whole_numbers
+from mouse_core.spec.domain import Array, Shape, key_of, limits_of, real_numbers, whole_numbers
 from mouse_core.spec.leaf import Leaf, as_array, count_product, leaf_dtype, leaf_shape, set_all, spread, value_at
-from mouse_core.spec.shapes import Array, Shape
 
 __all__ = ["Binary", "Bounded", "Unbounded"]
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import MOST_VALUES
+from mouse_core.spec.domain import MOST_VALUES, Shape, fits
 from mouse_core.spec.leaf import Leaf, check_most, leaf_shape, set_all
-from mouse_core.spec.shapes import Shape, fits
 
 __all__ = ["NonTensor"]
 

@@ -13,11 +13,10 @@ from mouse_core._base.checks import UNREADABLE, is_whole
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.categories import Categorical, MultiCategorical, MultiOneHot, OneHot
 from mouse_core.spec.choice import Choice
-from mouse_core.spec.composite import Composite
+from mouse_core.spec.composite import Composite, Stacked
 from mouse_core.spec.domain import ARROW_KEY, VERSION, Domain
 from mouse_core.spec.numbers import Binary, Bounded, Unbounded
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.stacked import Stacked
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,10 +11,9 @@ from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec.categories import Categorical, MultiCategorical
 from mouse_core.spec.composite import Composite
-from mouse_core.spec.domain import Domain
+from mouse_core.spec.domain import Domain, is_dynamic
 from mouse_core.spec.numbers import Binary, Bounded, Unbounded
 from mouse_core.spec.objects import NonTensor
-from mouse_core.spec.shapes import is_dynamic
 
 __all__ = ["from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"]
 
@@ -39,7 +38,7 @@ def from_gymnasium(space: Any, *, where: str = "space") -> Any:
     ==================================  ==================================================================
 
     Args:
-        space: The space, or its description as nested mappings with ``type``, as in Minari's and our recordings.
+        space: The space, or its description as nested mappings with ``type``, as in Minari's recordings.
         where: Prefix of messages.
 
     Raises:
@@ -64,15 +63,13 @@ def _leaf(kind: str, get: Callable[[str, Any], Any]) -> Domain:
     if kind == "Text":
         return NonTensor(example="")
     if kind == "MultiBinary":
-        n = get("n", None)
-        return Binary(tuple(int(size) for size in np.atleast_1d(get("shape", None) if n is None else n)), np.int8)
+        return Binary(tuple(int(size) for size in np.atleast_1d(get("n", None))), np.int8)
     dtype = np.dtype(get("dtype", None) or np.int64)
     if kind == "Discrete":
         first, n = int(get("start", 0)), int(get("n", None))
         return Categorical(n, (), dtype) if first == 0 else Bounded(first, first + n - 1, (), dtype)
     if kind == "MultiDiscrete":
         nvec, start = np.asarray(get("nvec", None)), np.asarray(get("start", 0))
-        nvec = np.broadcast_to(nvec, tuple(get("shape", None) or nvec.shape))
         return Bounded(start, start + (nvec - 1), dtype=dtype) if start.any() else MultiCategorical(nvec, dtype=dtype)
     return _box(get("low", None), get("high", None), tuple(int(size) for size in get("shape", None)), dtype)
 
@@ -80,8 +77,6 @@ def _leaf(kind: str, get: Callable[[str, Any], Any]) -> Domain:
 def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Domain:
     """Return ``Bounded``, or ``Unbounded`` for floats without any finite bound."""
     low, high = np.asarray(low), np.asarray(high)
-    if low.dtype.kind in "UO":  # descriptions have infinite bounds as texts
-        low, high = low.astype(np.float64), high.astype(np.float64)
     if dtype.kind == "f" and bool(np.isneginf(low).all() and np.isposinf(high).all()):
         return Unbounded(shape, dtype)
     return Bounded(low, high, shape, dtype)

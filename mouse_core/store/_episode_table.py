@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.store._column_runs import BLOCK, TASK_NUMBERS, blocks, changes, is_single
+from mouse_core.store._segments import BLOCK, TASK_NUMBERS, blocks, changes, is_single
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -183,14 +183,6 @@ _NUMBER = "number of the episode"
 _ENOUGH = 1e-9
 
 
-class Rule(Protocol):
-    """A rule that takes some of the episodes."""
-
-    def taken(self, episodes: Episodes) -> Bools:
-        """Return whether each episode is taken, bool ``[episodes]``."""
-        ...
-
-
 class Where:
     """The episodes that meet all of some conditions; see ``Store.where``.
 
@@ -223,7 +215,7 @@ class Where:
         return f"where({', '.join(said)})"
 
     def taken(self, episodes: Episodes) -> Bools:
-        """See ``Rule.taken``."""
+        """Return whether each episode is taken, bool ``[episodes]``."""
         table = episodes.table
         taken = np.ones(table.num_rows, np.bool_)
         for condition in self._conditions:
@@ -335,7 +327,7 @@ class Best:
         return f"best({self.share}, by={self.by!r})"
 
     def taken(self, episodes: Episodes) -> Bools:
-        """See ``Rule.taken``."""
+        """See ``Where.taken``."""
         column = _column_of(episodes.table, self.by, "best")
         try:
             values = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
@@ -369,10 +361,14 @@ class SplitRule:
         return f"split({self.name}={self.high - self.low:g}, by={self.by!r}, seed={self.seed})"
 
     def taken(self, episodes: Episodes) -> Bools:
-        """See ``Rule.taken``."""
+        """See ``Where.taken``."""
         drawn = _drawn(episodes.table, self.by, self.seed)
         taken: Bools = (self.low <= drawn) & (drawn < self.high)
         return taken
+
+
+Rule = Where | Best | SplitRule
+"""A rule that takes some of the episodes."""
 
 
 def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, SplitRule]:

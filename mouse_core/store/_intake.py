@@ -1,9 +1,11 @@
-"""Intake of rows: datasets become segments by reference; appended rows go into extents, whole rows or none."""
+"""The schema of a store, and its rows: datasets become segments by reference, appended rows go into extents."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -11,29 +13,325 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._arrow.dense import DenseBudget
+from mouse_core._base.checks import is_text, recipe, values_of
 from mouse_core._base.locks import ProcessLock
-from mouse_core.columns.appended import TailColumn, checked_rows, is_empty
-from mouse_core.columns.extent import ColumnExtent, Extent, Refused
+from mouse_core.columns.appended import ColumnExtent, Extent, Refused, TailColumn, checked_rows, is_empty
 from mouse_core.dtypes import RowError, is_hidden
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.files.arrow import check_mapped
-from mouse_core.spec import FieldSpec
-from mouse_core.store._schema import REFUSALS, StoreSchema
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields
 from mouse_core.store._segments import Segment
 from mouse_core.store.evidence import AppendedRows, check_flags, flags_in
+from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
+REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
+"""Errors that building a column from a value may raise."""
 
-class StoreBackend:
-    """The rows of a store: segments, and those that are being appended; here all in memory, or lying elsewhere.
+
+class StoreSchema:
+    """The fields a store was made with, and the columns it has met so far.
 
     Args:
-        schema: The store's schema.
-        budget: Of the memory for dense copies.
+        fields, alignment, image_roots, spec: See ``DatasetStore``.
+        dims: Its ``max_action_dim`` and ``max_obs_continuous_dim``.
+    """
+
+    def __init__(
+        self,
+        fields: Iterable[Field],
+        dims: Mapping[str, int | None],
+        alignment: str | None,
+        image_roots: Iterable[str | os.PathLike[str]],
+        spec: Any = None,
+    ) -> None:
+        from mouse_core.about.dataset import About
+        from mouse_core.images.files import check_roots
+
+        self.image_roots = check_roots(image_roots, where="image_roots")
+        self.alignment: Alignment = check_alignment(alignment, "arrived")
+        # What the store was told, and what datasets said beside it.
+        given: dict[str, Any] = {**dims, "alignment": None if alignment is None else self.alignment}
+        self.told = About(fields=list(fields), spec=spec, **given)
+        self.said = About()
+        self.all_say_alignment = True
+        self._know_fields()
+        self.types: dict[str, ColumnType] = {}
+        self.arrow_types: dict[str, pa.DataType] = {}
+        self.widths: dict[str, tuple[int, ...]] = {}
+
+    def config(self) -> SnapshotConfig:
+        """Return the configuration that a snapshot takes."""
+        return SnapshotConfig(dict(self.fields), dict(self.types), self.dims, self.alignment)
+
+    def about(self) -> About:
+        """Return the metadata of the rows."""
+        said = self.all_say_alignment if self.arrow_types else self.said.alignment is not None
+        stated = self.told.alignment is not None or said
+        fields = [*self.said.fields, *self.told.fields]
+        whole = self.alignment if stated else None
+        return self.said.replace(alignment=whole, fields=fields, spec=self.spec, **self.dims)
+
+    def merged(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> Self:
+        """The schema with the columns of new segments, and what their datasets say of themselves.
+
+        Args:
+            segments: The segments.
+            said: For each what to call it in messages, and what it says; of no segments perhaps that of the store.
+
+        Raises:
+            MissingFieldError: A required column is missing.
+            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; something said
+                that contradicts what is known.
+        """
+        merged = copy.copy(self)
+        merged._adopt(said)
+        merged._merge_columns(segments)
+        for segment, (_, about) in zip(segments, said, strict=False):
+            merged.all_say_alignment &= about.alignment is not None or not segment.num_rows
+        return merged
+
+    def _adopt(self, said: Sequence[tuple[str, About]]) -> None:
+        """Check what datasets say, and let it fill in what the store was not told."""
+        from mouse_core.about.dataset import joined
+
+        told = {field.name: field for field in self.told.fields}
+        unknown = []
+        for where, about in said:
+            if about.alignment not in (None, self.alignment):
+                raise SchemaError(
+                    f"from_dataset: expected rows of alignment {self.alignment!r}, found {about.alignment!r} in "
+                    f"{where}; a DatasetStore(alignment={about.alignment!r}) takes them"
+                )
+            for field in about.fields:
+                _check_alike(told.get(field.name, field), field, where)
+            _check_values_alike(self.told.spec, about.spec, where)
+            news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in DIMS}
+            news["fields"] = [field for field in about.fields if field.name not in told]
+            unknown.append((_called(where, about), about.replace(**news)))
+        self.said = joined([(_called("the rows before", self.said), self.said), *unknown])
+        self._know_fields()
+        for column, width in self.widths.items():
+            known = self._row_shape(self.by_column[column], {})
+            if known is not None and len(width) == len(known) == 1 and width > known:
+                raise SchemaError(
+                    f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
+                )
+
+    def _untold_dim(self, name: str, label: str, about: About) -> int | None:
+        """A dimension that a dataset says and the store was not told."""
+        told, found = getattr(self.told, name), getattr(about, name)
+        if told is not None and found is not None and told < found:
+            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, about)} says, found {told}")
+        return None if told is not None else found
+
+    def _know_fields(self) -> None:
+        """Put together what the store was told and what datasets said."""
+        self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
+        self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims)
+        self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
+        specs = [about.spec.entries for about in (self.said, self.told) if about.spec is not None]
+        #: Which values columns may have, a ``mouse_core.spec.Composite``; None: any.
+        self.spec = self.said.replace(spec={name: one for each in specs for name, one in each.items()}).spec
+
+    def _merge_columns(self, segments: Sequence[Segment]) -> None:
+        types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
+        for segment in segments:
+            names = segment.table.schema.names
+            if len(set(names)) < len(names):
+                raise SchemaError(f"expected columns of different names, found {names}")
+            for field in self.fields.values():
+                if field.required and field.column not in segment.types:
+                    raise MissingFieldError(
+                        f"{field.name}: expected a column {field.column!r}, found columns {list(segment.types)}"
+                        f"{_in_words(segment.types)}"
+                    )
+            for name, data_type in segment.types.items():
+                kind = column_type(data_type)
+                if name in self.by_column:
+                    check_readable(kind, self.by_column[name])
+                self._check_width(name, data_type, widths)
+                known = types.get(name, kind)
+                if known != kind and "null" not in (known.kind, kind.kind):
+                    raise SchemaError(
+                        f"column {name!r}: expected {known} as in the rows before, found {kind}; "
+                        f"cast one of them first, e.g. with Dataset.cast_column"
+                    )
+                if name not in types or known.kind == "null":
+                    types[name], arrow_types[name] = kind, data_type
+        self.types, self.arrow_types, self.widths = types, arrow_types, widths
+
+    def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
+        """Take over a column of appended rows, unless its type is known already."""
+        if not self.arrow_types and self.said.alignment is None:
+            self.all_say_alignment = False  # the first rows, of which nobody said it
+        if name not in self.types or self.types[name].kind == "null":
+            self.types[name], self.arrow_types[name] = kind, data_type()
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise unless ``names`` are the columns of the store, or can be the first of an empty one.
+
+        Raises:
+            MissingFieldError: A column is missing.
+            SchemaError: A column that the store does not have, or of which it was told and the first row knows nothing.
+        """
+        found = list(names)
+        if not all(map(is_text, found)):
+            raise SchemaError(f"append: expected names of columns as Unicode text, found {found}")
+        required = [field.column for field in self.fields.values() if field.required]
+        known = list(self.arrow_types)
+        missing = [name for name in known or required if name not in found]
+        if missing:
+            raise MissingFieldError(
+                f"append: expected columns {known or required}, found {found}: {missing} missing (None gives a null)"
+                f"{_in_words(found, {*missing, *([] if known else ['observation'])})}"
+            )
+        meant = [] if known or self.told.spec is None else [name for name in self.told.spec if name not in found]
+        if meant:
+            raise SchemaError(f"spec: expected specs of columns that rows have, {found}, found {meant}")
+        unknown = [name for name in found if known and name not in known]
+        if unknown:
+            raise SchemaError(f"append: expected columns {known}, found also {unknown}")
+
+    def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
+        """Return the columns for appended rows, the first of which is ``row``, number ``at``.
+
+        Raises:
+            DataError: A column or field cannot hold its value.
+        """
+        from mouse_core.columns.appended import tail_column
+
+        columns = {}
+        for name in self.arrow_types or row:
+            field = self.by_column.get(name)
+            shape = None if field is None else self._row_shape(field, spec)
+            try:
+                known = self.arrow_types.get(name)
+                columns[name] = tail_column(row[name], field, known=known, shape=shape, image_roots=self.image_roots)
+                if field is not None:
+                    check_readable(columns[name].kind, field)
+                if self.spec is not None and name in self.spec:
+                    columns[name] = self._with_domain(name, columns[name])
+            except SchemaError as error:
+                raise DataError(f"{error} at row {at}{self.hint(name, row[name])}") from error
+            except REFUSALS as error:
+                raise DataError(f"column {name!r}: {error} at row {at}{self.hint(name, row[name])}") from error
+        return columns
+
+    def hint(self, name: str, value: Any = None) -> str:
+        """Return the remedy for a value that a column's field cannot read, to end a message; empty: none."""
+        if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
+            parts = ", ".join(repr(f"{name}_{key}") for key in [*value][:3])
+            return f"; give each part of the dict as a column of its own, such as {parts}"
+        field = self.by_column.get(name)
+        if field is None or name not in ("observation_image", "observation_discrete"):
+            return ""
+        return f"; the field {field.name!r} reads this column: give other values another name, such as '{name}_values'"
+
+    def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
+        """A column that takes what its spec allows; and zeros, where it may be that no transition led to a row."""
+        spec, field = self.spec[name], self.by_column.get(name)
+        from mouse_core.columns.appended import holds
+
+        if column.kind.kind == "image" and column.shape and not holds(spec.shape, column.shape):
+            raise ValueError(f"expected pictures of shape {spec.shape}, found {column.shape}")
+        of_transition = name.startswith("action") if field is None else field.is_of_transition
+        return replace(column, domain=spec, zeros=of_transition and self.alignment == "arrived")
+
+    def _combined(self, column: str) -> Field:
+        """Return the field that combines the demands of all fields that read a column."""
+        fields = [field for field in self.fields.values() if field.column == column]
+        bounds = _common_bounds(column, fields)
+        fill = None
+        if all(field.fill is not None for field in fields):
+            # What it is does not matter here, only whether there may be nulls.
+            fill = 0 if bounds is None else bounds[0]
+        is_padded = all(field.pad is not None for field in fields)
+        return replace(
+            fields[0],
+            fill=fill,
+            pad=fields[0].pad if is_padded else None,
+            bounds=bounds,
+            image=any(field.image for field in fields),
+        )
+
+    def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
+        """Raise SchemaError if the type alone says that rows do not fit those before, or the declared width."""
+        found = fixed_shape(data_type)
+        field = self.by_column.get(name)
+        if not found or field is None or field.image:
+            return
+        wanted = self._row_shape(field, {})
+        if wanted == ():
+            wanted = (1,)  # which is read as the number in it
+        wanted = wanted or widths.setdefault(name, found)
+        fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
+        if not fits and len(found) == len(wanted) == 1:
+            at_most = "at most " if field.pad is not None else ""
+            raise SchemaError(f"column {name!r}: expected {at_most}{values_of(wanted[0])}, found {found[0]}")
+        if not fits:
+            raise SchemaError(f"column {name!r}: expected rows of shape {list(wanted)}, found {list(found)}")
+
+    def _row_shape(self, field: Field, spec: Mapping[str, FieldSpec]) -> tuple[int, ...] | None:
+        if field.name in spec:
+            return spec[field.name].image_shape or spec[field.name].shape
+        if field.shape is not None:
+            return field.shape
+        return None if field.dim is None else (field.dim,)
+
+
+def _called(label: str, about: About) -> str:
+    """Return the name of rows in a message, with their environments, the usual reason why rows differ."""
+    more = ", ..." if len(about.environments) > 3 else ""
+    return label + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
+
+
+def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
+    """The bounds that values meet which all of some fields allow; None if no field has any."""
+    given = [field.bounds for field in fields if field.bounds is not None]
+    if not given:
+        return None
+    low, high = max(low for low, _ in given), min(high for _, high in given)
+    if low > high:
+        raise ConfigError(
+            f"fields: expected bounds that some value of column {column!r} meets, found "
+            f"{ {field.name: field.bounds for field in fields} }"
+        )
+    return low, high
+
+
+def _check_alike(given: Field, said: Field, label: str) -> None:
+    """Raise SchemaError unless a field that the store was given reads what the dataset says of the field."""
+    for name in ("column", "shape", "image"):
+        wanted, found = getattr(given, name), getattr(said, name)
+        if wanted != found and wanted is not None and found is not None:
+            raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {label} says")
+
+
+def _check_values_alike(given: Any, said: Any, label: str) -> None:
+    """Raise SchemaError unless a dataset says of columns what the store was given, or nothing."""
+    for name in {} if given is None or said is None else given:
+        if name in said and said[name] != given[name]:
+            raise SchemaError(f"column {name!r}: expected {given[name]!r}, found {said[name]!r} in what {label} says")
+
+
+def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> str:
+    said = recipe(found) if columns is None else recipe(found, columns)
+    return f"; {said}" if said else ""
+
+
+class StoreBackend:
+    """The rows of a store: segments, and the open extent that rows are appended to; here all in memory, or remote.
+
+    Args:
+        schema: The store's schema, which learns the columns of the first row.
+        budget: The limit of dense copies.
+        error: Returns the error that every append raises, for a store that is only read; None: none.
     """
 
     #: The folder that the rows lie in.
@@ -41,11 +339,13 @@ class StoreBackend:
     #: See ``DatasetStore.open``.
     sync: str = "none"
 
-    def __init__(self, schema: StoreSchema, budget: DenseBudget) -> None:
-        self.schema, self.budget = schema, budget
+    def __init__(self, schema: StoreSchema, budget: DenseBudget, error: Callable[[], Exception] | None = None) -> None:
+        self.schema, self.budget, self.error = schema, budget, error
         self.segments: list[Segment] = []
         self.count = self._cleared = 0
-        self.appender: Appender | Refusing = Appender(schema, self.segments)
+        self._extent: Extent | None = None
+        # Columns that say how episodes end, beside the done code; None: rows have none.
+        self._flags: tuple[str, str] | None = None
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
         #: What the first rows that are appended say; None: no more are looked at.
@@ -77,10 +377,13 @@ class StoreBackend:
         with self.lock:
             rows = self.seen()
             if self._kept is None or self._kept.num_rows != rows.count:
-                open_segment = self.appender.segment()
-                segments = self.shown() if open_segment is None else [*self.shown(), open_segment]
-                self._kept = Snapshot(segments, self.schema.config(), budget=self.budget)
+                self._kept = Snapshot(self._all_segments(), self.schema.config(), budget=self.budget)
             return self._kept
+
+    def _all_segments(self) -> list[Segment]:
+        """Return the segments as snapshots have them, with the rows of the open extent."""
+        segment = self.open_segment()
+        return self.shown() if segment is None else [*self.shown(), segment]
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Have more segments, behind the rows there are; see ``DatasetStore.from_dataset``.
@@ -92,10 +395,9 @@ class StoreBackend:
         with self.lock:
             self.check_open()
             schema = self.schema.merged(segments, said)
-            self.appender.close()
+            self.seal_open()
             self.segments.extend(segments)
-            self.schema, self.appender = schema, Appender(schema, self.segments)
-            self._kept = None  # also where no row comes, columns may
+            self.schema, self._kept = schema, None  # also where no row comes, columns may
             self.count += sum(segment.num_rows for segment in segments)
 
     def clear(self) -> None:
@@ -103,30 +405,19 @@ class StoreBackend:
         with self.lock:
             self.check_open()
             self._cleared += self.count
-            self.segments, self.count, self._kept = [], 0, None
-            self.appender = Appender(self.schema, self.segments)
-
-    def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take ``n`` rows; see ``DatasetStore.extend``."""
-        with self.lock:
-            try:
-                self.appender.extend(columns, n)
-                self.count += n
-            except BaseException:
-                self.recount()
-                raise
+            self.segments, self.count, self._kept, self._extent = [], 0, None, None
 
     def recount(self) -> None:
-        """Count the rows that were taken, after an error in the middle; those of which only a part came are none."""
-        if isinstance(self.appender, Refusing):
-            return
-        self.appender.forget_parts()
-        self.count = sum(segment.num_rows for segment in self.segments) + self.appender.count
+        """Count the rows that were taken, after an error in the middle; a row of which only a part came is removed."""
+        if self.error is None:
+            if self._extent is not None:
+                self._extent.forget_parts()
+            self.count = sum(segment.num_rows for segment in self.segments) + self.open_count
 
     def check_open(self) -> None:
-        """Raise the error that says why, where no rows may be written from here."""
-        if isinstance(self.appender, Refusing):
-            raise self.appender.error()
+        """Raise ``error``, if there is one."""
+        if self.error is not None:
+            raise self.error()
 
     def flush(self) -> None:
         """Do nothing, without rows to write; see ``DatasetStore.flush``."""
@@ -137,78 +428,33 @@ class StoreBackend:
     def interrupt_on_close(self, recording: Any) -> None:
         """There is no moment for it; see ``DatasetStore.interrupt_on_close``."""
 
-
-class Refusing:
-    """Takes no rows, in the place of an appender.
-
-    Args:
-        error: Makes the error that says why.
-    """
-
-    count = 0
-
-    def __init__(self, error: Callable[[], Exception]) -> None:
-        self.error = error
-
-    def append(self, row: Any) -> None:
-        """Refuse a row."""
-        raise self.error()
-
-    def extend(self, columns: Any, n: int) -> None:
-        """Refuse rows."""
-        raise self.error()
-
-    def segment(self) -> None:
-        """Return no rows."""
-
-    def close(self) -> None:
-        """Refuse rows that would come behind those there are."""
-        raise self.error()
-
-
-class Appender:
-    """The open extent of a store.
-
-    Args:
-        schema: The store's schema, which learns the columns of the first row.
-        segments: The store's segments; an extent that is full becomes another.
-    """
-
-    def __init__(self, schema: StoreSchema, segments: list[Segment]) -> None:
-        self._schema, self._segments = schema, segments
-        self._extent: Extent | None = None
-        # Columns that say how episodes end, beside the done code; None: rows have none.
-        self._flags: tuple[str, str] | None = None
+    # ------------------------------------------------------------------ appended rows
 
     @property
-    def count(self) -> int:
+    def open_count(self) -> int:
         """Rows in the open extent."""
         return 0 if self._extent is None else self._extent.count
 
-    def segment(self) -> Segment | None:
+    def open_segment(self) -> Segment | None:
         """The rows of the open extent; rows that come later do not show in it."""
         if self._extent is None or not self._extent.count:
             return None
-        return Segment.of_extent(self._extent, self._schema.image_roots)
+        return Segment.of_extent(self._extent, self.schema.image_roots)
 
-    def forget_parts(self) -> None:
-        """Have nothing behind the last row that counts."""
-        if self._extent is not None:
-            self._extent.forget_parts()
-
-    def close(self) -> None:
+    def seal_open(self) -> None:
         """Seal the open extent; the next row opens another, of columns that may have been learnt since."""
-        segment = self.segment()
+        segment = self.open_segment()
         self._extent = None
         if segment is not None:
             segment.seal()
-            self._segments.append(segment)
+            self.segments.append(segment)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Take one row; see ``DatasetStore.append``."""
+        """Take one row, which the caller counts; see ``DatasetStore.append``."""
         extent = self._extent
         if self._flags is None and extent is not None and extent.count < extent.rows and extent.append(row):
             return
+        self.check_open()
         self._flags = flags_in(row)
         if self._flags is not None:
             self._check_flags(row, *self._flags)
@@ -227,10 +473,20 @@ class Appender:
 
     def extend(self, columns: Mapping[str, Any], n: int) -> None:
         """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
+        with self.lock:
+            try:
+                self._extend(columns, n)
+                self.count += n
+            except BaseException:
+                self.recount()
+                raise
+
+    def _extend(self, columns: Mapping[str, Any], n: int) -> None:
+        self.check_open()
         self._flags = flags_in(columns)
         if self._flags is not None:
-            check_flags(columns, self._done, lambda row: f"at row {self._rows() + row}")
-        firsts = {name: _first_known(values, name in self._schema.by_column) for name, values in columns.items()}
+            check_flags(columns, self._done, lambda row: f"at row {self.count + row}")
+        firsts = {name: _first_known(values, name in self.schema.by_column) for name, values in columns.items()}
         extent = self._extent_for(firsts, n)
         try:
             prepared = self._prepare(extent, columns)
@@ -254,7 +510,7 @@ class Appender:
     @property
     def _done(self) -> str:
         """The column of done codes."""
-        return self._schema.fields["done"].column
+        return self.schema.fields["done"].column
 
     def _check_flags(self, row: Mapping[str, Any], ended: str, cut: str) -> None:
         """Raise DataError where a row's flags say another done code."""
@@ -264,7 +520,7 @@ class Appender:
         except (KeyError, ValueError):  # names that are refused later; arrays
             pass
         one = {name: [row[name]] for name in (self._done, ended, cut) if name in row}
-        check_flags(one, self._done, lambda _: f"at row {self._rows()}")
+        check_flags(one, self._done, lambda _: f"at row {self.count}")
 
     def _prepare(self, extent: Extent, columns: Mapping[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = {}
@@ -274,15 +530,15 @@ class Appender:
             except RowError as error:
                 raise self._refused(name, error, error.row) from error
             except REFUSALS as error:
-                raise DataError(f"column {name!r}: {error}{self._schema.hint(name)}") from error
+                raise DataError(f"column {name!r}: {error}{self.schema.hint(name)}") from error
         return prepared
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
         """The extent that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
         if self._extent is None or row.keys() != self._extent.columns.keys():
-            self._schema.check_names(row)
+            self.schema.check_names(row)
         if self._extent is None:
-            return self._make(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
+            return self._make(self.schema.tail_columns(row, self._spec(), self.count), 0, coming)
         if not self._has_room(self._extent, coming):
             return self._make(self._extent.columns, self._extent.rows, coming)
         return self._extent
@@ -313,37 +569,26 @@ class Appender:
         }
         if not fresh:
             return None
-        columns = self._schema.tail_columns(row, self._spec(), self._rows())
+        columns = self.schema.tail_columns(row, self._spec(), self.count)
         kept = {name: columns[name] if name in fresh else column for name, column in extent.columns.items()}
         return self._make(kept, 0, coming)
 
     def _open(self, extent: Extent) -> None:
         if self._extent is not None and self._extent is not extent:
-            self.close()
+            self.seal_open()
         self._extent = extent
         self._know(extent)
 
     def _know(self, extent: Extent) -> None:
         for name, column in extent.extents.items():
-            self._schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
-
-    def _before(self) -> list[Segment]:
-        """The segments before these rows, as snapshots have them."""
-        return self._segments
-
-    def _rows(self) -> int:
-        return sum(segment.num_rows for segment in self._segments) + self.count
+            self.schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
 
     def _spec(self) -> Mapping[str, FieldSpec]:
         """The specs of the fields there are in the rows before."""
-        if not self._segments:
-            return {}
-        segment, before = self.segment(), self._before()
-        segments = before if segment is None else [*before, segment]
-        return Snapshot(segments, self._schema.config()).spec
+        return Snapshot(self._all_segments(), self.schema.config()).spec if self.segments else {}
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:
-        return DataError(f"column {name!r}: {error} at row {self._rows() + row}")
+        return DataError(f"column {name!r}: {error} at row {self.count + row}")
 
 
 def _arrow_type(column: ColumnExtent) -> pa.DataType:

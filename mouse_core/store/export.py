@@ -20,7 +20,7 @@ from mouse_core.files.manifest import add_manifest
 from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
 from mouse_core.spec import Field
-from mouse_core.store._schema import StoreSchema
+from mouse_core.store._intake import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
 
@@ -55,7 +55,9 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
             parts.append(_with_features(segment, features))
     # ``datasets`` concatenates only datasets of equal metadata: each loses its metadata, and the result gets `about`.
     dataset = (
-        parts[0] if len(parts) == 1 else datasets.concatenate_datasets([_without_metadata(part) for part in parts])
+        parts[0]
+        if len(parts) == 1
+        else datasets.concatenate_datasets([with_about(one, About()) if read_about(one) else one for one in parts])
     )
     return dataset if read_about(dataset) == about else with_about(dataset, about)
 
@@ -96,11 +98,6 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
 
             roots = dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots)
             carry_videos(videos, tuple(roots), partial_folder)
-
-
-def _without_metadata(dataset: Any) -> Any:
-    """Return a dataset without the metadata that this library adds."""
-    return with_about(dataset, About()) if read_about(dataset) else dataset
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
@@ -187,16 +184,12 @@ def _arrow_column(
     storage = getattr(known, "storage_type", known)
     if storage is not None and pa.types.is_dictionary(storage):
         storage = storage.value_type
-    items = [_as_nested_lists(value) for value in values]
+    # Of arrays of several dimensions, Arrow takes only nested lists.
+    items = [value.tolist() if getattr(value, "ndim", 0) > 1 else value for value in values]
     if field.shape == () and storage is not None:
         kind = column_type(storage)
         items = [_as_number_or_vector(value, kind) for value in items]
     return pa.array(items, storage)
-
-
-def _as_nested_lists(value: Any) -> Any:
-    """Convert an array of several dimensions to nested lists, the only form that Arrow accepts."""
-    return value.tolist() if getattr(value, "ndim", 0) > 1 else value
 
 
 def _as_number_or_vector(value: Any, kind: ColumnType) -> Any:

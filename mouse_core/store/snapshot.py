@@ -21,7 +21,7 @@ from mouse_core._base.memo import memo
 from mouse_core.episodes import EpisodeIndex, restarts, step_begins
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._segments import Segment, continues, growth_of
+from mouse_core.store._segments import TASKS, Segment, blocks, continues, growth_of, is_single, run_starts
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without
 
 Int64s = npt.NDArray[np.int64]
@@ -328,31 +328,29 @@ class Snapshot:
         Raises:
             ConfigError: There is no such column, or none that says which task a row belongs to.
         """
-        from mouse_core.store import _column_runs as runs  # loaded where boundaries other than episodes are asked for
-
         types = {name: data_type for segment in self.segments for name, data_type in segment.types.items()}
         fields = self.config.fields
         ends: tuple[int, ...] = ()
         name: str | None = column
         if column:
             name = fields[column].column if column not in types and column in fields else column
-            if name not in types or not runs.is_single(types[name]):
-                single = [known for known, data_type in types.items() if runs.is_single(data_type)]
+            if name not in types or not is_single(types[name]):
+                single = [known for known, data_type in types.items() if is_single(data_type)]
                 raise ConfigError(
                     f"boundary: expected a column of single numbers or texts among {single}, found {column!r}"
                 )
         else:
             ends = codes_called(fields["done"], "task")
-            name = next((task for task in runs.TASKS if task in types), None)
+            name = next((task for task in TASKS if task in types), None)
             if name is None and not ends:
                 raise ConfigError(
-                    f"boundary: expected a column of tasks, one of {list(runs.TASKS)}, or codes of 'done' that are "
+                    f"boundary: expected a column of tasks, one of {list(TASKS)}, or codes of 'done' that are "
                     f"called so, found {list(types)}; boundary=Column(name) takes any column"
                 )
         starts = [np.zeros(1, np.int64)]
         if name is not None:
-            starts.append(runs.run_starts(self.segments, self.num_rows, name))
-        for at, stop in runs.blocks(0, self.num_rows) if ends else ():
+            starts.append(run_starts(self.segments, self.num_rows, name))
+        for at, stop in blocks(0, self.num_rows) if ends else ():
             done = self.stored("done", np.array([at]), stop - at)
             starts.append(np.nonzero(np.isin(done, ends))[0] + at + 1)
         found = np.unique(np.concatenate(starts))

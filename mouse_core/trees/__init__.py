@@ -1,7 +1,6 @@
 """Rollouts that share observations as one graph, and the tree of what is known to follow an observation."""
 
 from mouse_core.trees.forest import Forest
-from mouse_core.trees.steps import Steps
-from mouse_core.trees.tree import Tree
+from mouse_core.trees.tree import Steps, Tree
 
 __all__ = ["Forest", "Steps", "Tree"]

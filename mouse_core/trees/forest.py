@@ -14,8 +14,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, Missing
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, as_array, flatten, nest, path_of, stack
 from mouse_core.spec import check_list
-from mouse_core.trees.steps import Steps, as_arrays, keys_of, paths_of, read_saved, write_saved
-from mouse_core.trees.tree import Tree
+from mouse_core.trees.tree import Steps, Tree, as_arrays, keys_of, paths_of, read_saved, write_saved
 
 Integers = npt.NDArray[np.int64]
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.store.disk.segments import SealedSegments
 from tests.core.disk_cases import rows_of, table_of
 
 _FEW_ROWS = 40
@@ -26,13 +25,13 @@ def batches_of(source: BatchSource, count: int = 3) -> list[dict[str, bytes]]:
 
 def files_of(snapshot: Any) -> list[int]:
     """How many files each segment that has many holds."""
-    return [len(one.members) for one in snapshot.segments if isinstance(one, SealedSegments)]
+    return [len(one.sealed_files) for one in snapshot.segments if len(one.sealed_files) > 1]
 
 
 @pytest.fixture
 def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are not put together."""
-    monkeypatch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
+    monkeypatch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
 
 
 def filled(folder: Path, files: int) -> None:
@@ -58,7 +57,7 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
     for limit in ("_FEWEST_ROWS", "_MOST_ROWS"):
         monkeypatch.setattr(f"mouse_core.store.disk.segments.{limit}", 16)
     if not merges:
-        monkeypatch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
+        monkeypatch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
     options: dict[str, Any] = {"seed": 5, "fields": ["reward", "obs_image" if kind == "mixed" else "obs_continuous"]}
     draw = np.random.default_rng(1)
     number, files = 90, 0

@@ -31,7 +31,7 @@ from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.remote import objects, upload
 from mouse_core.store.remote.files import ElsewhereSegment
 from mouse_core.store.remote.objects import Place
-from mouse_core.store.remote.saved import indexes
+from mouse_core.store.remote.rows import indexes
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, Object, ObjectServer

@@ -12,7 +12,7 @@ import pytest
 
 from mouse_core import BatchSource, formats
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.store.remote import parquet
+from mouse_core.store.remote import rows
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.test_lerobot import Robot
@@ -136,8 +136,8 @@ def test_what_is_wrong_is_said(server, options, tmp_path):
 
 
 def test_of_many_files_few_stay_open_and_what_is_kept_is_bounded(server, options, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_MOST_OPEN", 3)
-    monkeypatch.setattr(parquet, "_KEPT_BYTES", 1 << 12)
+    monkeypatch.setattr(rows, "_MOST_OPEN", 3)
+    monkeypatch.setattr(rows, "_KEPT_BYTES", 1 << 12)
     lengths = [5] * 24
     folder = Robot(lengths).write(tmp_path / "set", version="v2.1")
     server.put_folder("data/robot", folder)

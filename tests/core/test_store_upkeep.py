@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
-from mouse_core.store.disk import writing as sealing_module
-from mouse_core.store.disk.folder import Lease, Leases
+from mouse_core.store.disk import rows as sealing_module
+from mouse_core.store.disk.folder import Lease, Unneeded
 from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
+from mouse_core.store.disk.rows import ALL, Limits, small_run
 from mouse_core.store.disk.segments import SealedFile
-from mouse_core.store.disk.writing import ALL, Limits, small_run
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
 
 
@@ -81,7 +81,7 @@ def test_only_like_files_are_put_together() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_reader_that_looks_at_a_state_keeps_its_files(tmp_path: Path) -> None:
-    asked = Leases(tmp_path)
+    asked = Unneeded(tmp_path)
     lease, later = Lease(tmp_path, 7), Lease(tmp_path, 9)
     assert asked.is_free(0, 6)
     assert asked.is_free(8, 8)
@@ -459,7 +459,7 @@ def test_a_manifest_says_the_same_to_who_knows_an_earlier_one(before: list[int],
 def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
     """So many more files of a few rows, of which none are put together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.store.disk.writing.small_run", lambda *_: range(0))
+        patch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
         for number in range(first, first + count):
             with DatasetStore.open(folder, "a") as store:
                 store.extend(rows_of("numbers", rows * number, rows))

@@ -20,13 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core.columns.appended import checked_rows, tail_column
-from mouse_core.columns.extent import Extent
+from mouse_core.columns.appended import Extent, checked_rows, tail_column
 from mouse_core.errors import ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.files import locking
-from mouse_core.store.disk.tail import file
-from mouse_core.store.disk.tail.commits import read_commits
-from mouse_core.store.disk.tail.file import TailFile, TailReader
+from mouse_core.store.disk import tail as tails
+from mouse_core.store.disk.tail import TailFile, TailReader, read_commits
 from tests.core.killing import forked
 
 Row = dict[str, Any]
@@ -191,7 +189,7 @@ def test_a_commit_on_the_disk_stays_until_another_one_is(noted: int, tmp_path: P
     tail.close()
     before = path.read_bytes()
     layout, at = tail.layout, tail.layout.begins
-    waiting = [slice(at[name], at[name] + file.PAGE) for name in ("synced place", "other synced place")]
+    waiting = [slice(at[name], at[name] + tails.PAGE) for name in ("synced place", "other synced place")]
     assert {300} <= {commit.rows for commit in read_commits(layout.places(bytearray(before)), layout) if commit.waited}
     TailFile.recover(path).close()
     after = path.read_bytes()
@@ -200,7 +198,7 @@ def test_a_commit_on_the_disk_stays_until_another_one_is(noted: int, tmp_path: P
         mixed = bytearray(after)
         if before[torn] == after[torn]:
             continue
-        mixed[torn] = bytes(file.PAGE)
+        mixed[torn] = bytes(tails.PAGE)
         found = [commit.rows for commit in read_commits(layout.places(mixed), layout) if commit.waited]
         assert found == [300]
 
@@ -426,7 +424,7 @@ def cuts(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def life(path: Path, synced: int, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Machine]:
     """Append and commit some rows; how many had reached the disk, and what it has."""
-    machine, real = Machine(path, random), file.sync_mapped
+    machine, real = Machine(path, random), tails.sync_mapped
 
     def syncing(number: int, memory: mmap.mmap) -> None:
         machine.passes()  # which a cut in the middle of it may leave, too
@@ -434,7 +432,7 @@ def life(path: Path, synced: int, random: np.random.Generator, monkeypatch: pyte
         machine.synced()
 
     with monkeypatch.context() as patch:
-        patch.setattr(file, "sync_mapped", syncing)
+        patch.setattr(tails, "sync_mapped", syncing)
         tail = recovered(path)
         assert tail.extent.count >= synced
         synced = tail.extent.count
@@ -446,7 +444,7 @@ def life(path: Path, synced: int, random: np.random.Generator, monkeypatch: pyte
             synced = tail.extent.count if sync else synced
             machine.passes()
         if random.random() < 0.3:  # in the middle of a commit that waits for the disk
-            patch.setattr(file, "sync_mapped", failing)
+            patch.setattr(tails, "sync_mapped", failing)
             put(tail, tail.extent.count, min(tail.extent.rows, tail.extent.count + 10))
             with suppress(StorageError):
                 tail.commit(sync=True)
@@ -603,7 +601,7 @@ def test_what_could_not_be_synced_is_tried_again(tmp_path: Path, monkeypatch: py
     tail.commit(sync=True)
     put(tail, 100, 200)
     with monkeypatch.context() as patch:
-        patch.setattr(file, "sync_mapped", failing)
+        patch.setattr(tails, "sync_mapped", failing)
         for _ in range(2):
             with pytest.raises(StorageError, match="no such luck"):
                 tail.commit(sync=True)

@@ -24,10 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field
-from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.column import _FEW as FEW
-from mouse_core._arrow.column import Column
+from mouse_core._arrow.column import Alike, Column
 from mouse_core._arrow.windows import Stretches, Windows, distinct
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.store import _segments

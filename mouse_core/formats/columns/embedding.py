@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core.about.features import features_in
+from mouse_core.about.dataset import features_in
 from mouse_core.errors import DataError, MouseError
 from mouse_core.images.files import open_inside
 

@@ -1,6 +1,6 @@
 """LeRobotDatasets at an address: metadata are read at once, and frames when their rows are read.
 
-Parquet stores values encoded, as in ``store.remote.parquet``. Frames are read in chunks: a chunk is decoded and
+Parquet stores values encoded, as in ``store.remote.rows``. Frames are read in chunks: a chunk is decoded and
 converted to rows when the first of its rows is read. Videos are not read.
 """
 
@@ -30,8 +30,7 @@ from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.remote.files import ArrowFile
 from mouse_core.store.remote.objects import Objects, Place, Range
-from mouse_core.store.remote.parquet import DecodedFiles, DecodedRows, ObjectStream, ParquetObjects
-from mouse_core.store.remote.rows import infos_of
+from mouse_core.store.remote.rows import DecodedFiles, FileRows, ObjectStream, ParquetObjects, infos_of
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
@@ -71,7 +70,7 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
         place, infos_of(place.client, [file.name for file in described.episodes.files]), described, final, cameras
     )
     about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
-    store._rows = DecodedRows(where, store._rows.schema, store._rows.budget, files, about)
+    store._rows = FileRows(where, store._rows.schema, store._rows.budget, files, about)
     return store
 
 

@@ -59,7 +59,7 @@ from mouse_core.nested import nest
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.remote.files import ArrowFile, Asking
-from mouse_core.store.remote.parquet import DecodedFiles, DecodedRows
+from mouse_core.store.remote.rows import DecodedFiles, FileRows
 
 STEPS = "steps/"
 _ABOUT_NUMBERS = 64
@@ -539,7 +539,7 @@ def store_of(
     schema = pa.schema([pa.field(one.name, IMAGE) if one.name in pictures else one for one in schema])
     store = make(**options)
     files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
-    store._rows = DecodedRows(str(folder), store._rows.schema, store._rows.budget, files, About("arrived"))
+    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, About("arrived"))
     return store
 
 

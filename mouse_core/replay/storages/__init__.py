@@ -7,7 +7,7 @@ process derives from ``RingStorage``, which counts them. One that keeps rows as 
 ``mouse_core.testing.StorageConformance`` holds what all of them must do.
 """
 
-from mouse_core.columns.schema import FieldType, RowSchema
+from mouse_core.columns.memory import FieldType, RowSchema
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage

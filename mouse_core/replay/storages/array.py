@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.memory import Columns, Refs, Values
-from mouse_core.columns.schema import RowSchema, checked, whole
+from mouse_core.columns.memory import Columns, Refs, RowSchema, Values, checked, whole
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import map_tree

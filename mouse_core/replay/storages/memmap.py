@@ -32,8 +32,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE, check_choice
-from mouse_core.columns.memory import ByteRing, Columns, Refs, Values, blocks_of, ring_pieces, varying_of
-from mouse_core.columns.schema import Bytes, RowSchema, checked, whole
+from mouse_core.columns.memory import (
+    ByteRing,
+    Bytes,
+    Columns,
+    Refs,
+    RowSchema,
+    Values,
+    blocks_of,
+    checked,
+    ring_pieces,
+    varying_of,
+    whole,
+)
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.checksum import checksum

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE, is_whole
 from mouse_core._base.locks import is_spawning
-from mouse_core.columns.memory import ring_pieces
-from mouse_core.columns.schema import Bytes, FieldType, RowSchema
+from mouse_core.columns.memory import Bytes, FieldType, RowSchema, ring_pieces
 from mouse_core.errors import ConfigError, DataError, RowIndexError, StateError
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list

@@ -61,8 +61,7 @@ class DatasetStore(Store):
         spec: Mapping[str, Any] | None = None,
     ) -> None:
         # What only some stores need is loaded with the first of them.
-        from mouse_core.store._intake import StoreBackend
-        from mouse_core.store._schema import StoreSchema
+        from mouse_core.store._intake import StoreBackend, StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
         dims = {"max_action_dim": max_action_dim, "max_obs_continuous_dim": max_obs_continuous_dim}
@@ -121,7 +120,7 @@ class DatasetStore(Store):
             StorageError: The folder cannot be read, or be written.
         """
         from mouse_core.remote.clients.options import Reaching, is_url, without_secrets
-        from mouse_core.store.disk.writing import Limits, open_rows
+        from mouse_core.store.disk.rows import Limits, open_rows
 
         reaching = {name: options.pop(name) for name in Reaching.__dataclass_fields__ if name in options}
         if reaching and not is_url(path):
@@ -150,7 +149,7 @@ class DatasetStore(Store):
             limits = Limits(max_rows, max_bytes)
             store._rows = open_rows(path, mode, sync, verify is not False, store._rows, limits, layout)
             return store
-        from mouse_core.store.remote.opening import open_remote
+        from mouse_core.store.remote.rows import open_remote
 
         if mode != "r" or found:
             raise ConfigError(
@@ -342,7 +341,7 @@ class DatasetStore(Store):
         rows = self._rows
         with rows.lock:
             try:
-                rows.appender.append(fields)
+                rows.append(fields)
                 rows.count += 1
             except BaseException:
                 rows.recount()

@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.locking import Held
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import make_folder, storing, sync_folders, write_file
-from mouse_core.store._schema import StoreSchema
+from mouse_core.store._intake import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder, WrittenFolder, files_of
 from mouse_core.store.disk.manifest import (
@@ -31,7 +31,7 @@ from mouse_core.store.disk.manifest import (
     parse_manifest,
 )
 from mouse_core.store.disk.segments import SealedFile, write_segment
-from mouse_core.store.disk.tail.file import TailFile, TailReader
+from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"

@@ -94,37 +94,15 @@ class Shared:
         self.lease = lease
 
 
-class Leases(Descriptor):
-    """The locks of a folder's readers, as its one writer sees them.
+class Unneeded:
+    """Files that the manifest does not name any more, each kept as long as a reader's lock says that it may be needed.
 
     Args:
         folder: The store's. The file that readers lock is made if it is not there.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / READERS, os.O_RDWR | os.O_CREAT, 0o644)
-
-    def is_free(self, first: int, last: int) -> bool:
-        """Whether nobody looks at a state among ``first``..``last``."""
-        if first > last or not _can_lock():
-            return True
-        try:
-            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, first, last + 1 - first, 0)
-            found = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked)
-        except OSError:  # a file system without such locks
-            return True
-        return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
-
-
-class Unneeded:
-    """Files that the manifest does not name any more, each kept as long as a reader may need it.
-
-    Args:
-        folder: The store's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._leases = Leases(folder)
+        self._readers = Descriptor(os.open(folder / READERS, os.O_RDWR | os.O_CREAT, 0o644))
         self._files: dict[Path, tuple[int, int]] = {}
 
     def add(self, file: Path, number: int, state: int) -> None:
@@ -138,20 +116,31 @@ class Unneeded:
         self._files.setdefault(file, (number + 1, state))
 
     def remove_free(self) -> None:
-        """Remove those that nobody needs."""
+        """Remove the files that no reader needs."""
         for file, states in list(self._files.items()):
-            if self._leases.is_free(*states):
+            if self.is_free(*states):
                 remove(file)
                 del self._files[file]
 
+    def is_free(self, first: int, last: int) -> bool:
+        """Whether no reader looks at a state among ``first``..``last``."""
+        if first > last or not _can_lock():
+            return True
+        try:
+            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, first, last + 1 - first, 0)
+            found = fcntl.fcntl(self._readers.file, fcntl.F_OFD_GETLK, asked)
+        except OSError:  # a file system without such locks
+            return True
+        return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
+
     def forget(self) -> None:
-        """Have none of them removed: where the folder was, another writer may have files of the same names."""
+        """Keep all files: where the folder was, another writer may have files of the same names."""
         self._files.clear()
 
     def close(self) -> None:
-        """Remove what nobody needs; the next writer sees to the rest."""
+        """Remove the files that no reader needs; the next writer removes the others."""
         self.remove_free()
-        self._leases.close()
+        self._readers.close()
 
 
 CLIENTS = "clients.log"
@@ -191,7 +180,7 @@ class ReadFolder(Descriptor):
         self._number: tuple[int, int] | None = None
         # Looked for before the manifest is: a writer makes this folder and its lock first, then the manifest, then the
         # copy and files of rows.
-        had_one, being_made = _had_manifest(path), (path / LOCK).exists()
+        had_one, being_made = (path / COPY).exists() or bool(files_of(path)), (path / LOCK).exists()
         if not (path / NAME).exists():
             if had_one:
                 raise damaged(path / NAME, f"expected the manifest of a store, found none; {repair_hint(path)}")
@@ -441,11 +430,6 @@ def files_of(folder: Path) -> dict[str, int]:
         matches = {os.path.join(part, name): _OURS.fullmatch(name) for name in names}
         found |= {name: int(match[1] or match[2]) for name, match in matches.items() if match}
     return found
-
-
-def _had_manifest(folder: Path) -> bool:
-    """Whether files are there that a writer makes after the manifest."""
-    return (folder / COPY).exists() or bool(files_of(folder))
 
 
 def _is_ours(name: str) -> bool:

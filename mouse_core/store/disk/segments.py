@@ -25,7 +25,7 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.columns.extent import Extent
+from mouse_core.columns.appended import Extent
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
@@ -33,7 +33,7 @@ from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import FileSegment, Segment, no_column
 from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
 from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
-from mouse_core.store.disk.tail.file import TailReader
+from mouse_core.store.disk.tail import TailReader
 
 if TYPE_CHECKING:
     from mouse_core.files.ipc.summed import SummedFile
@@ -68,7 +68,7 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
         StorageError: It cannot be written; nothing is left.
     """
     batch = one_batch(table)
-    nulls = tuple(name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _is_null(column))
+    nulls = tuple(name for name in batch.schema.names if batch.column(name).null_count == batch.num_rows)
     sealed = Sealed(number, batch.num_rows, 0, "", 0, nulls=nulls)
     if layout == "windows":
         sealed = sealed._replace(batch_rows=_rows_of_batch(batch))
@@ -105,10 +105,6 @@ def _rows_of_batch(batch: pa.RecordBatch) -> int:
     rows = _BATCH_BYTES // max(1, batch.nbytes // batch.num_rows)
     power = 1 << max(int(rows).bit_length() - 1, 0)
     return min(max(power, _FEWEST_ROWS), _MOST_ROWS)
-
-
-def _is_null(column: pa.Array) -> bool:
-    return bool(column.null_count == len(column))
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -408,7 +404,7 @@ class PartOfFiles(ColumnPart):
     """One column of some files; a file is opened, and a record batch made, when a chunk of it is touched.
 
     Args:
-        files: They; not their segments, see ``SealedSegment``.
+        files: The files. A part that refers to its segment would keep files mapped for too long.
         first: The number of the first chunk of each, int64 ``[files]``.
         name: The column's.
         segment: Which it is a part of.
@@ -444,95 +440,47 @@ class PartOfFiles(ColumnPart):
 
 
 class SealedSegment(FileSegment):
-    """The rows of a sealed file, in one chunk; making one opens nothing.
+    """The rows of sealed files that follow each other; making one opens no file.
+
+    What a loader does once for every segment, it does once for the ten thousand files of such a segment.
 
     Args:
-        file: The file.
+        files: The files, with the same columns.
         image_roots: Folders in which images that rows name by path may lie, and videos.
-        folder: What stands for the store's folder; see ``Segment.place``.
-        videos: Those that frames are of, if there are any.
+        folder: Stands for the store's folder; see ``Segment.place``.
+        videos: The videos that frames refer to, if there are any.
+        earlier: Segments that may have some of these files: what they know of the places of values is taken over.
     """
 
-    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object, videos: Any = None) -> None:
-        sealed = file.sealed
-        starts = np.append(np.arange(0, sealed.rows, sealed.batch_rows or sealed.rows), sealed.rows)
-        place = (folder, file.first)
-        super().__init__(file.schema, starts, image_roots, place, appended=sealed.appended, load=sealed.load)
-        self.file, self.sealed_files, self._videos = file, (file,), videos
-
-    @property
-    def table(self) -> pa.Table:
-        """The steps."""
-        return self.file.table
-
-    def column(self, name: str) -> pa.ChunkedArray | None:
-        """See ``Segment``."""
-        return self.file.column(name) if name in self.types else None
-
-    def _file_part(self, name: str) -> ColumnPart | None:
-        return PartOfFiles([self.file], np.zeros(1, np.int64), name, self) if self.file.sealed.batch_rows else None
-
-    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; a column that is known to be null throughout is not looked into."""
-        return None if name in self.file.sealed.nulls else super().first_value(name, rows)
-
-    def _find_first(self, name: str) -> int | None:
-        for number, first in enumerate(self.chunk_starts[:-1].tolist()):
-            chunk = self.file.chunk(name, number)
-            if chunk.null_count < len(chunk):
-                return int(first + np.argmin(chunk.is_null()))
-        return None
-
-    def _slice(self, row: int, count: int) -> pa.Table:
-        return self.file.take(row, count)
-
-    def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``; whether all values of a column are null is known of the whole file."""
-        if rows != self.num_rows or name not in self.types:
-            return super().has_value(name, rows)
-        return name not in self.file.sealed.nulls
-
-    @memo
-    def _make_columns(self) -> dict[str, Callable[[], pa.ChunkedArray]]:  # type: ignore[override]
-        # Of the file, not of the segment: a part that refers to its segment would keep the file mapped for too long.
-        return {name: partial(self.file.column, name) for name in self.file.schema.names}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SealedSegment, (self.file, self._named_roots, self.place, self._videos)
-
-
-class SealedSegments(FileSegment):
-    """The rows of many sealed files that follow each other; making one opens none.
-
-    What a loader does once for every segment it does here once for ten thousand files.
-
-    Args:
-        members: The files' segments, of the same columns.
-        earlier: Others that may have some of these members: where their values lie is known from then on.
-    """
-
-    def __init__(self, members: Sequence[SealedSegment], earlier: Sequence[SealedSegments] = ()) -> None:
-        first = members[0]
-        # The first row of each, and the end; the first chunk of each, and how many there are.
-        self._starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)
-        self._first_chunk = np.cumsum([0, *(len(one.chunk_starts) - 1 for one in members)], dtype=np.int64)
+    def __init__(
+        self,
+        files: Sequence[SealedFile],
+        image_roots: tuple[str, ...],
+        folder: object,
+        videos: Any = None,
+        earlier: Sequence[SealedSegment] = (),
+    ) -> None:
+        self.sealed_files, self._folder, self._videos = list(files), folder, videos
+        first, sizes = files[0], [file.sealed.rows for file in files]
+        steps = [file.sealed.batch_rows or file.sealed.rows for file in files]
+        # The first row of each file, and the end; the first chunk of each file, and the number of chunks.
+        self._starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self._first_chunk = np.cumsum([0, *map(lambda rows, step: -(-rows // step), sizes, steps)], dtype=np.int64)
         starts = self._starts
-        if self._first_chunk[-1] > len(members):
-            parts = [one.chunk_starts[:-1] + first for one, first in zip(members, starts[:-1].tolist(), strict=True)]
-            starts = np.concatenate([*parts, starts[-1:]])
-        options: dict[str, Any] = {"appended": first.extent is not None, "load": first.recording or 0}
-        super().__init__(first.file.schema, starts, first.image_roots, first.place, **options)
-        self.members, self.sealed_files = list(members), [one.file for one in members]
-        self._videos = first._videos
+        if self._first_chunk[-1] > len(files):
+            parts = map(np.arange, self._starts[:-1], self._starts[1:], steps)
+            starts = np.concatenate([*parts, self._starts[-1:]])
+        options: dict[str, Any] = {"appended": first.sealed.appended, "load": first.sealed.load}
+        super().__init__(first.schema, starts, image_roots, (folder, first.first), **options)
         for other in earlier:
             self._take_over(other)
 
-    def _take_over(self, other: SealedSegments) -> None:
-        """Know of members what another one knows of them."""
-        numbers = {id(one): number for number, one in enumerate(self.members)}
-        common = [(theirs, numbers[id(one)]) for theirs, one in enumerate(other.members) if id(one) in numbers]
+    def _take_over(self, other: SealedSegment) -> None:
+        """Take over what another segment knows of common files."""
+        numbers = {id(file): number for number, file in enumerate(self.sealed_files)}
+        common = [(theirs, numbers[id(file)]) for theirs, file in enumerate(other.sealed_files) if id(file) in numbers]
         theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
-        if len(self.chunk_starts) > len(self.members) + 1:
+        if len(self.chunk_starts) > len(self.sealed_files) + 1:
             theirs, ours = _chunks_of(other._first_chunk, theirs), _chunks_of(self._first_chunk, ours)
         for name, part in list(other._parts.items()):
             known = self.part(name)
@@ -543,83 +491,92 @@ class SealedSegments(FileSegment):
     @property
     def table(self) -> pa.Table:
         """The steps; opens every file."""
-        return pa.concat_tables([one.table for one in self.members])
+        return pa.concat_tables([file.table for file in self.sealed_files])
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """See ``Segment``; opens every file."""
+        if name not in self.types:
+            return None
+        return pa.chunked_array([chunk for file in self.sealed_files for chunk in file.column(name).chunks])
 
     def _file_part(self, name: str) -> ColumnPart:
         return PartOfFiles(self.sealed_files, self._first_chunk[:-1], name, self)
 
-    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; opens the files up to the one that has it."""
-        for first, one, count in self._pieces(0, min(rows, self.num_rows)):
-            found = one.first_value(name, count)
-            if found is not None:
-                return first + found[0], found[1]
+    def _find_first(self, name: str) -> int | None:
+        for number, file in enumerate(self.sealed_files):
+            # A column that is known to be null throughout a file is not looked into.
+            first_chunk, end = self._first_chunk[number : number + 2].tolist()
+            for chunk in range(first_chunk, end) if name not in file.sealed.nulls else ():
+                values = file.chunk(name, chunk - first_chunk)
+                if values.null_count < len(values):
+                    return int(self.chunk_starts[chunk] + np.argmin(values.is_null()))
         return None
 
     def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``."""
-        if name not in self.types:
-            return False
-        return not rows or any(one.has_value(name, count) for _, one, count in self._pieces(0, rows))
+        """See ``Segment``; whether all values of a column are null is known of whole files."""
+        if rows != self.num_rows or name not in self.types:
+            return super().has_value(name, rows)
+        return any(name not in file.sealed.nulls for file in self.sealed_files)
 
-    def take(self, row: int, count: int = 1) -> pa.Table:
-        """See ``Segment``; opens the files that these rows are in."""
-        parts = [one.take(max(row - first, 0), count) for first, one, count in self._pieces(row, count)]
+    def _slice(self, row: int, count: int) -> pa.Table:
+        number, parts = int(np.searchsorted(self._starts, row, side="right")) - 1, []
+        while count > 0:
+            first, end = self._starts[number : number + 2].tolist()
+            there = min(count, end - row)
+            parts.append(self.sealed_files[number].take(row - first, there))
+            number, row, count = number + 1, row + there, count - there
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
-    def _pieces(self, row: int, count: int) -> Iterator[tuple[int, SealedSegment, int]]:
-        """Yield the members that rows lie in: first row of the member, member, number of the rows in it."""
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        while count > 0 and number < len(self.members):
-            first, end = self._starts[number : number + 2].tolist()
-            there = min(count, end - max(row, first))
-            yield first, self.members[number], there
-            number, count = number + 1, count - there
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return SealedSegments, (self.members,)
+        return SealedSegment, (self.sealed_files, self._named_roots, self._folder, self._videos)
 
 
-def _chunks_of(first: Int64s, members: Int64s) -> Int64s:
-    """The chunks of some members; where theirs begin at 0, 3, 5 and 9, members 1 and 2 have 3, 4, 5, 6, 7, 8."""
-    parts = [np.arange(first[member], first[member + 1]) for member in members.tolist()]
+def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
+    """Return the chunks of some files; if theirs begin at 0, 3, 5 and 9, files 1 and 2 have 3, 4, 5, 6, 7, 8."""
+    parts = [np.arange(first[file], first[file + 1]) for file in files.tolist()]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
-    """Segments, of which sealed ones that follow each other are one where they are many.
+    """Return segments, where many sealed files that follow each other are one segment.
 
     New files are segments of their own, until there are enough of them for one more. Such a one takes in those before
     it that are not larger, so that there are few, and a row is taken into another one few times.
 
     Args:
         segments: A segment for each file.
-        before: What was made of the segments that there were earlier; what is still the same is used again.
+        before: The result for the segments that there were earlier; segments of equal files are used again.
     """
-    earlier = [one for one in before if isinstance(one, SealedSegments)]
+    earlier = [one for one in before if isinstance(one, SealedSegment) and len(one.sealed_files) > 1]
     made: list[Segment] = []
     at = 0
     for one in earlier:
-        if segments[at : at + len(one.members)] != one.members:
+        if [file for other in segments[at : at + len(one.sealed_files)] for file in other.sealed_files] != (
+            one.sealed_files
+        ):
             break
         made.append(one)
-        at += len(one.members)
+        at += len(one.sealed_files)
     for key, some in groupby(segments[at:], _alike):
         alike = list(some)
-        members = [one for one in alike if isinstance(one, SealedSegment)]
-        if key is None or len(members) < (2 if key[-1] else FEWEST):
+        files = [file for other in alike for file in other.sealed_files]
+        if key is None or len(files) < (2 if key[-1] else FEWEST):
             made += alike
             continue
-        while made and isinstance(last := made[-1], SealedSegments) and len(last.members) <= len(members):
-            if _alike(last.members[0]) != key:
+        first = alike[0]
+        while made and len(made[-1].sealed_files) > 1 and len(made[-1].sealed_files) <= len(files):
+            if _alike(made[-1]) != key:
                 break
-            members = [*last.members, *members]
-            del made[-1]
-        made.append(SealedSegments(members, earlier))
+            first = made.pop()
+            files = [*first.sealed_files, *files]
+        assert isinstance(first, SealedSegment)
+        made.append(SealedSegment(files, first.image_roots, first._folder, first._videos, earlier))
     return made
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
     """Return the key that segments share that can be one; last, whether they have many record batches."""
-    sealed = segment.file.sealed if isinstance(segment, SealedSegment) else None
-    return None if sealed is None else (sealed.schema, sealed.appended, sealed.load, sealed.batch_rows > 0)
+    if not segment.sealed_files:
+        return None
+    sealed: Sealed = segment.sealed_files[0].sealed
+    return sealed.schema, sealed.appended, sealed.load, sealed.batch_rows > 0

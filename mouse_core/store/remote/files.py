@@ -7,6 +7,7 @@ readers that need several steps each, such as a head and then values, share one 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ from mouse_core._arrow.column_types import NUMPY_NAMES, column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
-from mouse_core.files.ipc.batches import ColumnPlace, Footer, Memory, Message, read_footer, read_message
+from mouse_core.files.ipc.batches import ColumnPlace, Memory, Message, read_footer, read_message
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.store._segments import FileSegment, no_column
 from mouse_core.store.remote.objects import FileSums, Objects, Place, Range
@@ -325,11 +326,6 @@ def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int,
             begin, end = short.begin, short.end
 
 
-def footer_of(number: int, size: int) -> Asking[Footer]:
-    """The footer of a file; see ``read_footer``."""
-    return read_with(number, max(0, size - _FOOTER_BYTES), size, lambda read: read_footer(read, size))
-
-
 def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> Asking[Message | None]:
     """The message that begins at a byte of a file; see ``read_message``."""
     end = min(begin + guess, size)
@@ -415,7 +411,8 @@ class ArrowFile:
         return found if found is not None and found.head is not None and found.head.rows == self.rows[0] else None
 
     def _footer(self, number: int) -> Asking[Int64s]:
-        footer = yield from footer_of(number, self.info.size)
+        size = self.info.size
+        footer = yield from read_with(number, max(0, size - _FOOTER_BYTES), size, lambda read: read_footer(read, size))
         if len(footer) != len(self.rows):
             raise DataError(f"expected {len(self.rows)} record batches, found {len(footer)}")
         return np.array(footer.begins, np.int64)
@@ -720,13 +717,8 @@ class ElsewhereSegment(FileSegment):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _segment, (self.files, self._named_roots, self.place, self._appended, self._load)
-
-
-def _segment(
-    files: Files, image_roots: tuple[str, ...], place: tuple[object, int] | None, appended: bool, load: int
-) -> ElsewhereSegment:
-    return ElsewhereSegment(files, image_roots, place, appended=appended, load=load)
+        make = partial(ElsewhereSegment, appended=self._appended, load=self._load)
+        return make, (self.files, self._named_roots, self.place)
 
 
 class _PartElsewhere(ColumnPart):

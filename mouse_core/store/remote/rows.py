@@ -1,29 +1,61 @@
-"""The rows of a store whose files lie in objects elsewhere, as its readers see them, who follow what is uploaded."""
+"""Remote rows, which ``DatasetStore.open`` opens: of an uploaded store, of Parquet files, of a saved dataset."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
+import pyarrow as pa
 
 from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
-from mouse_core.errors import ConfigError, DataError, StoreWarning
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
+from mouse_core.about.dataset import About, joined, read_about
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError, StorageError, StoreWarning
+from mouse_core.files.checksum import digest, with_digest, without_digest
+from mouse_core.files.ipc.batches import Message
+from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
+from mouse_core.files.reading import MOST_JSON
+from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.client import ObjectInfo
-from mouse_core.store._intake import Refusing, StoreBackend
-from mouse_core.store._schema import StoreSchema
-from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, check_identity, parse_manifest
-from mouse_core.store.disk.reading import settled
-from mouse_core.store.remote.files import ArrowFile, ElsewhereSegment, Files
-from mouse_core.store.remote.objects import FileSums, Place, name_of_sums
+from mouse_core.remote.clients import Reaching
+from mouse_core.store._intake import StoreBackend, StoreSchema
+from mouse_core.store.disk.manifest import (
+    MOST_BYTES,
+    NAME,
+    Manifest,
+    Sealed,
+    bare_schema,
+    check_identity,
+    parse_manifest,
+)
+from mouse_core.store.disk.rows import settled
+from mouse_core.store.remote.files import (
+    ArrowFile,
+    Asking,
+    ElsewhereSegment,
+    Files,
+    message_at,
+    read_with,
+    run,
+    together,
+)
+from mouse_core.store.remote.objects import FileSums, Objects, Place, Range, name_of_sums
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
 # Of so many files each is asked for by itself; more are listed.
@@ -32,22 +64,67 @@ _FEW = 64
 _MUCH = 1 << 30
 
 
-class ReadOnlyRows(StoreBackend):
-    """Rows elsewhere, which nobody appends to from here.
+class RemoteRows(StoreBackend):
+    """Remote rows, which are only read.
 
     Args:
-        url: Where they are.
-        schema: Their schema.
-        budget: Of the memory for dense copies.
+        url: The address of the rows.
+        schema: The schema of the rows.
+        budget: The limit of dense copies.
     """
 
     def __init__(self, url: str, schema: StoreSchema, budget: DenseBudget) -> None:
-        super().__init__(schema, budget)
+        super().__init__(schema, budget, partial(_refused, url))
         self.path = url
-        self.appender = Refusing(partial(_refused, url))
 
 
-class ElsewhereRows(ReadOnlyRows):
+class FileRows(RemoteRows):
+    """The rows of remote files, as the files were when they were opened.
+
+    Args:
+        url: The address of the rows.
+        told: The schema that the store was told; the rows must fit it.
+        budget: The limit of dense copies.
+        files: The files.
+        about: The metadata of the rows.
+    """
+
+    def __init__(self, url: str, told: StoreSchema, budget: DenseBudget, files: Files, about: About) -> None:
+        super().__init__(url, settled(told, Manifest(about, (files.schema,)), url), budget)
+        self.files, self._arguments = files, (url, told, budget, files, about)
+        segment = ElsewhereSegment(files, self.schema.image_roots, (object(), 0))
+        self.segments[:], self.count = [segment] if segment.num_rows else [], segment.num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileRows, self._arguments
+
+
+def joined_metadata(
+    place: Place, infos: Sequence[ObjectInfo], schemas: Sequence[pa.Schema], said: Mapping[str, About] | None = None
+) -> tuple[pa.Schema, About]:
+    """Return the columns that all files have, and the metadata of the files together.
+
+    Args:
+        place: The client of the files.
+        infos: The files.
+        schemas: The schema of each file, with its metadata.
+        said: Further metadata by path.
+
+    Raises:
+        SchemaError: Files with different columns or contradicting metadata.
+    """
+    columns, parts = bare_schema(schemas[0]), []
+    for info, schema in zip(infos, schemas, strict=True):
+        where = place.client.shown(info.path)
+        if not bare_schema(schema).equals(columns):
+            raise SchemaError(
+                f"{where}: expected the columns of {infos[0].path}, {columns.names}, found {schema.names}"
+            )
+        parts += [(where, read_about(schema, label=where)), (where, (said or {}).get(info.path, About()))]
+    return columns, joined(parts)
+
+
+class StoreRows(RemoteRows):
     """The rows of an uploaded store; ``snapshot`` looks for new ones.
 
     Args:
@@ -163,7 +240,7 @@ class ElsewhereRows(ReadOnlyRows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the manifest by itself.
-        return ElsewhereRows, (self._place, self._told, self.budget, self._verify)
+        return StoreRows, (self._place, self._told, self.budget, self._verify)
 
 
 def rows_of_batches(sealed: Sealed) -> Int64s:
@@ -217,3 +294,557 @@ def _refused(url: str) -> ConfigError:
 def _key(sealed: Sealed) -> tuple[int, bool, int]:
     """Return the key that files of one segment share."""
     return sealed.schema, sealed.appended, sealed.load
+
+
+# ---------------------------------------- Parquet files: a row group is a chunk, decoded when a row of it is read
+#
+# Values of Parquet lie encoded, so that none is copied from where it lies: decoded columns of row groups are kept in
+# memory, the last ones used, and windows are cut from them. Where windows lie all over, Arrow files are far faster.
+
+SUFFIX = ".parquet"
+# Decoded columns of row groups that are kept, of each segment.
+_KEPT_BYTES = 256 << 20
+# What a footer may claim to hold, so that a damaged one asks for no gigabytes.
+_MOST_STRING, _MOST_ITEMS = 64 << 20, 1 << 22
+# Files that stay open, each with what was read ahead of it.
+_MOST_OPEN = 64
+# What is read at once of a file that is read from its beginning on.
+_READ_AHEAD = 1 << 20
+
+
+def parquet_files(client: FolderClient) -> list[str]:
+    """The Parquet files in a folder, or in a folder ``data`` in it, in the order of names; none on a web server."""
+    try:
+        return parquet_among([one.path for one in client.listed()])
+    except ConfigError:
+        return []
+
+
+def parquet_among(listed: Sequence[str]) -> list[str]:
+    """Return the paths of Parquet files of rows; see ``parquet_files``."""
+    for folder in ("", "data/"):
+        inside = [path for path in listed if path.startswith(folder) and "/" not in path[len(folder) :]]
+        found = sorted(path for path in inside if path.endswith(SUFFIX))
+        if found:
+            return found
+    return []
+
+
+def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, About]:
+    """Return Parquet files, one behind the other, and their metadata; reads their footers.
+
+    Raises:
+        SchemaError: Files with different columns or contradicting metadata.
+        DataError: A file is damaged.
+    """
+    found = ParquetObjects(Objects(place, infos))
+    opened = [found.file(number) for number in range(len(infos))]
+    schema, about = joined_metadata(place, infos, [one.schema_arrow for one in opened])
+    files = []
+    for info, one in zip(infos, opened, strict=True):
+        groups = range(one.metadata.num_row_groups)
+        files.append(ArrowFile(info, np.array([one.metadata.row_group(group).num_rows for group in groups], np.int64)))
+    return _ParquetFiles(place, files, schema), about
+
+
+class ParquetObjects:
+    """Parquet files, opened when they are asked for, of which the last ones stay open; one thread at a time reads them.
+
+    Args:
+        objects: What they lie in.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self._files: dict[int, Any] = {}
+
+    def file(self, number: int) -> Any:
+        """Open one Parquet file and read its footer."""
+        import pyarrow.parquet as pq
+
+        if number not in self._files:
+            source = pa.PythonFile(ObjectStream(self.objects, number), mode="r")
+            try:
+                self._files[number] = pq.ParquetFile(
+                    source,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                    thrift_string_size_limit=_MOST_STRING,
+                    thrift_container_size_limit=_MOST_ITEMS,
+                )
+            except MouseError:
+                raise
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DataError(f"{self.objects.shown(number)}: expected a Parquet file, found: {error}") from error
+            while len(self._files) > _MOST_OPEN:
+                del self._files[next(iter(self._files))]
+        return self._files[number]
+
+    def column(self, number: int, group: int, name: str) -> pa.Array:
+        """A column of a row group, decoded."""
+        try:
+            found = self.file(number).read_row_group(group, columns=[name]).column(0)
+        except MouseError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            where = self.objects.shown(number)
+            raise DataError(f"{where}: expected row group {group} of column {name!r}, found: {error}") from error
+        rows = self.file(number).metadata.row_group(group).num_rows
+        if len(found) != rows:
+            where = self.objects.shown(number)
+            raise DataError(f"{where}: {name}: expected {rows} rows as its footer says, found {len(found)}")
+        made = found.combine_chunks()
+        return made.chunk(0) if isinstance(made, pa.ChunkedArray) else made
+
+
+class DecodedFiles(Files):
+    """See ``Files``; no column lies where it could be copied from. Columns of chunks that ``decode`` made are kept."""
+
+    def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
+        super().__init__(place, files, schema)
+        self._kept: OrderedDict[Any, pa.Array] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = ProcessLock()
+
+    @property
+    def backing(self) -> None:
+        """None: decoded values are in memory."""
+        return None
+
+    @property
+    def fetched_by(self) -> RemoteMemory | None:
+        """Memory whose fetches decoding waits for; None: files are local."""
+        return self.objects.backing
+
+    def decode(self, chunk: int, name: str) -> pa.Array:
+        """A column of a chunk; one thread at a time calls it."""
+        raise NotImplementedError
+
+    def kept(self, key: Any, make: Callable[[], pa.Array]) -> pa.Array:
+        """Return the array kept under a key; make it if it is not kept any more."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            made = self._kept[key] = make()
+            self._kept_bytes += made.nbytes
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                _, gone = self._kept.popitem(last=False)
+                self._kept_bytes -= gone.nbytes
+            return made
+
+    def place(self, chunk: int, name: str) -> Asking[None]:
+        """Nowhere."""
+        yield from ()
+        return None
+
+    def lying(self, chunk: int, name: str) -> Asking[None]:
+        """Nowhere."""
+        yield from ()
+        return None
+
+    def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
+        """See ``Files``."""
+        yield from ()
+        return self.kept((chunk, name), partial(self.decode, chunk, name)).slice(row, count)
+
+    def column(self, chunk: int, name: str) -> Asking[pa.Array]:
+        """See ``Files``."""
+        yield from ()
+        return self.kept((chunk, name), partial(self.decode, chunk, name))
+
+
+class _ParquetFiles(DecodedFiles):
+    """Row groups are chunks."""
+
+    @memo
+    def _opened(self) -> ParquetObjects:
+        return ParquetObjects(self.objects)
+
+    def decode(self, chunk: int, name: str) -> pa.Array:
+        """See ``DecodedFiles``."""
+        return self._opened.column(*self.of(chunk), name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ParquetFiles, (self.objects.place, self.files, self.schema)
+
+
+class ObjectStream(io.RawIOBase):
+    """An object as a file, for Arrow's reader of Parquet.
+
+    Args:
+        objects: Some objects.
+        number: Which of them.
+    """
+
+    def __init__(self, objects: Objects, number: int) -> None:
+        self._objects, self._number, self._at = objects, number, 0
+        self._size = objects.infos[number].size
+        self._ahead, self._begin = b"", 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """See ``io.IOBase``."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def size(self) -> int:
+        """Return the size of the object."""
+        return self._size
+
+    def read(self, size: int | None = -1) -> bytes:
+        """See ``io.RawIOBase``."""
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        begin = min(self._at, end)
+        if not self._begin <= begin <= end <= self._begin + len(self._ahead):
+            # Column chunks are read in small steps.
+            last = min(self._size, max(end, begin + _READ_AHEAD))
+            self._ahead = bytes(self._objects.read([Range(self._number, begin, last)])[0]) if last > begin else b""
+            self._begin = begin
+        self._at = end
+        return self._ahead[begin - self._begin : end - self._begin]
+
+
+STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
+LEROBOT = "meta/info.json"
+# Heads that are looked for at once, where those before were as far from each other.
+_MOST_AHEAD = 256
+# Files whose record batches are looked for at once.
+_TOGETHER = 64
+_SCHEMA_BYTES, _HEAD_BYTES = 1 << 14, 1 << 12
+# Record batches of differing length are looked for from so many places of a file at once, so many or more from each;
+# not where they have more bytes than so many, as one of them is read to find each place.
+_MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
+
+
+def open_saved(
+    place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, About], schemas: Mapping[str, str]
+) -> tuple[Files, About]:
+    """Return the streams of a saved dataset, all splits one behind the other, and their metadata.
+
+    Args:
+        place: The client of the files.
+        infos: The files in their order.
+        said: Metadata by path, beside the metadata of the file's schema.
+        schemas: The digest of a file's schema by path, where the writer noted one.
+
+    Raises:
+        SchemaError: Files with different columns or contradicting metadata.
+        DataError: A file is damaged.
+    """
+    found = indexes(place, infos)
+    for info, index in zip(infos, found, strict=True):
+        check_schema(place.client.shown(info.path), schemas.get(info.path), index.schema_digest)
+    schema, about = joined_metadata(place, infos, [one.schema for one in found], said)
+    files = [ArrowFile(info, one.rows, one.begins) for info, one in zip(infos, found, strict=True) if len(one.rows)]
+    return Files(place, files, schema), about
+
+
+_Saved = tuple[list[str], dict[str, About], dict[str, str]]
+
+
+def files_saved(client: FolderClient) -> _Saved | None:
+    """The Arrow files that a saved dataset, or a dict of them, names, what is said of each, and what is noted of their
+    schemas; None: there is none.
+
+    Raises:
+        ConfigError: Its rows are found through row numbers.
+        DataError: What it says of itself is damaged.
+    """
+    splits = _json(client, SPLITS)
+    if splits is None:
+        return _files_in(client, "")
+    names = _plain(splits.get("splits"), client.shown(SPLITS))
+    paths, said, schemas = list[str](), dict[str, About](), dict[str, str]()
+    for name in names:
+        found = _files_in(client, f"{name}/")
+        if found is None:
+            raise DataError(f"{client.shown(name)}: expected {STATE} of a split, found none")
+        paths += found[0]
+        said |= found[1]
+        schemas |= found[2]
+    return paths, said, schemas
+
+
+def _files_in(client: FolderClient, folder: str) -> _Saved | None:
+    state = _json(client, folder + STATE)
+    if state is None:
+        return None
+    if state.get("_indices_data_files"):
+        raise ConfigError(
+            f"{client.shown(folder)}: expected a dataset without an indices mapping; save it with flatten_indices()"
+        )
+    listed = state.get("_data_files")
+    entries = [one.get("filename") if isinstance(one, Mapping) else None for one in listed or ()]
+    paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
+    info = _json(client, folder + INFO) or {}
+    about = read_about(str(info.get("description", "")), label=client.shown(folder + INFO))
+    known = manifest_in(state, client.shown(folder + STATE))
+    schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
+    return paths, dict.fromkeys(paths, about), schemas
+
+
+def _plain(names: Any, label: str) -> list[str]:
+    """Names of files or folders; a dataset must not reach for anything outside of its folder."""
+    plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+    if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
+        raise DataError(f"{label}: expected names of files in the same folder, found {names!r:.200}")
+    return list(names)
+
+
+def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
+    from mouse_core.remote.clients.objects import MissingObject
+
+    try:
+        content, _ = client.read(path, most_bytes=MOST_JSON)
+    except MissingObject:
+        return None
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{client.shown(path)}: expected JSON, found {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{client.shown(path)}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+# ---------------------------------------------------------------------- where record batches lie
+
+
+class Index:
+    """The positions of the record batches in a stream.
+
+    Args:
+        schema: Its columns.
+        schema_digest: The digest of the schema's message; see ``files.manifest.schema_digest``.
+        begins: The first byte of each record batch, int64 ``[n]``.
+        rows: The number of rows of each record batch, int64 ``[n]``.
+    """
+
+    def __init__(self, schema: pa.Schema, schema_digest: str, begins: Int64s, rows: Int64s) -> None:
+        self.schema, self.schema_digest, self.begins, self.rows = schema, schema_digest, begins, rows
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that ``of_bytes`` takes."""
+        file = io.BytesIO()
+        schema = np.frombuffer(self.schema.serialize(), np.uint8)
+        np.savez(file, schema=schema, schema_digest=self.schema_digest, begins=self.begins, rows=self.rows)
+        return with_digest(file.getvalue())
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> Index | None:
+        """An index that was kept; None where it is damaged."""
+        bare = without_digest(content)
+        if bare is None:
+            return None
+        with np.load(io.BytesIO(bare), allow_pickle=False) as found:
+            schema = pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes()))
+            return cls(schema, str(found["schema_digest"]), found["begins"], found["rows"])
+
+
+def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
+    """The indexes of streams: those that the cache has, and others, which it has from then on."""
+    folder = place.mirror.folder / "index-2"
+    known = [_kept(_file_of(folder, place, info)) for info in infos]
+    missing = [number for number, one in enumerate(known) if one is None]
+    client = place.client
+
+    def read(ranges: Sequence[Range]) -> Sequence[Any]:
+        wanted = [(infos[one.object].path, one.begin, one.end) for one in ranges]
+        return client.get_all(wanted, {infos[one.object].path: infos[one.object].version for one in ranges})
+
+    for at in range(0, len(missing), _TOGETHER):
+        some = missing[at : at + _TOGETHER]
+        readers = [_named(client.shown(infos[number].path), _index_of(number, infos[number].size)) for number in some]
+        for number, found in zip(some, run(together(readers), read), strict=True):
+            known[number] = found
+            _keep(_file_of(folder, place, infos[number]), found)
+    return [one for one in known if one is not None]
+
+
+def _file_of(folder: Path, place: Place, info: ObjectInfo) -> Path:
+    said = "\0".join([place.client.url, info.path, info.version, str(info.size)])
+    return folder / f"{digest(said.encode())}.npz"
+
+
+def _kept(file: Path) -> Index | None:
+    try:
+        return Index.of_bytes(file.read_bytes())
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return None
+
+
+def _keep(file: Path, index: Index) -> None:
+    try:
+        make_folder(file.parent, sync=False)
+        write_file(file, index.to_bytes(), sync=False)
+    except StorageError:
+        pass  # it is found again
+
+
+def _named(label: str, reader: Asking[Index]) -> Asking[Index]:
+    try:
+        return (yield from reader)
+    except DataError as error:
+        if label in str(error):
+            raise
+        raise DataError(f"{label}: {error}") from error
+
+
+def _index_of(number: int, size: int) -> Asking[Index]:
+    """The index of a stream."""
+    schema, of_schema, first = yield from read_with(
+        number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size)
+    )
+    places = yield from _places(number, first, size)
+    stops = [*places[1:], size]
+    parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
+    if any(isinstance(part, DataError) for part in parts):  # what looked like a head was none, or it is damaged
+        parts = [(yield from _lying(number, first, size, size))]
+    begins, rows = [], []
+    for part in parts:
+        if isinstance(part, DataError):
+            raise part
+        begins.append(part[0])
+        rows.append(part[1])
+    return Index(schema, of_schema, np.concatenate(begins), np.concatenate(rows))
+
+
+def _places(number: int, first: int, size: int) -> Asking[list[int]]:
+    """Return positions from which to search for record batches concurrently: the first, and others throughout a long
+    stream whose batches differ in length, as those of texts and pictures do. No position is known from the one before
+    it.
+
+    Heads of the same columns are of the same length, which their first 8 bytes say.
+    """
+    one = yield from _maybe(number, first, size, _HEAD_BYTES)
+    two = None
+    if isinstance(one, Message):
+        two = yield from _maybe(number, one.end, size, _HEAD_BYTES)
+    if not isinstance(one, Message) or not isinstance(two, Message) or one.head is None:
+        return [first]
+    stride = one.end - one.begin
+    count = min(_MOST_PLACES, (size - first) // stride // _BATCHES_EACH)
+    if count < 2 or stride > _MOST_LOOKED_AT or two.end - two.begin == stride:
+        return [first]
+    mark = b"\xff\xff\xff\xff" + (one.body - one.begin - 8).to_bytes(4, "little")
+    begins = [(first + (size - first) * part // count) & ~7 for part in range(1, count)]
+    places = [first]
+    contents = yield [Range(number, begin, min(begin + stride + stride // 4, size)) for begin in begins]
+    for begin, content in zip(begins, contents, strict=True):
+        octets = bytes(content)
+        at = octets.find(mark)
+        while at >= 0 and at % 8:
+            at = octets.find(mark, at + 1)
+        if at >= 0 and begin + at > places[-1]:
+            places.append(begin + at)
+    return places
+
+
+def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
+    """Return the begins and row counts of record batches from ``first`` on, up to one at ``stop`` or the stream's end
+    at ``size``. Heads are read one by one, and many at once while their distances are equal.
+    """
+    begins: list[int] = []
+    rows: list[int] = []
+    begin, stride, guess, ahead = first, 0, _HEAD_BYTES, 1
+    while begin < stop:
+        wanted = [begin + step * stride for step in range(ahead) if step == 0 or begin + step * stride + 8 <= size]
+        found = yield from together([_maybe(number, one, size, guess) for one in wanted])
+        for at, message in zip(wanted, found, strict=True):
+            if at != begin or begin >= stop:
+                break  # those before went another way, or came to the end
+            if isinstance(message, DataError):
+                return message
+            if message is None:
+                if begin + 8 != size:
+                    return DataError(f"expected the end of the stream at byte {size}, found its end mark at {begin}")
+                return np.array(begins, np.int64), np.array(rows, np.int64)
+            if message.head is not None:
+                begins.append(begin)
+                rows.append(message.head.rows)
+            guess = message.body - message.begin + 8
+            ahead = min(2 * ahead, _MOST_AHEAD) if message.end - begin == stride else 1
+            stride, begin = message.end - begin, message.end
+    if begin != stop or stop == size:
+        return DataError(f"expected the end mark of the stream before byte {size}, found none")
+    return np.array(begins, np.int64), np.array(rows, np.int64)
+
+
+def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
+    """A message where there may be one."""
+    try:
+        return (yield from message_at(number, begin, size, guess))
+    except DataError as error:
+        return error
+
+
+def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
+    """The schema that a stream begins with, the digest of its message, and where that ends."""
+    head = bytes(read(0, 8))
+    length = int.from_bytes(head[4:8], "little")
+    if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
+        raise DataError("expected a stream of Arrow, as save_to_disk writes it, found other bytes")
+    try:
+        content = pa.py_buffer(bytes(read(0, 8 + length)))
+        schema = pa.ipc.read_schema(content)
+        if any(b"ARROW:extension:name" in (field.metadata or {}) for field in schema):
+            import datasets.features  # noqa: F401  which knows what these types are
+
+            schema = pa.ipc.read_schema(content)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"expected a schema of Arrow, found a damaged one: {error}") from error
+    return schema, schema_digest(content), 8 + length
+
+
+def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool | None) -> StoreBackend:
+    """Return the rows at an address, of which the schema and the index are read; see ``DatasetStore.open``.
+
+    Args:
+        url: The address of a folder, or of one Parquet file.
+        reaching: How remote objects are reached.
+        told: Empty rows with the schema that the store was told of, and its budget.
+        verify: Whether what is read is compared with the checksums of a store; None: where there are some.
+
+    Raises:
+        ConfigError: No rows of a kind that is read from an address, or rows without checksums that are to be verified.
+        DataError: They are damaged, or a newer release wrote them.
+        StorageError: They were not reached.
+    """
+    parts, file = urlsplit(url), ""
+    if parts.path.endswith(".parquet"):
+        folder, _, file = parts.path.rpartition("/")
+        url = urlunsplit(parts._replace(path=folder))
+    place, schema, budget = Place.of(url, reaching), told.schema, told.budget
+    client = place.client
+    if not file and client.exists(NAME):
+        return StoreRows(place, schema, budget, verify is not False)
+    if not file and client.exists(LEROBOT):
+        raise ConfigError(
+            f"{client.url}: expected a store, a saved dataset or Parquet files, found a LeRobotDataset; "
+            "mouse_core.formats.open(url, final=...).to_store() opens it"
+        )
+    saved = None if file else files_saved(client)
+    paths = [file] if file else [] if saved else parquet_files(client)
+    if not saved and not paths:
+        return StoreRows(place, schema, budget)  # which says what was looked for
+    if verify:
+        what = "a dataset of save_to_disk" if saved else "Parquet files"
+        raise ConfigError(
+            f"{client.url}: verify=True: expected a store, whose manifest has checksums, found {what}; mouse convert "
+            "makes a store of it"
+        )
+    if saved:
+        return FileRows(client.url, schema, budget, *open_saved(place, infos_of(client, saved[0]), *saved[1:]))
+    return FileRows(client.url, schema, budget, *open_parquet(place, infos_of(client, paths)))

@@ -21,9 +21,7 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
 from mouse_core.store.remote.objects import Place, checked_content, name_of_sums, sums_as_bytes
-from mouse_core.store.remote.parquet import parquet_among
-from mouse_core.store.remote.rows import infos_of
-from mouse_core.store.remote.saved import LEROBOT, SPLITS, STATE
+from mouse_core.store.remote.rows import LEROBOT, SPLITS, STATE, infos_of, parquet_among
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient

@@ -1,6 +1,7 @@
-"""The rows of a folder as its one writer has them: appended to mapped files, sealed, put together, and dropped.
+"""The rows of a folder: as readers see them, who follow what the writer flushes, and as the one writer has them.
 
-Both make a manifest of another and change no file. Rows are dropped a whole file at a time, the oldest first::
+The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging replace the manifest and
+change no file. Rows are dropped a whole file at a time, the oldest first::
 
     max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
     -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
@@ -19,6 +20,7 @@ a row is written again only into a file at least twice as large as the one that 
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
@@ -27,22 +29,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from mouse_core._arrow.dense import DenseBudget
+from mouse_core._base.identity import common_start
 from mouse_core._base.locks import uninterrupted
-from mouse_core.columns.appended import TailColumn
-from mouse_core.columns.extent import Extent
+from mouse_core.columns.appended import Extent, TailColumn
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
 from mouse_core.files.writing import remove
-from mouse_core.store._intake import Appender, Refusing, StoreBackend
-from mouse_core.store._schema import StoreSchema
+from mouse_core.spec import check_alignment
+from mouse_core.store._intake import StoreBackend, StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import WrittenFolder, repairable
+from mouse_core.store.disk.folder import Lease, ReadFolder, Shared, WrittenFolder, repairable
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
-from mouse_core.store.disk.reading import FolderRows, ReadRows
 from mouse_core.store.disk.segments import (
     LAYOUTS,
     MOST_BYTES,
@@ -50,13 +51,188 @@ from mouse_core.store.disk.segments import (
     SealedSegment,
     TailSegment,
     pieces_of,
+    together,
     write_segment,
 )
-from mouse_core.store.disk.tail.file import TailFile
+from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import shows_no_join
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
+
+
+def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
+    """The schema of the rows that a manifest names, which are to fit what a store was told of them."""
+    about = manifest.about
+    if told.told.alignment is None and about.alignment is not None:
+        told = copy.copy(told)
+        told.alignment = check_alignment(about.alignment)
+    examples = [Segment(pa.Table.from_batches([], schema)) for schema in manifest.schemas]
+    schema = told.merged(examples, [(label, about)] * max(len(examples), 1))
+    schema.all_say_alignment &= about.alignment is not None or not examples
+    return schema
+
+
+class FolderRows(StoreBackend):
+    """Rows that lie in a folder, with a schema and segments as its manifest has them.
+
+    Args:
+        folder: It.
+        told: What the store was told of the rows, which are to fit.
+        budget: Of the memory for dense copies.
+        verify: Whether files are held against their digests when they are first read.
+    """
+
+    def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
+        super().__init__(told, budget)
+        self.folder_path, self.path = folder, str(folder)
+        self._told, self._verify = told, verify
+        # See ``Segment.place``.
+        self._token = object()
+        # How many rows were before the first that is in no sealed segment, those included that were dropped.
+        self._end = 0
+        self._together: list[Segment] = []
+        # The manifest that segments were taken over from last, and what keeps their files.
+        self._taken, self._shared = Manifest(), Shared(Lease())
+        self._videos: Any = None
+
+    def shown(self) -> list[Segment]:
+        """See ``StoreBackend``; of many sealed files one."""
+        shown = together(self.segments, self._together)
+        # Without segments of one file, which would be kept here when they were dropped.
+        self._together = [one for one in shown if len(one.sealed_files) > 1]
+        return shown
+
+    def _adopt(self, manifest: Manifest, lease: Lease) -> None:
+        """Take over what a manifest says of columns and sealed segments, with those that are known already."""
+        self.schema = settled(self._told, manifest, f"store {self.path}")
+        self._take_over(manifest, lease)
+
+    def _take_over(self, manifest: Manifest, lease: Lease) -> None:
+        """Have the sealed segments of a manifest; those that it has as the one before are not looked at."""
+        before, self._taken = self._taken, manifest
+        same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
+        last = self.segments[same - 1].place if same else None
+        first = manifest.dropped if last is None else last[1] + self.segments[same - 1].num_rows
+        known = {one.place: one for one in self.segments[same:] if isinstance(one, SealedSegment)}
+        segments: list[Segment] = self.segments[:same]
+        for sealed in manifest.segments[same:]:
+            one = known.get((self._token, first))
+            segments.append(
+                one if one and one.sealed_files[0].sealed == sealed else self.sealed_segment(manifest, sealed, first)
+            )
+            first += sealed.rows
+        self._have(lease, before, manifest)
+        self.segments[:] = segments
+        self._end, self.count, self._kept = first, first - manifest.dropped, None
+
+    def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
+        """Keep the files of a state; those that only the one before named are kept by whoever still has their rows."""
+        if now.segments[: len(before.segments)] != before.segments:
+            shared, named = Shared(self._shared.lease), now.file_numbers()
+            for file in (file for segment in self.segments for file in segment.sealed_files):
+                if file.sealed.number not in named:
+                    file.kept = shared
+        self._shared.lease = lease
+
+    def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
+        """A sealed segment, of which ``first`` rows were before."""
+        schema = manifest.schemas[sealed.schema]
+        file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
+        file.kept = self._shared
+        roots, videos = self.schema.image_roots, manifest.about.videos
+        if not videos:
+            return SealedSegment([file], roots, self._token)
+        from mouse_core.video.frames import VideoFiles  # loaded where there are some
+
+        if self._videos is None or self._videos.files != videos:
+            self._videos = VideoFiles(videos)
+        return SealedSegment([file], (os.path.realpath(self.folder_path), *roots), self._token, self._videos)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process reads the folder.
+        return ReadRows, (self.folder_path, self._told, self.budget, self._verify)
+
+
+class ReadRows(FolderRows):
+    """The rows of a folder as a reader has them."""
+
+    def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
+        super().__init__(folder, told, budget, verify)
+        self._folder = ReadFolder(folder)
+        self._tails: list[TailReader] = []
+        self._sealed = 0
+        # Of each tail, as far as rows were seen.
+        self._shown_tails: list[TailSegment] = []
+        self.error = partial(_refused, self.folder_path)
+        self._follow()
+
+    def seen(self) -> Self:
+        """The rows that were flushed by now."""
+        with self.lock:
+            if self._folder.look():
+                self._follow()
+            self._look_at_tails()
+        return self
+
+    @property
+    def end(self) -> int:
+        """Number of rows ever written, dropped ones included."""
+        return self._folder.manifest.dropped + self.count
+
+    def _follow(self) -> None:
+        """Take over the manifest."""
+        while True:
+            manifest = self._folder.manifest
+            known = {(tail.path, tail.layout.identity): tail for tail in self._tails}
+            places = [(self.folder_path / tail.name, tail.identity) for tail in manifest.tails]
+            try:
+                with repairable(self.folder_path):
+                    self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
+                break
+            except (ConfigError, DataError) as error:
+                # It was sealed after the manifest was read, or another writer has another of its name by now.
+                if not self._folder.look():
+                    if isinstance(error, DataError):
+                        raise
+                    files = [str(path) for path, _ in places]
+                    raise DataError(f"store {self.path}: expected the files {files}, found not all") from None
+        self._adopt(manifest, self._folder.lease)
+        self._sealed, self._shown_tails = len(self.segments), []
+        self._look_at_tails()
+
+    def _look_at_tails(self) -> None:
+        """Have the rows of tails that were committed; those behind a tail that is not whole do not follow any."""
+        first = self._end
+        for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
+            with repairable(self.folder_path):
+                rows = tail.committed()
+            if said.rows is not None:
+                rows = min(rows, said.rows)
+            if rows and (number == len(self._shown_tails) or self._shown_tails[number].num_rows < rows):
+                where = (self.folder_path, said.name, first, tail.layout.identity, self._folder.manifest.identity)
+                place = (self._token, first)
+                extent, roots = tail.extent(rows), self.schema.image_roots
+                segment = TailSegment.of(extent, roots, place, where, lease=self._folder.lease)
+                self._shown_tails[number:] = [segment]
+                self._kept = None
+            first += rows
+            if rows != said.rows:
+                break
+        self.segments[self._sealed :] = self._shown_tails
+        self.count = first - self._folder.manifest.dropped
+
+    def close(self) -> None:
+        """Let go of the manifest, which is opened again if somebody asks."""
+        self._folder.close()
+
+
+def _refused(path: Path) -> ConfigError:
+    return ConfigError(
+        f"store {path}: expected a store that was opened to be written, found one opened to be read; "
+        f"DatasetStore.open({str(path)!r}, 'a') opens it for its one writer"
+    )
+
 
 # The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
@@ -64,114 +240,6 @@ _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
 _FEW_BYTES = 1 << 10
 # Rows that come together are taken together, in one file, up to so many bytes.
 _MOST_TOGETHER = 1 << 30
-
-
-class FolderAppender(Appender):
-    """The file that rows are appended to.
-
-    Args:
-        rows: Those of the folder, as its writer has them.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        super().__init__(rows.schema, rows.segments)
-        self._all: Any = weakref.proxy(rows)
-        self.tail: TailFile | None = None
-        # Made for a row that may be refused.
-        self._candidate: TailFile | None = None
-        self._number = self._first = 0
-
-    def segment(self) -> Segment | None:
-        """The rows of the file so far."""
-        if self.tail is None or not self.count:
-            return None
-        segment: Segment = self._all.tail_segment(self.tail, self._first)
-        return segment
-
-    def close(self) -> None:
-        """Take the rows so far for a segment; other rows go into another file."""
-        if self.tail is not None and self.count:
-            self._all.retire(self.tail, self._first)
-        elif self.tail is not None:
-            # No row came, for an interrupt or a full disk.
-            self._all.forget_tail(self.tail)
-            self.tail.remove()
-        self.tail = self._extent = None
-
-    def drop_candidate(self) -> None:
-        """Remove a file that was made for a row that was refused."""
-        if self._candidate is not None:
-            self._candidate.remove()
-            self._candidate = None
-
-    def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
-        self.drop_candidate()
-        row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
-        most_bytes, most_rows = self._all.most_of_a_file()
-        fewest = 16 if self._all.keeps_all else 1  # large rows are dropped one by one
-        most = min(max(fewest, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
-        usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
-        together = max(16, _MOST_TOGETHER // row_bytes) if self._all.keeps_all else most
-        rows = max(usual, min(coming, together))
-        self._number, path = self._all.new_tail()
-        often = self._all.sync != "none" and row_bytes <= _FEW_BYTES
-        self._candidate = TailFile.create(path, columns, rows, often=often)
-        extent = self._candidate.extent
-        extent.most_bytes, extent.keeps_together = most_bytes, self._all.keeps_all
-        return extent
-
-    def _before(self) -> list[Segment]:
-        shown: list[Segment] = self._all.shown()
-        return shown
-
-    def _has_room(self, extent: Extent, coming: int) -> bool:
-        # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
-        # dropped a file at a time, and these are too many for one.
-        room = extent.rows - extent.count
-        return room >= max(coming, 1) or (room > 0 and not self._all.keeps_all and coming > extent.rows // 2)
-
-    def _open(self, extent: Extent) -> None:
-        if extent is self._extent:
-            return
-        # The manifest and memory must speak of the same files, whatever comes between.
-        uninterrupted(partial(self._open_new, extent))
-
-    def _open_new(self, extent: Extent) -> None:
-        tail, self._candidate = self._candidate, None
-        assert tail is not None
-        assert tail.extent is extent
-        known = dict(self._schema.types), dict(self._schema.arrow_types)
-        first = self._all.end if self._extent is None else self._first + self.count
-        try:
-            self._know(extent)
-            self._all.name_tail(self._number, tail, self.count or None)
-        except BaseException:
-            self._schema.types, self._schema.arrow_types = known
-            if self._all.may_name(self._number):
-                tail.close()
-            else:
-                tail.remove()
-            raise
-        self.close()
-        self.tail, self._extent, self._first = tail, extent, first
-        self._all.drop()
-
-
-class SyncedAppender(FolderAppender):
-    """One that waits for the disk, row by row."""
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Take one row."""
-        super().append(row)
-        self._sync()
-
-    def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take rows, all of them."""
-        super().extend(columns, n)
-        self._sync()
-
-    def _sync(self) -> None:
-        self._all.commit()
 
 
 PARTS = 8
@@ -336,6 +404,10 @@ class WrittenRows(FolderRows):
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
         # The numbers of files that were found damaged, which nothing is put together with.
         self._damaged: set[int] = set()
+        # The file that is appended to, of which ``_first`` rows were before; a file for a row that may be refused.
+        self.tail: TailFile | None = None
+        self._candidate: TailFile | None = None
+        self._number = self._first = 0
         # What is interrupted before the rows are sealed, in the order in which it came.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         try:
@@ -345,7 +417,6 @@ class WrittenRows(FolderRows):
             self._folder.close()
             raise
         self._folder.note_opened(self.end)
-        self.appender = self._new_appender()
         _writers.add(self)
         self._keep_newest()
         self._seal_in_background()
@@ -470,7 +541,7 @@ class WrittenRows(FolderRows):
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
-        tail = self._open_tail
+        tail = self.tail
         number, cut = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
         # One that waits is cut once it is sealed.
         kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
@@ -525,12 +596,12 @@ class WrittenRows(FolderRows):
         """Put small neighbours together; whether there were some."""
         with self.lock:
             run, before = self._small(), self._folder.manifest
-            # As long as these are here their files are, though they may be dropped meanwhile.
-            segments = [one for one in self.segments[run.start : run.stop] if isinstance(one, SealedSegment)]
+            # As long as this list has a file, the file is there, though it may be dropped meanwhile.
+            files = [file for one in self.segments[run.start : run.stop] for file in one.sealed_files]
         if not run:
             return False
         parts = before.segments[run.start : run.stop]
-        tables = [table for _ in run if (table := self._whole(segments.pop(0).file)) is not None]
+        tables = [table for _ in run if (table := self._whole(files.pop(0))) is not None]
         if len(tables) < len(run):
             return True  # whoever reads the damaged file is told, and nobody else
         sealed, _ = write_segment(self.folder_path, self._folder.take_number(), pa.concat_tables(tables), self._layout)
@@ -635,7 +706,7 @@ class WrittenRows(FolderRows):
 
     def close(self) -> None:
         """See ``DatasetStore.close``."""
-        if isinstance(self.appender, Refusing):
+        if self.error is not None:
             return
         with ExitStack() as ends:
             ends.callback(self._seal_and_let_go)  # also where a recording cannot be ended
@@ -649,14 +720,14 @@ class WrittenRows(FolderRows):
     def _seal_and_let_go(self) -> None:
         while True:
             with self.lock:
-                if isinstance(self.appender, Refusing):
+                if self.error is not None:
                     return
                 # A thread that merges must be done before another process may write.
                 if self._is_sealed() and not self.is_sealing():
                     uninterrupted(self._finish)
                     return
                 self.commit()
-                uninterrupted(self.appender.close)
+                uninterrupted(self.seal_open)
             self.seal_waiting()
 
     def _finish(self) -> None:
@@ -668,12 +739,7 @@ class WrittenRows(FolderRows):
 
     def _is_sealed(self) -> bool:
         """Whether all rows are in sealed segments; another thread may have appended some meanwhile."""
-        return not self._waiting and self._open_tail is None
-
-    @property
-    def _open_tail(self) -> TailFile | None:
-        """The file that is appended to; None: no row was appended since the last one was full."""
-        return self.appender.tail if isinstance(self.appender, FolderAppender) else None
+        return not self._waiting and self.tail is None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``StoreBackend``."""
@@ -687,7 +753,7 @@ class WrittenRows(FolderRows):
                     sealed, manifest = self._written(pieces, appended=False, only_newest=True)
                     uninterrupted(partial(self._take_sealed, sealed, manifest, schema))
                     return
-                uninterrupted(self.appender.close)
+                uninterrupted(self.seal_open)
             self.seal_waiting()
 
     def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
@@ -712,7 +778,6 @@ class WrittenRows(FolderRows):
         except BaseException:
             self.schema = before
             raise
-        self.appender = self._new_appender()
 
     def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
         """Have segments that no manifest names yet behind all others.
@@ -747,99 +812,141 @@ class WrittenRows(FolderRows):
     def _forget(self) -> None:
         self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
         self._waiting.clear()
-        self.segments, self.count, self._kept = [], 0, None
-        self.appender = self._new_appender()
+        self.segments, self.count, self._kept, self._extent, self.tail = [], 0, None, None, None
         self._folder.clean()
 
-    # ------------------------------------------------------------------ what the appender asks for
+    # ------------------------------------------------------------------ the file that is appended to
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether no row is ever dropped."""
-        return self.limits == ALL
+    def open_segment(self) -> Segment | None:
+        """See ``StoreBackend``."""
+        return None if self.tail is None or not self.open_count else self.tail_segment(self.tail, self._first)
 
-    def most_of_a_file(self) -> tuple[int, int | None]:
-        """Return the most bytes and rows of a file."""
-        return self.limits.of_a_file(MOST_BYTES)
+    def seal_open(self) -> None:
+        """Have the open file sealed, soon; other rows go into another file."""
+        if self.tail is not None and self.open_count:
+            self._wait(self.tail, self._first)
+            self._seal_in_background()
+        elif self.tail is not None:
+            # No row came, for an interrupt or a full disk.
+            manifest, name = self._folder.manifest, self.tail.path.name
+            tails = tuple(one for one in manifest.tails if one.name != name)
+            if tails != manifest.tails:
+                self._replace(replace(manifest, tails=tails))
+            self.tail.remove()
+        self.tail = self._extent = None
 
-    def commit(self) -> None:
-        """Let readers see the rows so far, once they are on the disk unless ``sync`` of the store is "none"."""
-        sync = self.sync != "none"
-        for tail, _ in self._waiting:
-            tail.commit(sync=sync)
-        if self._open_tail is not None:
-            self._open_tail.commit(sync=sync)
-        self._folder.check_there()
-        self._folder.have_manifest()
+    def _extend(self, columns: Mapping[str, Any], n: int) -> None:
+        super()._extend(columns, n)
+        if self.sync == "append":
+            self.commit()
 
-    def new_tail(self) -> tuple[int, Path]:
-        """The number and the path of another file of rows."""
-        number = self._folder.take_number()
-        return number, self.folder_path / Tail(number, 0).name
+    def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
+        if self._candidate is not None:  # made for a row that was refused
+            self._candidate.remove()
+            self._candidate = None
+        row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
+        keeps_all, (most_bytes, most_rows) = self.limits == ALL, self.limits.of_a_file(MOST_BYTES)
+        fewest = 16 if keeps_all else 1  # large rows are dropped one by one
+        most = min(max(fewest, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
+        usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
+        together = max(16, _MOST_TOGETHER // row_bytes) if keeps_all else most
+        rows = max(usual, min(coming, together))
+        self._number = self._folder.take_number()
+        often = self.sync != "none" and row_bytes <= _FEW_BYTES
+        path = self.folder_path / Tail(self._number, 0).name
+        self._candidate = TailFile.create(path, columns, rows, often=often)
+        extent = self._candidate.extent
+        extent.most_bytes, extent.keeps_together = most_bytes, keeps_all
+        return extent
 
-    def may_name(self, number: int) -> bool:
-        """Whether a manifest on the disk may name a file."""
-        return self._folder.may_name(number)
+    def _has_room(self, extent: Extent, coming: int) -> bool:
+        # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
+        # dropped a file at a time, and these are too many for one.
+        room = extent.rows - extent.count
+        return room >= max(coming, 1) or (room > 0 and self.limits != ALL and coming > extent.rows // 2)
 
-    def name_tail(self, number: int, tail: TailFile, rows_before: int | None) -> None:
-        """Have a manifest that names a new file of rows.
+    def _open(self, extent: Extent) -> None:
+        if extent is not self._extent:
+            # The manifest and memory must speak of the same files, whatever comes between.
+            uninterrupted(partial(self._open_new, extent))
 
-        Args:
-            number: Its number.
-            tail: It.
-            rows_before: How many rows are in the one before, which takes no more; None: there are none.
-        """
+    def _open_new(self, extent: Extent) -> None:
+        tail, self._candidate = self._candidate, None
+        assert tail is not None
+        assert tail.extent is extent
+        known = dict(self.schema.types), dict(self.schema.arrow_types)
+        # Rows of a call that is not at its end are not among ``end`` yet.
+        first = self.end if self._extent is None else self._first + self.open_count
+        try:
+            self._know(extent)
+            self._name_tail(self._number, tail)
+        except BaseException:
+            self.schema.types, self.schema.arrow_types = known
+            if self._folder.may_name(self._number):
+                tail.close()
+            else:
+                tail.remove()
+            raise
+        self.seal_open()
+        self.tail, self._extent, self._first = tail, extent, first
+        self.drop()
+
+    def _name_tail(self, number: int, tail: TailFile) -> None:
+        """Replace the manifest by one that names a new file of rows; the file before takes no more rows."""
         manifest, schema = self._folder.manifest.with_schema(tail.extent.to_table(0).schema)
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
             last = tails.pop()
             # One that was left by another writer waits.
             waiting = [one.extent.count for one, _ in self._waiting if one.path.name == last.name]
-            rows = waiting[0] if waiting else rows_before
+            rows = waiting[0] if waiting else self.open_count or None
             tails += [] if rows is None else [last._replace(rows=rows)]
         tails.append(Tail(number, schema, identity=tail.layout.identity))
         self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
 
-    def forget_tail(self, tail: TailFile) -> None:
-        """Have a manifest that does not name a file of rows."""
-        manifest = self._folder.manifest
-        tails = tuple(one for one in manifest.tails if one.name != tail.path.name)
-        if tails != manifest.tails:
-            self._replace(replace(manifest, tails=tails))
-
-    def retire(self, tail: TailFile, first: int) -> None:
-        """Seal a file, soon."""
-        self._wait(tail, first)
-        self._seal_in_background()
-
-    def _new_appender(self) -> Appender:
-        return SyncedAppender(self) if self.sync == "append" else FolderAppender(self)
+    def commit(self) -> None:
+        """Let readers see the rows so far, once they are on the disk unless ``sync`` of the store is "none"."""
+        sync = self.sync != "none"
+        for tail, _ in self._waiting:
+            tail.commit(sync=sync)
+        if self.tail is not None:
+            self.tail.commit(sync=sync)
+        self._folder.check_there()
+        self._folder.have_manifest()
 
     # ------------------------------------------------------------------ who may write
 
     def recount(self) -> None:
         """See ``StoreBackend``; those that count after an interrupt are there for whoever opens the folder, too."""
         super().recount()
-        if self._open_tail is not None:
+        if self.tail is not None:
             try:
-                self._open_tail.extent.settle()
+                self.tail.extent.settle()
             except StorageError:
                 super().recount()  # their objects cannot be written, and they are taken back
 
     def _refuse(self, error: Callable[[], Exception]) -> None:
         """Take no more rows."""
-        self.appender = Refusing(error)
+        self.error, self._extent, self.tail = error, None, None
         self._folder.close()
 
     def let_go(self) -> None:
         """In a forked child: the parent is the one writer."""
-        if isinstance(self.appender, Refusing):
+        if self.error is not None:
             return
         # What the parent appends from now on is behind these rows.
-        segment = self.appender.segment()
+        segment = self.open_segment()
         self.segments += [] if segment is None else [segment]
         self._refuse(partial(_forked, self.folder_path, self._process))
-        self.recount()
+
+
+class SyncedRows(WrittenRows):
+    """The rows of a folder whose writer waits for the disk, row by row."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """See ``StoreBackend``."""
+        super().append(row)
+        self.commit()
 
 
 def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
@@ -885,7 +992,8 @@ def open_rows(
             raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
         return ReadRows(folder, told.schema, told.budget, verify)
     wait_for_sealing(folder)
-    return WrittenRows(folder, told.schema, told.budget, verify, sync, limits, layout)
+    kind = SyncedRows if sync == "append" else WrittenRows
+    return kind(folder, told.schema, told.budget, verify, sync, limits, layout)
 
 
 # Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.

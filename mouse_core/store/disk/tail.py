@@ -1,0 +1,1447 @@
+"""Appended rows in a mapped file and its file of objects, while a store is open; one process writes, others read.
+
+A row that counts is in the page cache without a system call: it survives the process, however that ends.
+It survives the machine once a synced commit covers it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import os
+import re
+import struct
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType
+from mouse_core._base.memo import memo
+from mouse_core._base.memory import BatchLayout
+from mouse_core.columns.appended import ColumnExtent, Extent, NumbersExtent, ObjectExtent, TailColumn
+from mouse_core.errors import ConfigError, DataError, StoreWarning
+from mouse_core.files.checksum import RunningChecksum, checksum
+from mouse_core.files.locking import Descriptor
+from mouse_core.files.mapped import Word, fence, mapped, open_file, origin, set_aside, sync_mapped
+from mouse_core.files.reading import MOST_JSON, check_inside, damaged, reading
+from mouse_core.files.writing import remove, storing, sync_folders, write_at
+
+# ---------------------------------------------------------------------- the layout, and the head that describes it
+#
+# A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
+#
+#     page 0   head    what the columns are, how many rows the file has room for; written once
+#     page 1   place   of a commit that waits for the disk
+#     page 2   live    how many rows count, the origin of the file; places of two commits that do not wait
+#     page 3   place   of another commit that waits for the disk
+#     page 4   blocks  the checksums of each block of rows that is full
+#     page 5   rows    32 bytes of x
+#
+# All that changes with every commit lies side by side, so that the disk writes one page. A commit that waits for the
+# disk has a page of its own: if this page is torn, the other one is whole.
+
+PAGE = 4096
+FORMAT = 1
+"""The version of the format; a file of a newer one is refused."""
+_MAGIC = b"mousetai"
+# The magic, the version, how many bytes describe the columns, and their checksum.
+_HEAD = struct.Struct("<8sIIQ")
+# Numbers of the live page before those of the columns.
+LIVE = 8
+# Rows that share a checksum, which one flipped bit costs: some 100 kB.
+_BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
+# Where rows of an array end is kept in int32.
+_MOST_VALUES = (1 << 31) - 1
+# Attributes of a column that stand in the head as they are.
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("nullable", "image", "whole", "single"), bool),
+    "allowed": str,
+    "object_bytes": int,
+}
+_IDENTITY = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class ColumnBuffer:
+    """An array of a column, with checksums of its own.
+
+    Args:
+        column: Number of the column.
+        kind: "values", "nulls" (a byte a row), "ends" (of rows that differ in length), "sizes" (of objects, in bytes).
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+    """
+
+    column: int
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the array among all."""
+        return f"{self.column}.{self.kind}"
+
+
+@dataclass(frozen=True)
+class TailLayout:
+    """The layout of a tail file: what lies where.
+
+    Args:
+        columns: How each column is kept, by name.
+        rows: Rows that the file has room for.
+        identity: 16 digits that no other file has; the seed of checksums.
+        block_rows: Rows that share a checksum.
+    """
+
+    columns: Mapping[str, TailColumn]
+    rows: int
+    identity: str
+    block_rows: int
+
+    @memo
+    def parts(self) -> tuple[ColumnBuffer, ...]:
+        """The arrays that the rows lie in."""
+        return tuple(self._parts())
+
+    def _parts(self) -> Iterator[ColumnBuffer]:
+        for number, column in enumerate(self.columns.values()):
+            if column.is_object:
+                yield ColumnBuffer(number, "sizes", (self.rows,), np.dtype(np.int64))
+                continue
+            yield ColumnBuffer(number, "values", (self.rows * column.width,), column.kind.dtype)
+            if column.nullable:
+                yield ColumnBuffer(number, "nulls", (self.rows,), np.dtype(np.bool_))
+            if may_differ(column):
+                yield ColumnBuffer(number, "ends", (self.rows + 1,), np.dtype(np.int32))
+
+    @memo
+    def objects(self) -> tuple[TailColumn, ...]:
+        """The columns whose values lie in a file of their own."""
+        return tuple(column for column in self.columns.values() if column.is_object)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some column's values lie in a file of their own."""
+        return bool(self.objects)
+
+    @property
+    def sums(self) -> int:
+        """Checksums of a block: one for each part, and one for its bytes in the file of objects."""
+        return len(self.parts) + self.has_objects
+
+    @memo
+    def seed(self) -> int:
+        """The seed of checksums, so that those of another file differ."""
+        return int(self.identity, 16)
+
+    @memo
+    def description(self) -> bytes:
+        """The content of the head, as JSON."""
+        columns = {name: _described(column) for name, column in self.columns.items()}
+        numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows}
+        return json.dumps({**numbers, "columns": columns}).encode()
+
+    @property
+    def place_words(self) -> int:
+        """Words of 8 bytes that a commit takes: its rows, a number for each column, the checksums of the
+        block in progress, and its own checksum.
+        """
+        return 2 + len(self.columns) + self.sums
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; the last one may be shorter."""
+        return -(-self.rows // self.block_rows)
+
+    @memo
+    def memory(self) -> BatchLayout:
+        """The layout of the arrays among the rows."""
+        return BatchLayout({part.name: (part.shape, part.dtype) for part in self.parts})
+
+    @memo
+    def begins(self) -> Mapping[str, int]:
+        """Offset of each part of the file, in whole pages, and of its end."""
+        place, live = 8 * self.place_words, 8 * (LIVE + len(self.columns))
+        sizes = {
+            "head": _HEAD.size + len(self.description),
+            "synced place": place,
+            "live": live + 2 * place,
+            "other synced place": place,
+            "blocks": 8 * self.blocks * self.sums,
+            "rows": max(PAGE, self.memory.nbytes),
+        }
+        begins, end = {}, 0
+        for name, size in sizes.items():
+            begins[name] = end
+            end += -(-size // PAGE) * PAGE
+        return {**begins, "end": end}
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the file."""
+        return self.begins["end"]
+
+    # ------------------------------------------------------------------ from and to memory
+
+    def head(self) -> bytes:
+        """Return the content of the first page or pages."""
+        return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum(self.description)) + self.description
+
+    def live(self, memory: Any) -> npt.NDArray[np.int64]:
+        """Return the numbers of the live page; the last ones are those of the columns."""
+        return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.begins["live"])
+
+    def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
+        """Return the places of commits, each ``[place_words]``: two that do not wait for the disk, two that do."""
+        first = self.begins["live"] + 8 * (LIVE + len(self.columns))
+        synced = self.begins["synced place"], self.begins["other synced place"]
+        places = first, first + 8 * self.place_words, *synced
+        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in places]
+
+    def table(self, memory: Any) -> npt.NDArray[np.uint64]:
+        """Return the checksums of full blocks, ``[blocks, sums]``."""
+        words = np.frombuffer(memory, np.uint64, self.blocks * self.sums, self.begins["blocks"])
+        return words.reshape(self.blocks, self.sums)
+
+    def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of all parts, by name."""
+        return self.memory.arrays(memoryview(memory)[self.begins["rows"] :]) if self.parts else {}
+
+
+def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
+    """Return how many rows share a checksum in a new file: some 100 kB, and 1024 rows at most."""
+    row_bytes = sum(column.row_bytes for column in columns.values())
+    return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
+
+
+def may_differ(column: TailColumn) -> bool:
+    """Whether rows of a column may differ in length; a null has none."""
+    if not column.shape:
+        return False
+    return column.nullable or (column.widths is not None and column.widths[0] != column.widths[1])
+
+
+def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
+    """Raise ConfigError if there cannot be room for so many rows."""
+    widest = max((column.width for column in columns.values() if column.shape and not column.is_object), default=1)
+    if not 0 < rows <= _MOST_VALUES // max(widest, 1) - 1:
+        raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
+
+
+def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple[str, ...] = ()) -> TailLayout:
+    """Return the layout that the head of a file describes.
+
+    Args:
+        path: The file, for messages.
+        read: Returns ``count`` bytes of the file from an offset on, or fewer at its end.
+        image_roots: Folders in which images that are named by path may lie.
+
+    Raises:
+        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
+    """
+    head = read(0, _HEAD.size)
+    if len(head) < _HEAD.size or head[:8] != _MAGIC:
+        raise damaged(path, "expected a tail of appended rows, found something else")
+    _, version, size, expected = _HEAD.unpack(head)
+    if version > FORMAT:
+        raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
+    described = read(_HEAD.size, min(size, MOST_JSON))
+    if len(described) < size or checksum(described) != expected:
+        raise damaged(path, "expected a head as it was written, found damage")
+    said = json.loads(described)
+    columns = {str(name): _column(column, image_roots) for name, column in said["columns"].items()}
+    rows, identity = int(said["rows"]), str(said["identity"])
+    if _IDENTITY.fullmatch(identity) is None:
+        raise damaged(path, f"expected an identity of 16 hexadecimal digits, found {identity!r:.40}")
+    check_rows(columns, rows)
+    block_rows = said["block_rows"]
+    if type(block_rows) is not int or not 0 < block_rows <= _MOST_IN_A_BLOCK:
+        raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows with one checksum, found {block_rows!r:.40}")
+    layout = TailLayout(columns, rows, identity, block_rows)
+    if layout.description != described or not columns:
+        raise damaged(path, "expected a description of columns, found another")
+    return layout
+
+
+def _described(column: TailColumn) -> dict[str, Any]:
+    kind, stored = column.kind, column.arrow_type
+    schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
+    return {
+        "kind": [kind.kind, kind.value_type, kind.depth],
+        "shape": list(map(int, column.shape)),
+        "arrow_type": None if schema is None else base64.b64encode(schema).decode(),
+        "widths": None if column.widths is None else list(map(int, column.widths)),
+        "bounds": None if column.bounds is None else [_plain(bound) for bound in column.bounds],
+        "pixel": column.pixel.name,
+        **{name: kind(getattr(column, name)) for name, kind in _PLAIN.items()},
+    }
+
+
+def _plain(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn:
+    kind, value_type, depth = said["kind"]
+    stored = said["arrow_type"]
+    if stored is not None:
+        stored = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored))).field(0).type
+    elif kind not in ("scalar", "list") or value_type not in NUMPY_NAMES:
+        raise ValueError(f"expected numbers, found {kind} of {value_type}")
+    shape, widths, bounds = said["shape"], said["widths"], said["bounds"]
+    is_shape = all(type(size) is int and 0 < size <= _MOST_VALUES for size in shape) and prod(shape) <= _MOST_VALUES
+    if not is_shape or (stored is None and len(shape) != depth):
+        raise ValueError(f"expected a shape of {depth} sizes, found {shape!r:.80}")
+    if widths is not None and not (len(shape) == 1 and 0 <= widths[0] <= widths[1] == shape[0]):
+        raise ValueError(f"expected widths up to {shape!r:.80}, found {widths!r:.80}")
+    return TailColumn(
+        ColumnType(str(kind), str(value_type), int(depth)),
+        shape=tuple(map(int, shape)),
+        arrow_type=stored,
+        widths=None if widths is None else (int(widths[0]), int(widths[1])),
+        bounds=None if bounds is None else (bounds[0], bounds[1]),
+        pixel=np.dtype(str(said["pixel"])),
+        image_roots=image_roots,
+        **{name: kind(said[name]) for name, kind in _PLAIN.items()},
+    )
+
+
+# ---------------------------------------------------------------------- commits
+#
+# Rows share checksums block by block. The checksums of a full block stand in a table, and are never written again.
+# Those of the block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line
+# in the table, for rows 0..4095, and checksums of its own for rows 4096..4999.
+#
+# There are four places for commits. Commits that wait for the disk take turns in two, the others in the other two: so
+# while one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may
+# not.
+#
+# The live page beside the commits says how many rows count, were committed, and are known to be on the disk. So a
+# commit that is missing was either cut off by a crash, or is missed.
+
+UNIT = 4294967291
+"""The prime whose multiples stand in the live page; its product with a number below it is an int64."""
+
+# Of each kind of commit there are two places.
+_EACH = 2
+
+
+class LivePage:
+    """The numbers of a tail file that change with every row or commit.
+
+    Args:
+        path: The file.
+        words: The page, int64.
+    """
+
+    counted = Word(0, UNIT)
+    """Rows that count."""
+
+    origin = Word(1, UNIT)
+    """The origin of the file, which tells it from a copy; see ``mouse_core.files.mapped.origin``."""
+
+    synced = Word(2, UNIT)
+    """Rows that are on the disk."""
+
+    committed = Word(3, UNIT)
+    """Rows that were committed."""
+
+    def __init__(self, path: Path, words: npt.NDArray[np.int64]) -> None:
+        self.path, self.words = path, memoryview(words)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit, as it stands in one of the places.
+
+    Args:
+        rows: Rows that count.
+        since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
+        sums: The checksums of the block in progress.
+        place: Number of the place.
+    """
+
+    rows: int
+    since: npt.NDArray[np.int64]
+    sums: list[int]
+    place: int = 0
+
+    @property
+    def waited(self) -> bool:
+        """Whether the commit waited for the disk."""
+        return self.place >= _EACH
+
+
+def next_places(commits: Sequence[Commit], rows: int, synced: int) -> list[int]:
+    """Return the places of the next commits: of one that does not wait for the disk, and of one that does.
+
+    Until the next commit is whole, the best one of its kind stays in the other place.
+
+    Args:
+        commits: The commits that are whole, of most rows first.
+        rows: Rows of the best commit that does not wait.
+        synced: Rows of the best commit that waits: if it has more rows, the disk may not have them.
+    """
+    places = [0, _EACH]
+    for waits, most in ((False, rows), (True, synced)):
+        best = next((commit for commit in commits if commit.waited == waits and commit.rows <= most), None)
+        if best is not None:
+            places[waits] = place_after(best.place)
+    return places
+
+
+def place_after(place: int) -> int:
+    """Return the other place of the same kind."""
+    return place ^ 1
+
+
+def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
+    """Write a commit to a place."""
+    words = np.empty(layout.place_words, np.uint64)
+    words[0] = commit.rows
+    words[1 : 1 + len(commit.since)] = commit.since.view(np.uint64)
+    words[1 + len(commit.since) : -1] = commit.sums
+    words[-1] = checksum(words[:-1].data, layout.seed)
+    place[:] = words
+
+
+def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
+    """Return the whole commits of more than ``known`` rows, the one of most rows first."""
+    found = []
+    for number, place in enumerate(places):
+        words = place.copy()  # the writer may change the place meanwhile
+        columns, rows = len(layout.columns), int(words[0])
+        if rows <= known:
+            continue
+        if checksum(words[:-1].data, layout.seed) != int(words[-1]) or rows > layout.rows:
+            continue
+        since, sums = words[1 : 1 + columns].view(np.int64), [int(word) for word in words[1 + columns : -1]]
+        found.append(Commit(rows, since, sums, number))
+    return sorted(found, key=lambda commit: commit.rows, reverse=True)
+
+
+class Sums:
+    """The checksums of the first rows of a file, which advance as rows come.
+
+    Args:
+        layout: The layout of the file.
+        memory: The memory of the file.
+        objects: Returns the bytes of the file of objects from one offset to another.
+
+    Attributes:
+        rows: Rows that the checksums cover.
+        objects_end: Offset behind the objects of these rows.
+    """
+
+    def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
+        self._layout, self._objects = layout, objects
+        self._bytes = memoryview(memory)[layout.begins["rows"] :]
+        arrays = layout.arrays(memory)
+        # Slicing bytes takes a fifth of the time of slicing arrays.
+        begins = {name: begin for name, (begin, _, _) in layout.memory.fields.items()}
+        widths = [column.width for column in layout.columns.values()]
+        self._parts = [
+            _PartPlace(
+                part.kind,
+                part.column,
+                begins[part.name],
+                part.dtype.itemsize,
+                widths[part.column] if part.kind == "values" else 1,
+                f"{part.column}.ends" in arrays and part.kind != "nulls",
+            )
+            for part in layout.parts
+        ]
+        self._ends = [arrays.get(f"{number}.ends") for number in range(len(layout.columns))]
+        self._sizes = [arrays[part.name] for part in layout.parts if part.kind == "sizes"]
+        self._states = self._new_states()
+        self.rows = 0
+        self.objects_end = 0
+
+    def _new_states(self) -> list[Any]:
+        return [RunningChecksum(seed=self._layout.seed) for _ in range(self._layout.sums)]
+
+    def copy(self) -> Sums:
+        """Return a copy, which advances by itself."""
+        copied = Sums.__new__(Sums)
+        copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
+        return copied
+
+    @property
+    def now(self) -> list[int]:
+        """The checksums of the block in progress."""
+        return [state.intdigest() for state in self._states]
+
+    def advance(
+        self, rows: int, since: npt.NDArray[np.int64], full: Callable[[int, npt.NDArray[np.uint64]], None]
+    ) -> None:
+        """Cover the rows before row ``rows``.
+
+        Args:
+            rows: Rows that are covered then.
+            since: See ``Commit``.
+            full: Called with the number of the first full block, and the checksums of full blocks, uint64
+                ``[blocks, sums]``.
+        """
+        size = self._layout.block_rows
+        while self.rows < rows:
+            block, begun = divmod(self.rows, size)
+            blocks = rows // size - block
+            if blocks and not begun:
+                # Checksums of whole blocks take half the time of running ones.
+                full(block, self._of_blocks(block, blocks, since))
+                self.rows += blocks * size
+                continue
+            end = min(rows, block * size + size)
+            self._take(self.rows, end, since)
+            self.rows = end
+            if end % size == 0:
+                full(block, np.array([self.now], np.uint64))
+                self._states = self._new_states()
+
+    def skip(self, rows: int) -> None:
+        """Go on behind row ``rows`` without covering rows before it; raises DataError for impossible sizes."""
+        sizes = [sizes[self.rows : rows] for sizes in self._sizes]
+        if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
+            raise DataError("expected sizes of objects, found others")
+        self.objects_end += sum(int(np.maximum(some, 0).sum()) for some in sizes)
+        self.rows, self._states = rows, self._new_states()
+
+    def _of_blocks(self, block: int, blocks: int, since: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """Return the checksums of full blocks, uint64 ``[blocks, sums]``."""
+        digest, seed, size, data = checksum, self._layout.seed, self._layout.block_rows, self._bytes
+        found = np.empty((blocks, self._layout.sums), np.uint64)
+        begins = range(block * size, (block + blocks) * size, size)
+        for number, part in enumerate(self._parts):
+            places = [self._place_of(part, begin, begin + size, since) for begin in begins]
+            found[:, number] = [digest(data[at:end], seed) for at, end in places]
+        if self._objects is not None:
+            found[:, -1] = [digest(self._next_objects(begin, begin + size), seed) for begin in begins]
+        return found
+
+    def _take(self, begin: int, end: int, since: npt.NDArray[np.int64]) -> None:
+        for part, state in zip(self._parts, self._states, strict=False):
+            first, last = self._place_of(part, begin, end, since)
+            state.update(self._bytes[first:last])
+        if self._objects is not None:
+            self._states[-1].update(self._next_objects(begin, end))
+
+    def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """Return the first byte of a part of some rows, and the one behind the last.
+
+        Where all rows have one length, the part that says where rows end has no bytes.
+        """
+        if part.may_differ:
+            differs, ends = int(since[part.column]) - 1, self._ends[part.column]
+            if ends is not None and 0 <= differs < end:
+                if part.kind == "ends":
+                    begin, end = max(differs, begin) + 1, end + 1
+                else:
+                    begin, end = int(ends[begin]), int(ends[end])
+                return part.begin + begin * part.size, part.begin + end * part.size
+            if part.kind == "ends":
+                return 0, 0
+        return part.begin + begin * part.row_bytes, part.begin + end * part.row_bytes
+
+    def _next_objects(self, begin: int, end: int) -> bytes:
+        """Return the objects of the next rows."""
+        assert self._objects is not None
+        at = self.objects_end
+        self.objects_end += sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
+        return self._objects(at, self.objects_end)
+
+
+class _PartPlace(NamedTuple):
+    """The place of a part among the rows.
+
+    Args:
+        kind, column: See ``ColumnBuffer``.
+        begin: Offset of its first byte.
+        size: Bytes of a number.
+        width: Numbers of a row.
+        may_differ: Whether rows may have other widths.
+    """
+
+    kind: str
+    column: int
+    begin: int
+    size: int
+    width: int
+    may_differ: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.size * self.width
+
+
+def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
+    """Read the rows of a commit that ``sums`` do not cover yet, and return the checksums that cover them.
+
+    Raises:
+        DataError: The rows are not what was written; the message names file, rows and column.
+    """
+    known, size = sums.copy(), layout.block_rows
+
+    def check(block: int, found: npt.NDArray[np.uint64], expected: npt.NDArray[np.uint64]) -> None:
+        for at, number in np.argwhere(expected != found)[:1].tolist():
+            begin = (block + at) * size
+            names = [*(list(layout.columns)[part.column] for part in layout.parts), "objects"]
+            where = f"rows {begin}..{min(begin + size, commit.rows) - 1}, column {names[number]!r}"
+            raise damaged(path, "expected the rows that were written, found damage", at=where)
+
+    known.advance(
+        commit.rows, commit.since, lambda block, found: check(block, found, table[block : block + len(found)])
+    )
+    check(known.rows // size, np.array([known.now], np.uint64), np.array([commit.sums], np.uint64))
+    return known
+
+
+# ---------------------------------------------------------------------- the extent, and its objects
+#
+# The mapped file has fixed-size values. "Objects" (strings, bytes, encoded images, other Arrow values) lie in a second
+# file, the objects file, row by row and in the order of the columns. The mapped file has the number of bytes of each
+# object, or -1 for a null. The rows ("ab", None) and ("c", b"xyz") give the six bytes ``abcxyz`` and the sizes 2, -1
+# and 1, 3.
+#
+# Invariant: the objects of a row are written before the number of rows includes it, so a reader never sees a row
+# without its objects. If writing them fails, the extent removes the row again.
+
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_TEXT = (pa.types.is_string, pa.types.is_large_string)
+_BINARY = (pa.types.is_binary, pa.types.is_large_binary)
+
+
+def objects_path(path: Path) -> Path:
+    """Return the path of the objects file of a tail file."""
+    return path.with_suffix(".objects")
+
+
+class ObjectsFile(Descriptor):
+    """An open objects file: the bytes of all values in sequence. The caller keeps the offset of the end.
+
+    Args:
+        path: The file.
+        create: Whether to create the file.
+        write: Whether to open the file for writing.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False, write: bool = True) -> None:
+        self.path = path
+        self._file = open_file(path, create=create, write=write)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes ``begin .. end - 1``; raises DataError if the file is shorter."""
+        size, pieces = os.fstat(self._file).st_size, []
+        if end > size:
+            raise DataError(f"{self.path}: expected {end} bytes or more, found {size}")
+        while begin < end and (piece := os.pread(self._file, min(end - begin, 1 << 30), begin)):
+            pieces.append(piece)
+            begin += len(piece)
+        return b"".join(pieces)
+
+    def sync(self) -> None:
+        """Wait until the values are on the disk; raises OSError if the disk fails."""
+        getattr(os, "fdatasync", os.fsync)(self._file)
+
+
+class FiledObjects(ObjectExtent):
+    """The objects of one column, and the encoded bytes of values that are not in the objects file yet.
+
+    Args:
+        column: The column and its Arrow type.
+        sizes: Bytes of each value, int64 ``[rows]``; -1 for nulls.
+        before: The values of the rows that the file already has.
+    """
+
+    def __init__(self, column: TailColumn, sizes: npt.NDArray[np.int64], before: pa.Array) -> None:
+        super().__init__(column)
+        self.sizes, self._earlier = sizes, before
+        self._encode = _encoder(column.arrow_type)
+        self._written = 0
+        self.encoded: list[bytes | None] = []
+        """The bytes of the values that are not written yet."""
+
+    def write(self, row: int, value: Any) -> None:
+        """Set a value, and encode it for the objects file; see ``ObjectExtent.write``."""
+        row -= len(self._earlier)
+        super().write(row, value)
+        del self.encoded[row - self._written :]
+        self.encoded.append(None if value is None else self._encode(value))
+
+    def forget(self, row: int) -> None:
+        """Remove the values from ``row`` on; see ``ObjectExtent.forget``."""
+        super().forget(row - len(self._earlier))
+        del self.encoded[len(self._items) - self._written :]
+
+    def written(self, begin: int, end: int) -> None:
+        """Record the sizes of rows ``begin .. end - 1``, whose values were written to the objects file."""
+        self.sizes[begin:end] = [-1 if value is None else len(value) for value in self.encoded]
+        self._written, self.encoded = len(self._items), []
+
+    def to_arrow(self, rows: int) -> pa.Array:
+        """Return the first ``rows`` values as a new array."""
+        earlier = len(self._earlier)
+        if rows <= earlier:
+            return self._earlier.slice(0, rows)
+        later = pa.array(self._items[: rows - earlier], self.column.arrow_type)
+        return pa.concat_arrays([self._earlier, later]) if earlier else later
+
+
+def read_objects(
+    file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
+) -> tuple[int, list[pa.Array]]:
+    """Read the objects of rows ``begin .. end - 1``; return the offset behind them, and an array for each column.
+
+    Args:
+        file: The file of objects.
+        layout: The layout of the rows.
+        arrays: The arrays of all parts, by name.
+        at: Offset in the objects file of the objects of row ``begin``.
+        begin: The first row.
+        end: The row after the last.
+
+    Raises:
+        DataError: The bytes cannot be decoded to values of these columns.
+    """
+    sizes = [arrays[part.name][begin:end] for part in layout.parts if part.kind == "sizes"]
+    with reading(file.path):
+        values = _decode_objects(file, at, layout.objects, np.stack(sizes, axis=1))
+    return at + sum(int(np.maximum(column_sizes, 0).sum()) for column_sizes in sizes), values
+
+
+def _decode_objects(
+    file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: npt.NDArray[np.int64]
+) -> list[pa.Array]:
+    """Read the objects of rows from offset ``at`` on; ``table`` has their sizes, ``[rows, columns]``.
+
+    The sizes 2, -1 and 1, 3 give the ends 2, 2, 3, 6 and the begins 0, 2, 2, 3 in ``content``.
+    """
+    if not table.size:
+        return [pa.array([], column.arrow_type) for column in columns]
+    if table.min() < -1:
+        raise DataError(f"{file.path}: expected sizes, found {table.min()}")
+    ends = np.cumsum(np.maximum(table, 0)).reshape(table.shape)
+    content = memoryview(file.read(at, at + int(ends[-1, -1])))
+    begins = ends - np.maximum(table, 0)
+    arrays = []
+    for number, column in enumerate(columns):
+        present = table[:, number] >= 0
+        ranges = zip(begins[:, number].tolist(), ends[:, number].tolist(), present.tolist(), strict=True)
+        values = [content[begin:end] if is_present else None for begin, end, is_present in ranges]
+        array = _to_arrow(values, column.arrow_type)
+        array.validate(full=True)
+        if array.type != column.arrow_type:
+            raise DataError(f"{file.path}: expected {column.arrow_type}, found {array.type}")
+        arrays.append(array)
+    return arrays
+
+
+# ---------------------------------------------------------------------- values as bytes
+
+
+def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
+    """Return the function that encodes a value of an Arrow type as bytes."""
+    if any(test(kind) for test in (*_TEXT, *_BINARY)):
+        return lambda item: _plain_bytes(item, kind)
+    if kind == _IMAGE:
+        return _image_bytes
+    return lambda item: bytes(pa.record_batch([pa.array([item], kind)], [""]).serialize())
+
+
+def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
+    """Encode a text or bytes without a header."""
+    if type(item) is bytes:
+        return item
+    return item.encode() if type(item) is str else bytes(pa.scalar(item, kind).as_buffer())
+
+
+def _image_bytes(item: Mapping[str, Any]) -> bytes:
+    """Encode an image: 4 bytes of path length plus 1 (0: no path), the path, a byte 1 (0: no content), the content.
+
+    An image ``b"PNG"`` without a path is 00 00 00 00 01 50 4e 47, with the path "a" 02 00 00 00 61 01 50 4e 47.
+    """
+    path, content = item.get("path"), item.get("bytes")
+    name = b"" if path is None else os.fspath(path).encode()
+    length = (0 if path is None else len(name) + 1).to_bytes(4, "little")
+    return length + name + (b"\0" if content is None else b"\1" + bytes(content))
+
+
+def _to_arrow(values: Sequence[memoryview | None], kind: pa.DataType) -> pa.Array:
+    """Decode the bytes of values to an array of an Arrow type; the inverse of ``_encoder``."""
+    if any(test(kind) for test in _TEXT):
+        return pa.array([None if value is None else bytes(value).decode() for value in values], kind)
+    if any(test(kind) for test in _BINARY):
+        return pa.array(values, kind)
+    if kind == _IMAGE:
+        return pa.array([None if value is None else _image_from_bytes(value) for value in values], kind)
+    schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
+    arrays = [null if value is None else _single_value(pa.ipc.read_record_batch(value, schema)) for value in values]
+    return pa.concat_arrays(arrays)
+
+
+def _single_value(batch: pa.RecordBatch) -> pa.Array:
+    if batch.num_rows != 1:
+        raise DataError(f"expected one value, found {batch.num_rows}")
+    column = batch.column(0)
+    column.validate(full=True)
+    return column
+
+
+def _image_from_bytes(value: memoryview) -> dict[str, Any]:
+    """Decode an image; the inverse of ``_image_bytes``."""
+    length = int.from_bytes(value[:4], "little")
+    end = 4 + max(length - 1, 0)
+    if not 4 < end + 1 <= len(value):
+        raise DataError(f"expected an image, found a path of {length - 1} bytes among {len(value)}")
+    path = bytes(value[4:end]).decode() if length else None
+    return {"bytes": bytes(value[end + 1 :]) if value[end] else None, "path": path}
+
+
+# ---------------------------------------------------------------------- rows
+
+
+class TailExtent(Extent):
+    """An extent for the rows of a mapped file, and of its objects file.
+
+    Args:
+        layout: The layout of the file.
+        extents: The columns, over the memory of the file.
+        count: Number of rows that the file has.
+        told: Array in the mapped file that the number of rows is written to, int64; None: no row can be appended.
+        objects: The file of objects, if some column has objects.
+        objects_end: Offset of the objects of the next row.
+    """
+
+    note_at: int
+    """Number of rows from which on each append calls ``note``."""
+
+    note: Callable[[], None]
+    """Called after an append that reaches ``note_at``."""
+
+    most_bytes: int | None = None
+    """Bytes of objects at which the file is full; None: no limit."""
+
+    keeps_together = True
+    """Whether rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
+
+    def __init__(
+        self,
+        layout: TailLayout,
+        extents: dict[str, ColumnExtent],
+        count: int,
+        told: Any = None,
+        objects: ObjectsFile | None = None,
+        objects_end: int = 0,
+    ) -> None:
+        super().__init__(layout.columns, layout.rows, extents, count)
+        if told is not None:
+            self._sort()
+        self._shared_count, self._objects, self.objects_end = told, objects, objects_end
+        self._object_columns = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
+        self.note_at, self.note = layout.rows + 1, lambda: None
+
+    def append(self, row: Mapping[str, Any]) -> bool:
+        """Append a row, see ``Extent.append``; raises StorageError if its objects cannot be written."""
+        if not Extent.append(self, row):
+            return False
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - 1)
+        count = self.count
+        self._shared_count[0] = count * UNIT
+        if count >= self.note_at:
+            self.note()
+        return True
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Append a prepared row, see ``Extent.put``; raises StorageError if its objects cannot be written."""
+        Extent.put(self, row)
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - 1)
+        self._shared_count[0] = self.count * UNIT
+        if self.count >= self.note_at:
+            self.note()
+
+    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
+        """Append prepared rows, see ``Extent.put_many``; raises StorageError if objects cannot be written."""
+        taken, step = 0, rows if self._objects is None or self.keeps_together else 1
+        while taken < rows and self.count < self.rows:
+            # The bytes of objects are known only after writing, and may fill the file: write 1 row, 2 rows, 4 rows.
+            step = min(step, rows - taken)
+            Extent.put_many(self, prepared, done + taken, step)
+            if self._objects is not None:
+                self._write_objects(self._objects, self.count - step)
+            taken, step = taken + step, 2 * step
+        self._shared_count[0] = self.count * UNIT
+        if self.count >= self.note_at:
+            self.note()
+        return taken
+
+    def settle(self) -> None:
+        """Complete a row whose append was interrupted: write its objects and count it; StorageError removes the row."""
+        if self._objects is not None and self._object_columns[0].encoded:
+            self._write_objects(self._objects, self.count)
+        self._shared_count[0] = self.count * UNIT
+
+    def _write_objects(self, file: ObjectsFile, begin: int) -> None:
+        """Write the objects of the rows from ``begin`` on; if that fails, remove these rows."""
+        # After an interrupt the objects of an earlier row may not be written yet: begin with that row.
+        begin = min(begin, self.count - len(self._object_columns[0].encoded))
+        rows = zip(*(extent.encoded for extent in self._object_columns), strict=True)
+        content = b"".join(value for row in rows for value in row if value is not None)
+        try:
+            with storing(f"objects {file.path}"):
+                write_at(file.file, content, self.objects_end)
+        except BaseException:
+            self.count = begin
+            for extent in self.extents.values():
+                extent.forget(begin)
+            raise
+        for extent in self._object_columns:
+            extent.written(begin, self.count)
+        self.objects_end += len(content)
+        if self.most_bytes is not None and self.objects_end >= self.most_bytes:
+            self.rows = self.count  # the file is full
+
+
+def column_extents_of(
+    layout: TailLayout,
+    arrays: Mapping[str, Any],
+    since: npt.NDArray[np.int64],
+    objects: Sequence[pa.Array],
+    rows: int,
+    known: Mapping[str, ColumnExtent] | None = None,
+) -> dict[str, ColumnExtent]:
+    """Return the columns of a mapped file, as views of its memory.
+
+    Args:
+        layout: The layout of the file.
+        arrays: The arrays of all parts, by name.
+        since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
+        objects: The values that columns of objects already have.
+        rows: Number of rows that the file has.
+        known: Columns of an earlier call to reuse.
+    """
+    remaining_objects, known = iter(objects), known or {}
+    return {
+        name: known[name]
+        if name in known
+        else FiledObjects(column, arrays[f"{number}.sizes"], next(remaining_objects))
+        if column.is_object
+        else NumbersExtent(
+            column,
+            arrays[f"{number}.values"],
+            arrays.get(f"{number}.nulls"),
+            arrays.get(f"{number}.ends"),
+            since[number : number + 1],
+            rows,
+        )
+        for number, (name, column) in enumerate(layout.columns.items())
+    }
+
+
+def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:
+    """Raise DataError if the ends of rows of different lengths decrease, or lie outside the values of the column."""
+    for part in layout.parts:
+        if part.kind == "ends" and since[part.column]:
+            ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
+            if ends[0] != 0 or ends[-1] > most or (ends[1:] < ends[:-1]).any():
+                name = list(layout.columns)[part.column]
+                raise damaged(path, f"expected rows of column {name!r} among its values, found others")
+
+
+# Rows without a checksum at most; writing a checksum costs as much as some twenty rows.
+_NOTED_ROWS = 1024
+_NO_NULLS = np.zeros(0, np.bool_)
+
+
+class _TailMemory:
+    """The memory of a tail file, part by part.
+
+    Args:
+        path: The file.
+        layout: The layout of the file.
+        memory: The file, mapped.
+        objects: The file of objects, if some column has them.
+    """
+
+    def __init__(self, path: Path, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None) -> None:
+        self.path, self.layout, self._memory, self._objects = path, layout, memory, objects
+        self._arrays, self._live = layout.arrays(memory), LivePage(path, layout.live(memory))
+        self._places, self._table = layout.places(memory), layout.table(memory)
+        self._sums = self._new_sums()
+
+    def _new_sums(self) -> Sums:
+        return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
+
+    def _promised(self, origin: int) -> tuple[bool, int, int]:
+        """Whether nothing can have been lost, how many rows are on the disk, and how many must be there.
+
+        Args:
+            origin: The origin of the file. A copy has another one, and so has a file after a restart of the machine:
+                rows that did not wait for the disk may be missing there.
+        """
+        live = self._live
+        is_same = origin != 0 and live.origin == origin
+        synced = live.synced
+        return is_same, synced, max(synced, live.committed) if is_same else synced
+
+    def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int, int]) -> tuple[Commit | None, Sums]:
+        """Return the commit of most rows whose rows are those that were written, and their checksums.
+
+        Args:
+            commits: The commits that are whole, of most rows first.
+            promise: See ``_promised``.
+
+        Raises:
+            DataError: Rows are damaged or missing that must be there.
+        """
+        (is_same, synced, promised), newest, sums = promise, None, self._sums
+        for commit in commits:
+            try:
+                newest, sums = commit, check_rows_of(str(self.path), self.layout, self._table, self._sums, commit)
+                break
+            except DataError:
+                if is_same or commit.rows <= synced:
+                    raise
+        if sums.rows < promised:
+            raise damaged(self.path, f"expected a commit of {promised} rows, found one of {sums.rows}; it is damaged")
+        return newest, sums
+
+
+class TailFile(_TailMemory, Descriptor):
+    """A file of appended rows, written by one process; see ``create`` and ``recover``.
+
+    Attributes:
+        path: The file.
+        extent: Takes rows.
+        committed: Rows that were committed.
+        synced: Rows that are on the disk.
+    """
+
+    extent: TailExtent
+
+    def __init__(
+        self, path: Path, opened: Descriptor, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None
+    ) -> None:
+        super().__init__(path, layout, memory, objects)
+        self._since = layout.live(memory)[-len(layout.columns) :]
+        self._next = next_places([], 0, 0)
+        self.committed = self.synced = 0
+        self._failed = False  # the last time that the disk was waited for
+        # From here on this object closes the file.
+        self._file, opened._file = opened._file, -1
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int, *, often: bool = False
+    ) -> TailFile:
+        """Make a new file.
+
+        Args:
+            path: The file; objects lie beside it.
+            columns: How each column is kept, by name.
+            rows: Rows that the file has room for.
+            often: Whether few rows at a time wait for the disk, as rows of 100 bytes that are flushed every second.
+                Then making the file takes longer, and waiting takes less.
+
+        Raises:
+            ConfigError: No file has room for ``rows`` rows.
+            StorageError: The file cannot be made, because the disk is full or a file is there; nothing is left of it.
+        """
+        path = Path(path)
+        check_rows(columns, rows)
+        layout = TailLayout(dict(columns), rows, os.urandom(8).hex(), usual_block_rows(columns))
+        with storing(f"tail {path}"):
+            opened, tail = Descriptor(open_file(path, create=True)), None
+            try:
+                set_aside(opened.file, layout.nbytes, written=often)
+                memory = mapped(opened.file, layout.nbytes, write=True)
+                memory[: len(layout.head())] = layout.head()
+                objects = ObjectsFile(objects_path(path), create=True) if layout.has_objects else None
+                tail = cls(path, opened, layout, memory, objects)
+                # The manifest may name the file from now on.
+                tail._sync()
+                sync_folders([path.parent])
+            except BaseException:
+                opened.close()
+                if tail is None:
+                    remove(path)
+                    remove(objects_path(path))
+                else:
+                    tail.remove()
+                raise
+            tail._live.origin = origin(tail.file)
+            tail._open(0)
+            return tail
+
+    @classmethod
+    def recover(
+        cls,
+        path: str | os.PathLike[str],
+        image_roots: tuple[str, ...] = (),
+        *,
+        identity: str = "",
+        sync: bool = True,
+    ) -> TailFile:
+        """Open a file to go on with, which a process left that ended, or a machine that was restarted.
+
+        If the machine was not restarted since, all rows that counted are there. Otherwise the rows of the last whole
+        commit are there, at least those that were synced.
+
+        Args:
+            path: The file.
+            image_roots: Folders in which images that are named by path may lie.
+            identity: The identity that the head must have; "" is any.
+            sync: Whether to wait until the rows are on the disk; after a restart, the writer always waits.
+
+        Raises:
+            DataError: Committed rows are damaged, or the file is no tail file, or a newer version wrote it.
+            StorageError: The file cannot be read or written.
+        """
+        path = Path(path)
+        with reading(path), storing(f"tail {path}"):
+            opened = Descriptor(open_file(path))
+            layout, memory = _map_layout(path, opened.file, image_roots, identity, write=True)
+            objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
+            tail = cls(path, opened, layout, memory, objects)
+            if sync:
+                sync_folders([path.parent])
+            tail._recover(sync=sync)
+            return tail
+
+    def _recover(self, *, sync: bool) -> None:
+        live, here = self._live, origin(self._file)
+        promise = is_same, synced, _ = self._promised(here)
+        counted, commits = live.counted, read_commits(self._places, self.layout)
+        commit, self._sums = self._newest(commits, promise)
+        rows = self._sums.rows
+        self._next = next_places(commits, rows, synced if is_same else rows)
+        if is_same:
+            if not rows <= counted <= self.layout.rows:
+                raise damaged(self.path, f"expected {rows}..{self.layout.rows} rows, found {counted}")
+            if commit is not None:
+                self._check_since(commit)
+            rows = counted
+        else:
+            self._take_back(rows, counted)
+            self._since[:] = 0 if commit is None else commit.since
+        self._forget_behind(rows)
+        live.counted = rows
+        self._open(rows)
+        self.synced = synced
+        self._write(sync=sync or not is_same)
+        for place in self._places:
+            # Rows that were committed and are gone must never seem to be there.
+            if int(place[0]) > rows:
+                place[:] = 0
+        live.origin = here
+
+    def _take_back(self, rows: int, counted: int) -> None:
+        """Warn of rows that counted and are dropped, if there are any."""
+        if counted > rows:
+            warnings.warn(
+                f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
+                "machine was restarted, and no checksum says that they are whole; what was flushed is there",
+                StoreWarning,
+                stacklevel=2,
+            )
+
+    def _forget_behind(self, rows: int) -> None:
+        """Reset the room behind the last row."""
+        self._since[self._since > rows] = 0
+        check_ends(self.path, self.layout, self._arrays, self._since, rows)
+        for part in self.layout.parts:
+            if part.kind == "nulls":
+                self._arrays[part.name][rows:] = False
+
+    def _check_since(self, commit: Commit) -> None:
+        """Raise DataError if rows of a commit now differ in length from another row on."""
+        for before, now in zip(commit.since.tolist(), self._since.tolist(), strict=True):
+            if before != now and (before or 0 < now <= commit.rows):
+                raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
+
+    def _open(self, rows: int) -> None:
+        layout, end = self.layout, 0
+        before: list[pa.Array] = []
+        if self._objects is not None:
+            end, before = read_objects(self._objects, layout, self._arrays, 0, 0, rows)
+        extents = column_extents_of(layout, self._arrays, self._since, before, rows)
+        self.extent = TailExtent(layout, extents, rows, self._live.words, self._objects, end)
+        # The extent must not keep the file open.
+        self.extent.note, self.extent.note_at = partial(_note, weakref.ref(self)), rows + self._each
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both files."""
+        return self.layout.nbytes + self.extent.objects_end
+
+    def note(self) -> None:
+        """Write the checksums of all rows, for a copy of the file; readers see nothing of it.
+
+        This is the first half of a commit that waits for the disk; the next such commit takes the same place.
+        """
+        self._write_sums(sync=True)
+
+    @property
+    def _each(self) -> int:
+        """Rows without a checksum at most."""
+        return min(_NOTED_ROWS, self.layout.block_rows)
+
+    def commit(self, *, sync: bool) -> None:
+        """Show the rows to readers, each with a checksum.
+
+        Args:
+            sync: Whether to wait until the rows are on the disk, before readers see them.
+
+        Raises:
+            StorageError: The rows cannot be brought to the disk. They are still there; the next call tries again.
+        """
+        if self.extent.count > self.committed or (sync and self.extent.count > self.synced):
+            self._write(sync=sync)
+
+    def _write(self, *, sync: bool) -> None:
+        number, rows = self._write_sums(sync=sync)
+        if sync:
+            with storing(f"tail {self.path}"):
+                self._sync()
+            self._live.synced = self.synced = rows
+        fence()
+        self._next[sync] = place_after(number)
+        self._live.committed = self.committed = rows
+
+    def _write_sums(self, *, sync: bool) -> tuple[int, int]:
+        """Write a commit of all rows; return its place, and the number of rows."""
+        self.extent.settle()
+        # After an interrupt, all of this is done again.
+        rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
+
+        def full(block: int, sums: npt.NDArray[np.uint64]) -> None:
+            self._table[block : block + len(sums)] = sums
+
+        later.advance(rows, since, full)
+        self._sums = later
+        number = self._next[sync]
+        fence()
+        write_commit(self._places[number], self.layout, Commit(rows, since, self._sums.now))
+        self.extent.note_at = rows + self._each
+        return number, rows
+
+    def _sync(self) -> None:
+        """Wait until all is on the disk; raises OSError if it is not."""
+        if self._failed:
+            self._write_again()
+        self._failed = True
+        if self._objects is not None:
+            self._objects.sync()
+        sync_mapped(self._file, self._memory)
+        self._failed = False
+
+    def _write_again(self) -> None:
+        """Write all bytes again: a system that failed to write them once takes them for written."""
+        pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
+        pages[:] = pages.copy()
+        if self._objects is not None:
+            write_at(self._objects.file, self._objects.read(0, self.extent.objects_end), 0)
+        # The system may also have dropped them.
+        now = Commit(self._sums.rows, self._since.copy(), self._sums.now)
+        check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
+
+    def close(self) -> None:
+        """Close the files; may be called twice. Rows that count stay in them."""
+        super().close()
+        if self._objects is not None:
+            self._objects.close()
+
+    def remove(self) -> None:
+        """Close the file and remove it; a process that reads it keeps its rows."""
+        self.close()
+        remove(self.path)
+        if self._objects is not None:
+            remove(self._objects.path)
+
+
+def _note(file: weakref.ref[TailFile]) -> None:
+    tail = file()
+    if tail is not None:
+        tail.note()
+
+
+class TailReader(_TailMemory):
+    """The committed rows of a tail file that another process may be writing.
+
+    Args:
+        path: The file.
+        image_roots: Folders in which images that are named by path may lie.
+        identity: The identity that the head must have; "" is any.
+
+    Attributes:
+        token: Stands for the file: extents of the same reader have the same first rows.
+
+    Raises:
+        DataError: It is no such file, or another one, or a newer version wrote it, or its head is damaged.
+        ConfigError: It is not there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = "") -> None:
+        path, objects = Path(path), None
+        self.token = object()
+        check_inside([path, objects_path(path)], path.parent)
+        with reading(path):
+            file = open_file(path, write=False)
+            try:
+                layout, memory = _map_layout(path, file, image_roots, identity, write=False)
+                self._origin = origin(file)
+                if layout.has_objects:
+                    objects = ObjectsFile(objects_path(path), write=False)
+            finally:
+                os.close(file)
+            super().__init__(path, layout, memory, objects)
+        self._since = np.zeros(len(layout.columns), np.int64)
+        self._values = [pa.array([], column.arrow_type) for column in layout.objects]
+        self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
+        # The columns that ``extent`` made last, of how many rows, and from which row on theirs differed in length.
+        self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
+
+    def committed(self) -> int:
+        """Return how many rows were committed so far, after checking the checksums of the new ones.
+
+        Raises:
+            DataError: Rows are damaged; the message names the file and the rows.
+        """
+        with reading(self.path):
+            return self._look()
+
+    def _look(self) -> int:
+        # Before the commits: these are written first.
+        promise = is_same, synced, promised = self._promised(self._origin)
+        if promised == self._sums.rows and is_same:
+            return promised
+        fence()
+        shown = [
+            commit
+            for commit in read_commits(self._places, self.layout, self._sums.rows)
+            # After a restart nobody waits any more.
+            if commit.rows <= synced or not commit.waited or not is_same
+        ]
+        commit, sums = self._newest(shown, promise)
+        if commit is not None:
+            check_ends(self.path, self.layout, self._arrays, commit.since, commit.rows)
+            if self._objects is not None:
+                begin, at = self._sums.rows, self._sums.objects_end
+                _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, commit.rows)
+                self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
+            self._sums, self._since = sums, commit.since
+        return sums.rows
+
+    def whole(self) -> list[range]:
+        """Return which rows are whole, of those that were committed; from here on ``extent`` has them.
+
+        A stretch of rows begins and ends with a block, or ends with one of the last commits. Of 5000 rows in blocks of
+        1024 with a flipped bit in row 1500, rows 0..1023 and 2048..4999 are whole. Rows between must not be believed.
+        """
+        commits, sums = read_commits(self._places, self.layout), self._sums
+        most, size = commits[0].rows if commits else 0, self.layout.block_rows
+        stretches: list[range] = []
+        parts = [[values] for values in self._values]
+        for begin in range(0, most, size):
+            at, end = sums.objects_end, self._whole_end(sums, begin, commits)
+            if end > begin:
+                gap = begin - (stretches[-1].stop if stretches else 0)
+                if self._objects is not None:
+                    _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, end)
+                    for known, some in zip(parts, values, strict=True):
+                        known += [pa.nulls(gap, some.type), some]
+                first = stretches.pop().start if stretches and not gap else begin
+                stretches.append(range(first, end))
+            try:
+                sums.skip(begin + size)
+            except DataError:
+                break
+        self._values = [pa.concat_arrays(known) for known in parts]
+        if commits:
+            self._since = commits[0].since
+        return stretches
+
+    def _whole_end(self, sums: Sums, begin: int, commits: Sequence[Commit]) -> int:
+        """Return where the whole rows of the block that begins with row ``begin`` end; ``begin`` if it has none."""
+        most, full = commits[0].rows, begin + self.layout.block_rows
+        block = self._table[begin // self.layout.block_rows].tolist()
+        # Of the block in progress as many rows as one of the last commits has.
+        ends = [Commit(full, commits[0].since, block)] if full <= most else []
+        ends += [commit for commit in commits if begin < commit.rows < min(full, most + 1)]
+        for end in ends:
+            found, now = list[list[int]](), sums.copy()
+            with suppress(DataError, OSError, ValueError):
+                now.advance(end.rows, end.since, lambda _, block: found.append(block[0].tolist()))  # noqa: B023
+                if (found[0] if found else now.now) == end.sums:
+                    return end.rows
+        return begin
+
+    def told_of(self) -> int:
+        """Return how many rows were committed, or seem to have been, whole or not."""
+        numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
+        with suppress(DataError):
+            numbers.append(self._live.committed)
+        return min(max(numbers, default=0), self.layout.rows)
+
+    def not_flushed(self) -> int:
+        """Return how many rows were written behind the committed ones; 0 for a copy, where it is not known."""
+        with reading(self.path):
+            if not self._promised(self._origin)[0]:
+                return 0
+            written = min(self._live.counted, self.layout.rows)
+            return max(0, written - self._look())
+
+    def extent(self, rows: int) -> TailExtent:
+        """Return the first ``rows`` of the committed rows."""
+        since = np.where(self._since > rows, 0, self._since)
+        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows, self._same(since, rows))
+        self._made = rows, since, extents
+        extent = TailExtent(self.layout, extents, rows)
+        extent.token = self.token
+        return extent
+
+    def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
+        """Return the columns made last that have the same memory with ``rows`` rows: no null or other length came."""
+        before, then, known = self._made
+        return {
+            name: known[name]
+            for (name, column), nulls, now, was in zip(
+                self.layout.columns.items(), self._nulls, since.tolist(), then.tolist(), strict=True
+            )
+            if name in known and not column.is_object and now == was and not nulls[before:rows].any()
+        }
+
+    def close(self) -> None:
+        """Close the files; rows that were read stay."""
+        if self._objects is not None:
+            self._objects.close()
+
+
+def _map_layout(
+    path: Path, file: int, image_roots: tuple[str, ...] = (), identity: str = "", *, write: bool
+) -> tuple[TailLayout, mmap.mmap]:
+    """Return the layout of an open file, and the file as memory.
+
+    Raises:
+        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
+    """
+    size = os.fstat(file).st_size
+    layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
+    if identity and layout.identity != identity:
+        raise damaged(path, f"expected the file {identity} that was made there, found {layout.identity}")
+    if size != layout.nbytes:
+        raise damaged(path, f"expected {layout.nbytes} bytes, found {size}")
+    return layout, mapped(file, size, write=write)
