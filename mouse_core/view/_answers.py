@@ -23,6 +23,9 @@ from mouse_core.view.pictures import picture, png
 from mouse_core.view.pictures import shown as shown_value
 from mouse_core.view.thinning import thinned
 
+Asked = dict[str, str]
+"""The query of a request: values by name."""
+
 _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096
 # Of wider fields the first dimensions are shown.
@@ -31,9 +34,15 @@ _MOST_DIMENSIONS = 64
 _MOST_BYTES = 1 << 29
 _KEPT = 4
 _BOUNDARIES = ("stream", "episode", "task")
+# Seconds for which an answer counts episodes, and for which one that needs a certain episode does.
+_A_WHILE, _LONGER = 0.15, 1.5
+_MOST_ROWS = 500
+# A plot has at most as many points as there are places in this grid.
+_ACROSS, _UP = 120, 60
+_MOST_TASKS = 1000
 
 
-def source_of(shown: Shown, asked: dict[str, str]) -> BatchSource:
+def source_of(shown: Shown, asked: Asked) -> BatchSource:
     """The source of batches that is shown: as it was given, or made as the page asks.
 
     Raises:
@@ -65,7 +74,7 @@ def source_of(shown: Shown, asked: dict[str, str]) -> BatchSource:
     return known
 
 
-def whole(asked: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
     """A whole number that a page asks with.
 
     Raises:
@@ -83,7 +92,7 @@ def whole(asked: dict[str, str], name: str, default: int, least: int, most: int)
     return value
 
 
-def _share(asked: dict[str, str], name: str) -> float:
+def _share(asked: Asked, name: str) -> float:
     text = asked.get(name, "") or "0"
     try:
         value = float(text)
@@ -94,13 +103,13 @@ def _share(asked: dict[str, str], name: str) -> float:
     return value
 
 
-def _one_of(asked: dict[str, str], name: str, known: tuple[str, ...]) -> str:
+def _one_of(asked: Asked, name: str, known: tuple[str, ...]) -> str:
     value = asked.get(name, "") or known[0]
     check_choice(name, value, known)
     return value
 
 
-def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
+def window(shown: Shown, asked: Asked) -> dict[str, Any]:
     """Return a window of a batch: the values of each field by step and dimension, with the masks.
 
     Raises:
@@ -146,7 +155,7 @@ def window(shown: Shown, asked: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def window_picture(shown: Shown, asked: dict[str, str]) -> bytes:
+def window_picture(shown: Shown, asked: Asked) -> bytes:
     """The pixels of an image field at a step of a window, as a PNG.
 
     Raises:
@@ -162,7 +171,7 @@ def window_picture(shown: Shown, asked: dict[str, str]) -> bytes:
     return png(steps[whole(asked, "step", 0, 0, len(steps) - 1)])
 
 
-def _window_of(shown: Shown, asked: dict[str, str]) -> tuple[BatchSource, int, int, int]:
+def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
     source = source_of(shown, asked)
     index = whole(asked, "index", 0, 0, (1 << 62) - 1)
     windows = len(source.plan(index).starts)
@@ -230,16 +239,6 @@ def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
         return None
     number = int(starts.searchsorted(row, side="right")) - 1
     return {"episode": number, "step": row - int(starts[number])}
-
-
-Asked = dict[str, str]
-
-# How long one answer counts episodes, in seconds, and how long one that needs a certain episode does.
-_A_WHILE, _LONGER = 0.15, 1.5
-_MOST_ROWS = 500
-# A plot has at most as many points as there are places in this grid.
-_ACROSS, _UP = 120, 60
-_MOST_TASKS = 1000
 
 
 class Answers:
