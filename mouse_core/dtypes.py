@@ -63,6 +63,12 @@ def namespace(values: Any) -> Any:
     return array_namespace(values)
 
 
+def array_like(array: Any, values: Any) -> Any:
+    """Return ``array`` as an array of the framework of ``values``, on their device."""
+    xp = namespace(values)
+    return xp.asarray(array, device=values.device) if is_tensor(values) else xp.asarray(array)
+
+
 def is_tensor(values: Any) -> bool:
     """Whether it is a tensor of torch, which is not imported to tell.
 

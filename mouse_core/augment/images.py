@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array, is_torch_array
 
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import array_like, namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.spec import check_count
@@ -85,15 +85,6 @@ def check_rows(field: str, values: Array, *expected: int) -> None:
         raise SchemaError(
             f"augment: {field}: expected [{wanted}, ...] as it was drawn for, found shape {tuple(values.shape)}"
         )
-
-
-def beside(array: Array, values: Array) -> Array:
-    """``array``, where ``values`` are and of their kind."""
-    if is_numpy_array(values):
-        return np.asarray(array)
-    if is_torch_array(values):
-        return namespace(values).asarray(array, device=values.device)
-    return namespace(values).asarray(array)
 
 
 def arange(xp: Any, values: Array, count: int) -> Array:
@@ -213,10 +204,10 @@ def change_images(
                 f"augment: {field}: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
                 f"{tuple(images.shape)}; image_shape=(H, W, C) says that there are so many"
             )
-        images = _cropped(images, Crop(beside(crop.rows, images), beside(crop.columns, images)), empty)
+        images = _cropped(images, Crop(array_like(crop.rows, images), array_like(crop.columns, images)), empty)
         if flat:
             images = images.reshape((*axes, -1))
-    return images if pixels is None else _map_pixels(images, beside(pixels, images), empty)
+    return images if pixels is None else _map_pixels(images, array_like(pixels, images), empty)
 
 
 def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:

@@ -19,13 +19,12 @@ from mouse_core.augment.images import (
     Empty,
     ImageShapes,
     arange,
-    beside,
     change_images,
     check_choice,
     check_rows,
     shape_of_images,
 )
-from mouse_core.dtypes import namespace
+from mouse_core.dtypes import array_like, namespace
 from mouse_core.errors import DataError, SchemaError
 
 M = TypeVar("M", bound=Mapping[str, Any])
@@ -130,7 +129,7 @@ def mask(
         if field in batch:
             values = batch[field]
             check_rows(field, values, *hidden.shape)
-            hidden = beside(hidden, values)
+            hidden = array_like(hidden, values)
             fill = draws.fills.get(field, MASKED_AS.get(field, 0))
             if isinstance(fill, int | np.ndarray):
                 check_masked_as(field, fill, values)
@@ -191,7 +190,7 @@ def _rename(field: str, codes: Array, permutation: Array, validate: bool | None)
         )
     if xp.iinfo(codes.dtype).max < size - 1:
         raise SchemaError(f"augment: {field}: expected a dtype that holds 0..{size - 1}, found {codes.dtype}")
-    permutation = beside(permutation, codes)
+    permutation = array_like(permutation, codes)
     rows = xp.reshape(arange(xp, codes, codes.shape[0]), (-1, *(1,) * (codes.ndim - 1)))
     # The default integers: int64, or int32 in JAX without x64. Codes that they cannot hold become negative.
     places = xp.astype(codes, rows.dtype)
@@ -237,7 +236,7 @@ def _permute_columns(field: str, values: Array, permutation: Array, empty: Empty
         by_column[places] = values.reshape(rows, -1, size).transpose(0, 2, 1)
         return moved
     xp = namespace(values)
-    origins = xp.argsort(beside(permutation, values), axis=1)
+    origins = xp.argsort(array_like(permutation, values), axis=1)
     origins = xp.reshape(origins, (rows, *(1,) * (values.ndim - 2), size))
     return xp.take_along_axis(values, xp.broadcast_to(origins, values.shape), axis=values.ndim - 1)
 
@@ -269,7 +268,7 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
 
 def _scalar(xp: Any, values: Array, scalar: Array) -> Array:
     """A number ``[]`` in the dtype of ``values``."""
-    scalar = beside(scalar, values)
+    scalar = array_like(scalar, values)
     if xp.isdtype(values.dtype, "real floating") and xp.finfo(values.dtype).bits < 32:
         # JAX without x64 rounds to float32 on the way, so all do.
         scalar = xp.astype(scalar, xp.float32)

@@ -36,7 +36,7 @@ from mouse_core.sampling import (
     WindowSampler,
 )
 from mouse_core.sampling.shares import Schedule, Shares, StagedShares, exact
-from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_choice
+from mouse_core.spec import DIMS, Field, FieldSpec, check_choice
 from mouse_core.store import Store
 from mouse_core.store.fields import FieldReader, SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
@@ -497,9 +497,22 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
     Raises:
         SchemaError: They do not fit together.
     """
-    _check_nested(members, field)
+    for name, member in members.items():
+        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
+        if own not in (None, field):
+            raise SchemaError(
+                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
+                f"{own!r} in {name!r}; rows of other members have no such field"
+            )
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
-    alignment, types = _alignment(there), _types(there)
+    first, alignment = next((name, member.alignment) for name, member in there.items())
+    for name, member in there.items():
+        if member.alignment != alignment:
+            raise SchemaError(
+                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
+                f"{member.alignment!r} in {name!r}"
+            )
+    types = _types(there)
     dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
     names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
     fields = {name: _field(name, there) for name in names if name != field}
@@ -508,29 +521,6 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
             raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
         fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
     return SnapshotConfig(fields, types, dims, alignment)
-
-
-def _check_nested(members: Mapping[str, Snapshot], field: str | None) -> None:
-    """Raise SchemaError if a member is a mixture that says by another field which member a window is of."""
-    for name, member in members.items():
-        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
-        if own not in (None, field):
-            raise SchemaError(
-                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
-                f"{own!r} in {name!r}; rows of other members have no such field"
-            )
-
-
-def _alignment(members: Mapping[str, Snapshot]) -> Alignment:
-    """Return the alignment that all members have."""
-    first, alignment = next((name, member.alignment) for name, member in members.items())
-    for name, member in members.items():
-        if member.alignment != alignment:
-            raise SchemaError(
-                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
-                f"{member.alignment!r} in {name!r}"
-            )
-    return alignment
 
 
 def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
@@ -714,14 +704,12 @@ class Mixture(Store):
 
     def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
         members = {name: choose(_store(name, member)) for name, member in self._members.items()}
-        return self._of(members, skips_empty=self._mix.skips_empty)
+        return self._of(members)
 
-    def _of(self, members: Mapping[str, Store], *, skips_empty: bool) -> Mixture:
+    def _of(self, members: Mapping[str, Store], **changes: Any) -> Mixture:
         """Return the mixture of other members of the same names."""
-        weights = Schedule(dict(self._mix.stages))
-        mix = self._mix
-        made = Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)
-        made._mix = replace(made._mix, skips_empty=skips_empty)
+        made = Mixture(members)
+        made._mix = replace(self._mix, **changes)
         return made
 
     def _look(self, rows: Any = None) -> Any:

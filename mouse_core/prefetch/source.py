@@ -59,7 +59,24 @@ class Source(Protocol):
         ...
 
 
-class RecastSource:
+class _Around:
+    """Base of sources that change the batches of another source, and neither their data nor their number."""
+
+    source: Source
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the source, which is independent of delivered dtypes and shards."""
+        return self.source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+
+class RecastSource(_Around):
     """A source in the dtypes that a framework can hold.
 
     Args:
@@ -78,14 +95,6 @@ class RecastSource:
         recast = {name: fields[name].replace(dtype=dtype) for name, dtype in self._dtypes.items()}
         self.spec = Spec({**fields, **recast}, fields.alignment, fields.batch_dims)
 
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the source, which is independent of delivered dtypes."""
-        return self.source.fingerprint
-
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __getitem__(self, index: int) -> Any:
         """Batch ``index``; DataError where a value does not fit."""
         batch = self.source[index]
@@ -100,11 +109,8 @@ class RecastSource:
                 raise DataError(f"field {name!r}, row {error.row} of the batch: {error}") from error
         return made
 
-    def __repr__(self) -> str:
-        return repr(self.source)
 
-
-class ShardSource:
+class ShardSource(_Around):
     """One shard's rows of the batches of a source that knows of no shards: whole ones are made, and cut.
 
     Args:
@@ -133,11 +139,6 @@ class ShardSource:
         self.source = source
         self._sizes: OrderedDict[int, int] = OrderedDict()
         self._lock = ProcessLock()
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the source, which is independent of the shard."""
-        return self.source.fingerprint
 
     def __len__(self) -> int:
         from mouse_core.ranks import check_sharded_once

@@ -230,41 +230,36 @@ class Statistics(Mapping[str, FieldStatistics]):
     """Statistics by field; ``statistics`` makes them, and ``load``.
 
     Args:
-        parts: What was counted.
-        shares: Of the quantiles.
-        rows: How many rows were looked at.
-        fingerprint: Of the snapshot they were; empty where it is not known.
-        content: That of these rows, whatever they were chosen from.
+        parts: The counts, by field.
+        shares: The shares of the quantiles.
+        rows: The number of rows that were counted.
+        fingerprint: The fingerprint of the snapshot; empty where it is unknown.
+        content: The fingerprint of the rows alone, whatever they were chosen from.
     """
 
     def __init__(
         self, parts: Mapping[str, PartialMoments], shares: Sequence[float], rows: int, fingerprint: str, content: str
     ) -> None:
-        self._parts, self.shares = dict(parts), tuple(shares)
+        self.parts, self.shares = dict(parts), tuple(shares)
         self.rows, self.fingerprint, self.content = rows, fingerprint, content
 
     def __getitem__(self, name: str) -> FieldStatistics:
-        if name not in self._parts:
-            raise MissingFieldError(f"statistics: expected one of {list(self._parts)}, found {name!r}")
+        if name not in self.parts:
+            raise MissingFieldError(f"statistics: expected one of {list(self.parts)}, found {name!r}")
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self.parts)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self.parts)
 
     def __repr__(self) -> str:
         return f"Statistics(rows={self.rows}, fields={list(self)})"
 
     @memo
     def _found(self) -> dict[str, FieldStatistics]:
-        return {name: _statistics_of(part, self.shares) for name, part in self._parts.items()}
-
-    @property
-    def parts(self) -> Mapping[str, PartialMoments]:
-        """The counts, by field."""
-        return self._parts
+        return {name: _statistics_of(part, self.shares) for name, part in self.parts.items()}
 
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Return the statistics of a store whose first rows these are, to the bit those that ``statistics`` returns.
@@ -278,7 +273,7 @@ class Statistics(Mapping[str, FieldStatistics]):
             ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
         """
         snapshot = _snapshot_of(store)
-        known = [name for name, part in self._parts.items() if part.whole is not None]
+        known = [name for name, part in self.parts.items() if part.whole is not None]
         if not known or self.rows > snapshot.num_rows or _content(snapshot, self.rows) != self.content:
             raise ConfigError(
                 f"statistics: expected the {self.rows} rows that they are of, and others behind them, found "
@@ -300,7 +295,7 @@ class Statistics(Mapping[str, FieldStatistics]):
             ConfigError: A field of another shape, or a file that does not say how many numbers there were.
         """
         merged = {}
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             more = [other.parts[name] for other in others if name in other.parts]
             if len(more) < len(others):
                 continue

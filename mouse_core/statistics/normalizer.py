@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.dtypes import RowError, convert, is_ml_float, kind_of, namespace
+from mouse_core.dtypes import RowError, array_like, convert, is_ml_float, kind_of, namespace
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import FieldSpec, check_choice
@@ -76,7 +76,7 @@ class Scaling:
             return self.normalized(values).astype(np.float32, copy=False)
         xp, rows = self._rows(values)
         dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
-        centre, rest, factor = (one if one is None else _beside(one, values) for one in self._applied(dtype))
+        centre, rest, factor = (one if one is None else array_like(one, values) for one in self._applied(dtype))
         made = xp.astype(rows, getattr(xp, dtype.name)) - centre
         made = (made if rest is None else made - rest) * factor
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
@@ -101,7 +101,7 @@ class Scaling:
             raise SchemaError(f"undo: expected normalised values, which are floats, found {values.dtype}")
         xp, rows = self._rows(values)
         dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
-        centre, rest, spread = (one if one is None else _beside(one, values) for one in self._constants(dtype))
+        centre, rest, spread = (one if one is None else array_like(one, values) for one in self._constants(dtype))
         made = xp.astype(rows, getattr(xp, dtype.name)) * spread
         made = (made if rest is None else made + rest) + centre
         return xp.reshape(made, tuple(values.shape))
@@ -306,16 +306,6 @@ def _check_array(what: str, values: Any) -> None:
     if not hasattr(values, "dtype") or not hasattr(values, "shape"):
         kind = type(values).__name__
         raise SchemaError(f"{what}: expected an array of NumPy, PyTorch or JAX, found a {kind}; np.asarray makes one")
-
-
-def _beside(constants: npt.NDArray[Any], values: Any) -> Any:
-    """Constants where ``values`` are, of their framework."""
-    if isinstance(values, np.ndarray):
-        return constants
-    xp = namespace(values)
-    if type(values).__module__.startswith("torch"):
-        return xp.asarray(constants, device=values.device)
-    return xp.asarray(constants)
 
 
 # Smaller arrays are as fast in memory of their own.
