@@ -30,7 +30,7 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import blocks, rows_at_once
 from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
-from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames
+from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames, Videos, base_of
 from mouse_core.formats.lerobot._meta import (
     Description,
     FrameFile,
@@ -39,7 +39,6 @@ from mouse_core.formats.lerobot._meta import (
     check_action,
     read_description,
 )
-from mouse_core.formats.lerobot._videos import Videos, base_of
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video

@@ -20,8 +20,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, format
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
-from mouse_core.formats.tfds import read_tfds, write_tfds
-from mouse_core.formats.tfds._features import parse_example
+from mouse_core.formats.tfds import parse_example, read_tfds, write_tfds
 from mouse_core.mixtures import Mixture
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
