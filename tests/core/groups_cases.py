@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.groups import RolloutRecord, Turn
+from mouse_core.groups import RLExample, RolloutColumn, RolloutRecord, Turn
 
 METADATA: dict[str, Any] = {
     "nothing": None,
@@ -72,3 +72,13 @@ def lose_index(folder: Path) -> None:
     """Remove a buffer's index as a user does who goes on without it: with the note of how long it is."""
     for name in ("index.log", "index.log.size"):
         (folder / ".state" / name).unlink()
+
+
+DECLARED = [RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "turn", "example")]
+
+
+def with_columns(length: int) -> RLExample:
+    """An example of so many tokens, with a column for each of what columns may be of."""
+    columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
+    ids, nothing = np.arange(length) % 2, np.zeros(length)
+    return RLExample(nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED)

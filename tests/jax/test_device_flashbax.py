@@ -27,6 +27,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
     "rows by priority": {"priorities": PLAIN},
     "slices by priority": {"priorities": PLAIN, "slices": device.Slices(sequence_length=LENGTH, pad=False)},
+    "slices by priority with a period": {
+        "priorities": PLAIN,
+        "slices": device.Slices(sequence_length=LENGTH, pad=False, period=3),
+    },
     "slices with a period": {"slices": device.Slices(sequence_length=LENGTH, pad=False, period=3)},
 }
 grow, draw = jax.jit(device.add), jax.jit(device.sample)
@@ -93,7 +97,7 @@ def test_a_whole_capacity_is_added_at_once() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("slices")])
 def test_slices_are_those_that_there_are(kind: str) -> None:
-    """Groups: no broken trajectories, which items are valid after each write, and period."""
+    """Groups: no broken trajectories, which items are valid after each write, and period, with priorities too."""
     replay, period = empty(kind), KINDS[kind]["slices"].period
     for number in range(12):
         replay = grow(replay, rows(COUNT * number))

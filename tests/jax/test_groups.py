@@ -13,24 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mouse_core import ConfigError, DataError, groups
 from mouse_jax.groups import RolloutStream, concatenate, pack, pad
-from tests.core.groups_cases import rollout
+from tests.core.groups_cases import rollout, with_columns
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
-DECLARED = [groups.RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "turn", "example")]
-
-
-def test_values_are_those_of_numpy() -> None:
-    for ours, theirs in [
-        (pad(EXAMPLES, 12, pad_token=3), groups.pad(EXAMPLES, 12, pad_token=3)),
-        (pack(EXAMPLES, 16, num_rows=4), groups.pack(EXAMPLES, 16, num_rows=4)),
-        (concatenate(EXAMPLES), groups.concatenate(EXAMPLES)),
-        (concatenate(EXAMPLES, 99, pad_token=3), groups.concatenate(EXAMPLES, 99, pad_token=3)),
-    ]:
-        assert set(ours) == set(theirs)
-        for name, values in theirs.items():
-            assert isinstance(ours[name], jax.Array)
-            assert ours[name].dtype == values.dtype
-            np.testing.assert_array_equal(ours[name], values)
 
 
 def test_a_sharding_lays_rows_out() -> None:
@@ -95,34 +80,9 @@ def test_values_that_jax_does_not_hold_are_refused_by_name() -> None:
                 call([example(judged, score)])
 
 
-def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="device: expected one of this machine"):
-        pad(EXAMPLES, device="nowhere")
+def test_a_device_beside_a_sharding_is_refused() -> None:
     with pytest.raises(ConfigError, match="device: expected None beside a sharding"):
         pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    with pytest.raises(DataError, match="expected at most 4 tokens"):
-        pack(EXAMPLES, 4)
-
-
-def with_columns(length: int) -> groups.RLExample:
-    columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
-    ids, nothing = np.arange(length) % 2, np.zeros(length)
-    return groups.RLExample(
-        nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED
-    )
-
-
-def test_columns_that_were_declared() -> None:
-    wide = {"max_turns": 5, "max_examples": 3}
-    examples = [with_columns(3), with_columns(2)]
-    for found, expected in (
-        (pad(examples, max_turns=3), groups.pad(examples, max_turns=3)),
-        (pack(examples, 8, **wide), groups.pack(examples, 8, **wide)),
-        (concatenate(examples, 9, max_turns=6), groups.concatenate(examples, 9, max_turns=6)),
-    ):
-        assert set(found.keys()) == set(expected)
-        for name, values in expected.items():
-            np.testing.assert_array_equal(np.asarray(found[name]), values)
 
 
 def test_streams_are_those_of_numpy_and_compile_once(tmp_path: Path) -> None:
@@ -149,5 +109,3 @@ def test_streams_are_those_of_numpy_and_compile_once(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(placed["tokens"], arrays["tokens"])
                     assert loss(placed) == pytest.approx(float(arrays["advantage"].sum()), abs=1e-4)
     assert compiled == 1
-    with pytest.raises(ConfigError, match="device: expected one of this machine"):
-        RolloutStream(tmp_path, 24, device="nowhere")

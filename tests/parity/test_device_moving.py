@@ -61,34 +61,6 @@ grow = jax.jit(device.add)
 draw = jax.jit(device.sample)
 
 
-def in_torch(envs: int | None) -> mouse_torch.device.Replay:
-    example = jax.tree.map(lambda leaf: np.asarray(leaf[(0, 0) if envs else 0]), rows(0, 1, envs))
-    return mouse_torch.device.Replay(example, 20 * (envs or 1), batch_size=BATCH, num_envs=envs)
-
-
-def test_replays_in_torch_and_jax_load_each_other(tmp_path: Path) -> None:
-    """Of single rows, and of a ring that went round."""
-    envs = 3
-    state = device.init(
-        jax.tree.map(lambda leaf: leaf[0, 0], rows(0, 1, envs)), 60, batch_size=BATCH, num_envs=envs, seed=SEED
-    )
-    for number in range(9):
-        state = grow(state, rows(number * 4, 4, envs))
-    device.dumps(state, tmp_path / "jax", samples=2)
-    moved = in_torch(envs)
-    moved.loads(tmp_path / "jax")
-    moved.dumps(tmp_path / "torch")
-    same(moved.sample(), draw(state, 2))
-    empty = device.init(jax.tree.map(lambda leaf: leaf[0, 0], rows(0, 1, envs)), 60, batch_size=BATCH, num_envs=envs)
-    back, samples = device.loads(empty, tmp_path / "torch")
-    more = rows(36, 4, envs)
-    moved.extend(jax.tree.map(np.asarray, more))
-    assert samples == 2
-    same(moved.sample(), draw(grow(back, more), 3))
-    with pytest.raises(ConfigError, match="an empty replay, found 20 time steps"):
-        moved.loads(tmp_path / "jax")
-
-
 @pytest.mark.parametrize(("envs", "writes"), [(3, 9), pytest.param(None, 4, marks=pytest.mark.slow)])
 def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: int, tmp_path: Path) -> None:
     """A ring that went round, in which slices are drawn; and one of single rows that is not full."""
@@ -134,6 +106,8 @@ def test_what_numpy_has_not_is_saved_as_numbers(tmp_path: Path) -> None:
     assert batch["four"].dtype == jnp.int4
     assert (other["key"].numpy() == jax.random.key_data(batch["key"])).all()
     assert (other["four"].numpy() == other["index"].numpy() - 3).all()
+    with pytest.raises(ConfigError, match="an empty replay, found 6 time steps"):
+        moved.loads(tmp_path / "jax")
     held = mouse_torch.ReplayBuffer(ArrayStorage(8), batch_size=4)
     held.loads(tmp_path / "torch")
     assert (device.sample(device.from_host(device.init(one, 8, batch_size=4), held), 0)["key"] == batch["key"]).all()
