@@ -10,7 +10,6 @@ import numpy.typing as npt
 import ray
 
 from mouse_core import groups
-from mouse_core.digest import StreamDigest
 from mouse_core.groups import RLExample, RolloutRecord
 
 
@@ -49,29 +48,15 @@ class RolloutBufferActor(groups.RolloutBuffer):
         """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""
         return super().create_and_store_batch(batch_size)
 
-    def batches(self) -> list[str]:  # type: ignore[override]
-        """The ids of all stored batches, in order."""
-        return super().batches
-
-    def digest(self) -> StreamDigest:  # type: ignore[override]
-        """The 128-bit digest of the stored batches; see the core's."""
-        return super().digest
+    # Callers of an actor reach methods alone: the getter of each of these properties is a method here.
+    batches, digest, num_groups, num_waiting, num_ahead = (
+        vars(groups.RolloutBuffer)[name].fget
+        for name in ("batches", "digest", "num_groups", "num_waiting", "num_ahead")
+    )
 
     def size(self) -> int:
         """Rollouts, sealed or waiting."""
         return len(self)
-
-    def num_groups(self) -> int:  # type: ignore[override]
-        """Sealed groups."""
-        return super().num_groups
-
-    def num_waiting(self) -> int:  # type: ignore[override]
-        """Rollouts whose groups are not sealed yet."""
-        return super().num_waiting
-
-    def num_ahead(self) -> int:  # type: ignore[override]
-        """Rollouts that wait for their groups, and examples that batches could be made of now."""
-        return super().num_ahead
 
 
 class ActorBatches:
