@@ -18,6 +18,7 @@ from mouse_core.testing import (
     DeviceReplayConformance,
     ReplayAdapterConformance,
     RolloutAdapterConformance,
+    example_store,
 )
 from mouse_core.testing.replay.devices import PADDED_BY_PRIORITY
 from mouse_torch.device import Replay, RolloutStorage
@@ -25,6 +26,20 @@ from mouse_torch.device import Replay, RolloutStorage
 
 class TestTorch(AdapterConformance):
     loader_class = mouse_torch.PrefetchBatchifier
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pin_memory", [None, False])
+class TestCuda(TestTorch):
+    @pytest.fixture(autouse=True)
+    def on_device(self, pin_memory: bool | None) -> None:
+        self.options = {"device": "cuda", "pin_memory": pin_memory}
+
+    def test_it_comes_on_the_device(self) -> None:
+        with self._loader(example_store(), dtypes={"obs_image": "uint8", "obs_continuous": "float16"}) as loader:
+            batch = loader.next_batch()
+        assert batch.device.type == "cuda"
+        assert all(tensor.is_cuda for tensor in batch.values())
 
 
 class InTorch:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from mouse_core import BatchSource, ConfigError, WorkerError
+from mouse_core import BatchSource
 from mouse_torch import PrefetchBatchifier
 from tests.core.oracle import assert_same
 from tests.torch.test_transfer import store_of
@@ -19,28 +17,6 @@ pytestmark = pytest.mark.cuda
 
 def as_numpy(batch: TensorDict) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
-
-
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("pin_memory", [None, False])
-def test_device_batches_are_those_of_the_host(sampling: str, workers: int, pin_memory: bool | None) -> None:
-    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 4, "sampling": sampling, "drop_last": False}
-    source = BatchSource(store_of(), **options)
-    with PrefetchBatchifier(store_of(), device="cuda", num_workers=workers, pin_memory=pin_memory, **options) as loader:
-        for index in range(20):
-            batch = loader.next_batch()
-            assert batch.device.type == "cuda"
-            assert all(tensor.is_cuda for tensor in batch.values())
-            assert_same(as_numpy(batch), source[index], index)
-
-
-def test_delivered_dtypes_on_the_device() -> None:
-    dtypes = {"obs_image": "uint8", "obs_continuous": "float16", "reward": "float64"}
-    with PrefetchBatchifier(store_of(), 5, 4, device="cuda:0", dtypes=dtypes) as loader:
-        batch = loader.next_batch()
-        assert batch["obs_image"].dtype == torch.uint8
-        assert_same(as_numpy(batch), BatchSource(store_of(), 5, 4, dtypes=dtypes)[0])
 
 
 @pytest.mark.parametrize("pin_memory", [None, True])
@@ -86,31 +62,6 @@ def test_a_stream_of_the_callers_own() -> None:
         stream.synchronize()
         for index, doubled in results:
             assert np.array_equal(doubled.cpu().numpy(), source[index]["reward"] * 2), index
-
-
-def test_batches_that_are_kept_do_not_change() -> None:
-    source = BatchSource(store_of(), 20, 256)
-    with PrefetchBatchifier(store_of(), 20, 256, device="cuda", num_workers=2) as loader:
-        kept = [loader.next_batch() for _ in range(40)]
-    for index, batch in enumerate(kept):
-        assert_same(as_numpy(batch), source[index], index)
-
-
-def test_a_device_that_does_not_exist() -> None:
-    with pytest.raises((ConfigError, WorkerError), match="99"):
-        PrefetchBatchifier(store_of(), 5, 4, device="cuda:99").next_batch()
-
-
-def test_state_and_refresh_on_the_device() -> None:
-    store = store_of()
-    with PrefetchBatchifier(store, 5, 4, device="cuda", sampling="sequential") as loader:
-        loader.next_batch()
-        state = loader.state_dict()
-        wanted = as_numpy(loader.next_batch())
-        loader.refresh()
-        loader.next_batch()
-        loader.load_state_dict(state)
-        assert_same(as_numpy(loader.next_batch()), wanted)
 
 
 def test_abandoning_a_loader_in_full_flight() -> None:
