@@ -240,6 +240,10 @@ class JaxArrays(Arrays):
         smallest = jnp.where(children > 0, children.astype(jnp.float32), jnp.float32(jnp.inf))
         return children.sum(1), smallest.min(-1)
 
+    def total(self, children: Any) -> Any:
+        """See ``Arrays``."""
+        return children.sum(1)
+
     def lowest(self, rows: Any) -> Any:
         """See ``Arrays``."""
         return rows.min(-1)
@@ -259,9 +263,9 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         return self.child(weights[None], rest)
 
-    def distinct(self, nodes: Any, count: Any) -> Any:
+    def above(self, nodes: Any, count: Any) -> Any:
         """See ``Arrays``."""
-        return nodes
+        return nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""

@@ -158,6 +158,10 @@ class TorchArrays(Arrays):
         """See ``Arrays``."""
         return children.sum(1), torch.where(children > 0, children.to(torch.float32), torch.inf).amin(1)
 
+    def total(self, children: Any) -> Any:
+        """See ``Arrays``."""
+        return children.sum(1)
+
     def lowest(self, rows: Any) -> Any:
         """See ``Arrays``."""
         return rows.amin(1)
@@ -172,9 +176,9 @@ class TorchArrays(Arrays):
         """See ``Arrays``."""
         return self.child(weights[None], rest)
 
-    def distinct(self, nodes: Any, count: Any) -> Any:
+    def above(self, nodes: Any, count: int) -> Any:
         """See ``Arrays``."""
-        return self.range(count) if count < len(nodes) else nodes
+        return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""

@@ -74,8 +74,8 @@ class ReplayEnsemble(BufferModule):
         if not replays:
             raise ConfigError("replays: expected at least one, found none")
         for number, replay in enumerate(replays):
-            if not isinstance(replay, Replay) or replay.order != "random":
-                found = replay.order if isinstance(replay, Replay) else type(replay).__name__
+            if not isinstance(replay, Replay) or replay.sampler.order != "random":
+                found = replay.sampler.order if isinstance(replay, Replay) else type(replay).__name__
                 raise ConfigError(f"replay {number}: expected a Replay with order='random', found {found!r}")
         devices = {replay.device for replay in replays}
         if len(devices) > 1:

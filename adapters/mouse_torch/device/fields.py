@@ -14,6 +14,7 @@ from mouse_core.dtypes import RowError, refuse_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, opened, structure_of, unflatten
 from mouse_core.replay import Slices
+from mouse_core.replay.device.options import check_rows
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
@@ -240,39 +241,21 @@ class Fields(BufferModule):
             SchemaError: Other fields, shapes or dtypes than the example had.
             ConfigError: More time steps than there is room for.
         """
-        tree = opened(as_tree(rows), 0, lists=self._lists)
-        given = flatten(tree)
-        if given.keys() != self.rows.keys():
-            raise SchemaError(f"extend: expected rows with the fields {list(self.rows)}, found {list(given)}")
-        made: dict[FieldKey, torch.Tensor] = {}
-        counts: dict[FieldKey, tuple[bool, int]] = {}
-        for key, row in self.rows.items():
-            made[key], counts[key] = self._fitting(key, given[key], row)
-        if len(set(counts.values())) > 1:
-            found = {key: count for key, (_, count) in counts.items()}
-            raise SchemaError(f"extend: expected as many rows in every field, found {found}")
-        count, most = next(iter(counts.values()))[1], self._capacity // (self._envs or 1)
-        if count > most:
-            raise ConfigError(f"extend: expected at most {most} time steps at once, found {count}")
-        return made, count
+        leaves = flatten(opened(as_tree(rows), 0, lists=self._lists))
+        given = {key: _tensor(key, leaf) for key, leaf in leaves.items()}
 
-    def _fitting(self, key: FieldKey, leaf: Any, row: Row) -> tuple[torch.Tensor, tuple[bool, int]]:
-        values = _tensor(key, leaf)
-        one = row.shape if self._envs is None else (self._envs, *row.shape)
-        if tuple(values.shape) == one:
-            values, count = values[None], (True, 1)
-        elif values.ndim == len(one) + 1 and tuple(values.shape[1:]) == one:
-            count = (False, values.shape[0])
-        else:
-            what = "row" if self._envs is None else "time step"
-            raise SchemaError(
-                f"extend: field {key!r}: expected {[*one]} for one {what} or {[None, *one]} for some, found "
-                f"{[*values.shape]}"
-            )
-        weak = not isinstance(leaf, torch.Tensor | np.ndarray | np.generic)
-        if values.dtype != row.dtype and not (weak and torch.can_cast(values.dtype, row.dtype)):
-            raise SchemaError(f"extend: field {key!r}: expected {_name(row.dtype)}, found {_name(values.dtype)}")
-        return row.as_held(_moved(values.detach().to(row.dtype), getattr(self, "0").device)), count
+        def fits(key: FieldKey, dtype: torch.dtype) -> bool:
+            weak = not isinstance(leaves[key], torch.Tensor | np.ndarray | np.generic)
+            return given[key].dtype == dtype or (weak and torch.can_cast(given[key].dtype, dtype))
+
+        lead = () if self._envs is None else (self._envs,)
+        kinds = {key: ((*lead, *row.shape), row.dtype) for key, row in self.rows.items()}
+        is_one, count = check_rows("extend", given, kinds, self._envs, self._capacity // (self._envs or 1), fits)
+        device, made = getattr(self, "0").device, {}
+        for key, row in self.rows.items():
+            values = given[key][None] if is_one else given[key]
+            made[key] = row.as_held(_moved(values.detach().to(row.dtype), device))
+        return made, count
 
 
 def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:

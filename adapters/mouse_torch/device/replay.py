@@ -15,13 +15,13 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey, as_array
 from mouse_core.randomness import check_seed
-from mouse_core.replay import Compose, LinearSchedule, Priorities, ReplayBuffer
+from mouse_core.replay import Compose, Priorities, ReplayBuffer
 from mouse_core.replay.device import Order, Slices, moving
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
-from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Plan, SliceUnits, State, check_left, sampler_of
-from mouse_core.replay.samplers.weighing import weighed
+from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Plan, Reads, State, check_left, sampler_of
+from mouse_core.replay.samplers.weighing import shape_like, weighed
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
@@ -114,7 +114,6 @@ class Replay(BufferModule):
         reach = 0 if self.transform is None else self.transform.reach
         self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
         self.alignment: Alignment = alignment
-        self.order: Order = order
         structure, row = rows_of(example)
         check_names(structure, self.transform, slices, priorities)
         check_pad(row, slices)
@@ -213,7 +212,10 @@ class Replay(BufferModule):
             for values in (indices, priorities)
         )
         slots = torch.as_tensor(slots, device=self.device)
-        values = _priorities_like(slots, torch.as_tensor(given, device=self.device)).reshape(-1)
+        if not is_integer(slots.dtype):
+            raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
+        values, shape = torch.as_tensor(given, device=self.device).detach().to(torch.float32), slots.shape
+        values = values.reshape(shape_like(shape, values.shape, "set_priorities")).expand(shape).reshape(-1)
         slots = slots.reshape(-1).to(torch.int64)
         if not self.is_seen or not is_known(slots) or not is_known(values):
             if len(slots):
@@ -257,16 +259,16 @@ class Replay(BufferModule):
         size = self.batch_size if batch_size is None else check_count("batch_size", batch_size)
         if beta is not None and not isinstance(self.sampler, ByPriority):
             raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
-        if self.order != "random" and size != self.batch_size:
+        if self.sampler.order != "random" and size != self.batch_size:
             raise ConfigError(f"batch_size: expected {self.batch_size}, as each row comes once, found {size}")
         counters: Any = self._counters()
         number = counters["samples"] if index is None else number_of(index, self.device)
-        batch = self.drawn(counters["seed"], number, size, beta)
+        batch = self.drawn(counters["seed"], number, size, beta, counters)
         if index is None:
             number += 1
         return self._delivered(batch)
 
-    def drawn(self, seed: Any, number: Any, size: int, beta: Any = None) -> dict[str, Any]:
+    def drawn(self, seed: Any, number: Any, size: int, beta: Any = None, counters: Any = None) -> dict[str, Any]:
         """A batch before transforms.
 
         Args:
@@ -274,26 +276,33 @@ class Replay(BufferModule):
             number: The number of the sample, int64 ``[]``, likewise.
             size: Rows or slices.
             beta: The exponent of importance weights; None: that of the replay.
+            counters: What ``_counters`` gives, where it was called already.
         """
-        known, sampler = self._counters(), self.sampler
+        known, sampler = self._counters() if counters is None else counters, self.sampler
         seen = known is not self._buffers
         if seen:
-            key = DrawKey(*(value if isinstance(value, np.ndarray) else value.numpy() for value in (seed, number)))
+            if type(seed) is torch.Tensor:
+                seed = seed.numpy()
+            if type(number) is torch.Tensor:
+                number = number.numpy()
             xp, state = _NUMPY, self._seen_state()
             ring = Ring(int(known["cursor"]), int(known["size"]), self.steps, self.num_envs)
         else:
-            key, xp, state, ring = DrawKey(seed, number), self._functions(), self._state(), self.ring
-        after, plan = sampler.draw(xp, state, ring, key, size)
+            xp, state, ring = self._functions(), self._state(), self.ring
+        after, plan = sampler.draw(xp, state, ring, DrawKey(seed, number), size)
         if seen:
             left = sampler.left(xp, state, ring) if plan.left is None else plan.left
             check_left(sampler, int(left), self.batch_size, ring.size, "sample")
-        self._keep(state, after)
+        if after is not state:
+            self._keep(state, after)
         rows = self.rows.taken(plan.read)
         if seen:
-            xp, plan = _ON_HOST, Plan(*map(_tensor, plan))
+            parts: list[Any] = [torch.from_numpy(part) if type(part) is np.ndarray else part for part in plan]
+            xp, plan = _ON_HOST, Plan(*parts)
         exponent = None
         if plan.times is not None:
-            exponent = _beta_at(self.beta if beta is None else beta, torch.as_tensor(number))
+            exponent = self.beta if beta is None else beta
+            exponent = exponent(torch.as_tensor(number)) if callable(exponent) else exponent
         return plan.batch(xp, rows, exponent)
 
     def dumps(self, path: str | PathLike[str]) -> None:
@@ -442,12 +451,7 @@ class Replay(BufferModule):
 
     def _write_seen(self, given: Mapping[FieldKey, torch.Tensor], count: int, places: torch.Tensor) -> None:
         """``write`` with NumPy's functions in the memory of the module."""
-        fields, sampler = {}, self.sampler
-        if isinstance(sampler.units, SliceUnits):
-            marks = sampler.units.episodes.marks
-            for key in (*marks.ends, *(() if marks.ids is None else (marks.ids,))):
-                values = given[key]
-                fields[key] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        fields, sampler = Reads(lambda key: _in_numpy(given[key])), self.sampler
         before, ring, known = self._seen_state(), self._seen_ring(), self.arrays()
         state = sampler.extend(_NUMPY, before, fields, count, ring)
         self.rows.put(given, places)
@@ -483,6 +487,10 @@ class Replay(BufferModule):
         return made
 
 
+def _in_numpy(values: torch.Tensor) -> Any:
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
 def number_of(index: Any, device: torch.device) -> torch.Tensor:
     """The number of a sample, int64 ``[]`` on a device, or ConfigError."""
     if isinstance(index, torch.Tensor):
@@ -495,35 +503,3 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
         raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
     # Filled there, not copied.
     return torch.full((), int(index), dtype=torch.int64, device=device)
-
-
-def _priorities_like(indices: torch.Tensor, priorities: torch.Tensor) -> torch.Tensor:
-    """Priorities in the shape of indices, float32, where axes of length 1 may follow and one may be of a whole slice.
-
-    Raises:
-        ConfigError: Shapes that do not go together, or indices that are no integers.
-    """
-    if indices.dtype == torch.bool or indices.is_floating_point():
-        raise ConfigError(f"set_priorities: expected integers as indices, found {indices.dtype}")
-    values, shape = priorities.detach().to(torch.float32), indices.shape
-    if values.shape[: len(shape)] == shape and values.numel() == indices.numel():
-        return values.reshape(shape)  # also [n, 1], as networks give one number for each row
-    fits = values.ndim <= len(shape) and values.shape[:1] in ((), shape[:1])
-    if not fits or any(size not in (1, other) for size, other in zip(values.shape, shape, strict=False)):
-        raise ConfigError(
-            f"set_priorities: expected priorities of the shape of the index {[*shape]}, found {[*priorities.shape]}"
-        )
-    return values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)).expand(shape)
-
-
-def _beta_at(beta: Any, number: torch.Tensor) -> Any:
-    """The exponent of importance weights for a sample: what a schedule gives for its number, or what it is itself."""
-    if isinstance(beta, LinearSchedule):
-        # Called, it would ask which of two numbers is smaller, and wait for the device.
-        return beta.start + (beta.end - beta.start) * (number / beta.samples).clamp(max=1.0)
-    return beta(number) if callable(beta) else beta
-
-
-def _tensor(value: Any) -> Any:
-    """An array of NumPy as a tensor; others as they are."""
-    return torch.from_numpy(value) if type(value) is np.ndarray else value

@@ -283,7 +283,7 @@ class Arrays:
 
     def children(self, memory: Any, rows: Any) -> Any:
         """Rows of 16 siblings, ``[m, 16]``, of memory ``[R, 16]``."""
-        return memory.take(rows, 0)
+        return memory[rows] if isinstance(rows, slice) else memory.take(rows, 0)
 
     def leaf(self, memory: Any, slots: Any) -> Any:
         """Elements of ``[R, 16]`` by their numbers."""
@@ -313,11 +313,15 @@ class Arrays:
 
     def summed(self, children: Any) -> tuple[Any, Any]:
         """Sums of rows of 16 weights, wide ``[m]``, and the least of each above 0, float32 ``[m]``, or infinity."""
-        across = np.ascontiguousarray(children.T)  # so NumPy sums up many side by side
+        across = np.ascontiguousarray(children.T)  # so NumPy adds many side by side
         # Less one: 0, which stands for no weight, becomes the largest of all.
         lowest = np.minimum.reduce(across.view(np.uint64) - np.uint64(1), 0) + np.uint64(1)
         smallest = np.where(lowest > 0, lowest.astype(np.float32), np.float32(np.inf))
         return np.add.reduce(across, 0), smallest
+
+    def total(self, children: Any) -> Any:
+        """Sums of rows of 16 weights, wide ``[m]``."""
+        return np.add.reduce(np.ascontiguousarray(children.T), 0)
 
     def lowest(self, rows: Any) -> Any:
         """Smallest of each row of 16 floats."""
@@ -340,9 +344,13 @@ class Arrays:
         found = np.minimum(ends.searchsorted(rest, "right"), len(ends) - 1)
         return found, ends.take(found) - weights.take(found)
 
-    def distinct(self, nodes: Any, count: Any) -> Any:
-        """Numbers below ``count``, some of which may come several times; or all of them where these are fewer."""
-        return np.arange(count) if count < len(nodes) else nodes
+    def above(self, nodes: Any, count: int) -> Any:
+        """The rows of 16 that nodes are in, of ``count`` rows, in any number; an integer says all ``count`` rows."""
+        return count if isinstance(nodes, int) or count < len(nodes) else nodes >> SHIFT
+
+    def offset(self, nodes: Any, begin: Any) -> Any:
+        """Nodes, or rows as ``above`` gives them, counted from another begin."""
+        return slice(begin, begin + nodes) if isinstance(nodes, int) else begin + nodes
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """Weights of priorities, float32 ``[n]`` from 0, wide, at most ``most`` each; see ``weighing.weights_of``."""

@@ -648,7 +648,7 @@ class HostSampler(BaseSampler):
         before, after = _ring(storage, first), _ring(storage, first + count)
         self._unflatten(before)
         state, steps = self._state_now or self.sampler.init(self._arrays, before), count // before.envs
-        state = self.sampler.extend(self._arrays, state, _Reads(read), steps, before)
+        state = self.sampler.extend(self._arrays, state, Reads(read), steps, before)
         self._state_now = self.sampler.settle(self._arrays, state, steps, after)
 
     def _unflatten(self, ring: Ring) -> None:
@@ -687,7 +687,7 @@ class HostSampler(BaseSampler):
         self._loaded, self._state_now = (dict(values), {}) if is_known else ({}, None)
 
 
-class _Reads(dict[FieldKey, Any]):
+class Reads(dict[FieldKey, Any]):
     """Fields of rows, read when they are asked for."""
 
     def __init__(self, read: Callable[[FieldKey], Any]) -> None:

@@ -77,7 +77,7 @@ class SumTree:
     def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
         """Leaves that count, wide ``[m, 16]``; within ``wide``."""
         found = xp.unpack(xp.children(state["sums"], rows))
-        return xp.where(xp.children(state["begins"], rows), found, 0) if self.sliced else found
+        return found * xp.children(state["begins"], rows) if self.sliced else found
 
     def _level(self, xp: Arrays, state: State, level: int) -> Any:
         """All nodes of a level, wide ``[n]``; within ``wide``."""
@@ -104,18 +104,17 @@ class SumTree:
                 """Write sums and least weights below nodes of a level, which are equal where a node comes again."""
                 # All is read before anything is written, which can be done in place then.
                 total, smallest = xp.once((xp.pack(found[0]), found[1]))
-                row = starts[level] * FAN + nodes
-                return xp.scatter(sums, row, total), xp.scatter(least, row - first * FAN, smallest)
+                sums = xp.scatter(sums, xp.offset(nodes, starts[level] * FAN), total)
+                return sums, xp.scatter(least, xp.offset(nodes, (starts[level] - first) * FAN), smallest)
 
             def step(level: Any, kept: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
                 sums, least, nodes = kept
-                rows = starts[level] + nodes
-                total, _ = xp.summed(xp.unpack(xp.children(sums, rows)))
-                found = total, xp.lowest(xp.children(least, rows - first))
+                total = xp.total(xp.unpack(xp.children(sums, xp.offset(nodes, starts[level]))))
+                found = total, xp.lowest(xp.children(least, xp.offset(nodes, starts[level] - first)))
                 return *put(level + 1, sums, least, nodes, found), above(nodes, level + 1)
 
             def above(nodes: Any, level: Any) -> Any:
-                return xp.distinct(nodes >> SHIFT, starts[level + 1] - starts[level])
+                return xp.above(nodes, starts[level + 1] - starts[level])
 
             kept = put(1, state["sums"], state["least"], nodes, xp.summed(self._leaves(xp, state, nodes)))
             sums, least, _ = xp.loop(1, levels - 1, step, (*kept, above(nodes, 1)))
