@@ -1,4 +1,4 @@
-"""Dtypes that JAX holds instead of 64-bit numbers."""
+"""Dtypes that JAX holds instead of 64-bit numbers, random keys and seeds, and whether values are known or traced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from mouse_core import ConfigError
+from mouse_core.randomness import check_seed
 
 REPLACED_DTYPES: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
     {
@@ -61,3 +64,50 @@ def as_numbers(leaf: jax.Array) -> jax.Array:
         return jax.random.key_data(leaf)
     wider = WIDER.get(str(leaf.dtype))
     return leaf if wider is None else leaf.astype(wider)
+
+
+def known(value: Any) -> int | None:
+    """A number, where it is not traced."""
+    return None if isinstance(value, jax.core.Tracer) else int(value)
+
+
+def are_known(*arrays: Any, anywhere: bool = False) -> bool:
+    """Whether values can be looked at: none is traced, and all are on the host, so that no device is waited for.
+
+    Args:
+        arrays: The values.
+        anywhere: Whether they may be on any device.
+    """
+    for array in arrays:
+        if isinstance(array, jax.core.Tracer):
+            return False
+        if (
+            not anywhere
+            and isinstance(array, jax.Array)
+            and any(device.platform != "cpu" for device in array.devices())
+        ):
+            return False
+    return True
+
+
+def seed_halves(seed: Any) -> jax.Array:
+    """The halves of a seed, uint32 ``[2]``, high first; the seed, or a random key of JAX, may be traced.
+
+    Raises:
+        ConfigError: Not an integer in ``[0, 2**64)``, as far as that is known, nor a key.
+    """
+    if isinstance(seed, jax.Array):
+        seed = as_key(seed)
+        if is_key(seed.dtype) and not seed.ndim:
+            return jax.random.bits(seed, (2,), jnp.uint32)
+        if seed.ndim or not jnp.issubdtype(seed.dtype, jnp.integer):
+            raise ConfigError(
+                f"seed: expected an integer in [0, 2**64) or a random key, found {seed.dtype} {list(seed.shape)}"
+            )
+        if isinstance(seed, jax.core.Tracer):
+            # JAX has 64-bit integers only where they were asked for.
+            high = (seed >> 32).astype(jnp.uint32) if seed.dtype.itemsize == 8 else jnp.uint32(0)
+            return jnp.stack([high, seed.astype(jnp.uint32)])
+        seed = int(seed)
+    seed = check_seed(seed)
+    return jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)

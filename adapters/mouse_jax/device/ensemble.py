@@ -18,11 +18,10 @@ from mouse_core.replay.device.ensemble import joined, members_of
 from mouse_core.replay.ensemble import shares_of
 from mouse_core.spec import check_count
 from mouse_jax import _philox
-from mouse_jax._rollout import seed_halves
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.sampling import checked_index, sample
 from mouse_jax.device.state import Replay
-from mouse_jax.dtypes import is_key
+from mouse_jax.dtypes import is_key, seed_halves
 
 _MEMBERS = 1 << 63  # the call of keys that seeds of members come from, as on the host
 

@@ -14,11 +14,10 @@ from mouse_core import ConfigError
 from mouse_core.replay import ReplayBuffer
 from mouse_core.replay.device import moving
 from mouse_core.spec import check_count
-from mouse_jax._rollout import are_known, seed_halves
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.state import Replay, as_dicts, check_one, named, put_on_host
 from mouse_jax.device.writing import accepted
-from mouse_jax.dtypes import WIDER, as_numbers, is_key
+from mouse_jax.dtypes import WIDER, are_known, as_numbers, is_key, seed_halves
 
 
 def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:

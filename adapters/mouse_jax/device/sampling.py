@@ -18,10 +18,9 @@ from mouse_core.replay.device import DrawKey
 from mouse_core.replay.device.samplers import ByPriority, check_left
 from mouse_core.replay.samplers.weighing import shape_like, weighed
 from mouse_core.spec import check_count
-from mouse_jax._rollout import are_known
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.state import Replay, check_one, on_host, put_on_device, put_on_host
-from mouse_jax.dtypes import as_key, is_key
+from mouse_jax.dtypes import are_known, as_key, is_key
 
 
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:

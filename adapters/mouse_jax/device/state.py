@@ -15,7 +15,7 @@ from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
 from mouse_core.replay import Compose
 from mouse_core.replay.device import DeviceSampler, Ring
 from mouse_core.spec import Alignment
-from mouse_jax._rollout import are_known
+from mouse_jax.dtypes import are_known
 
 Memory = Literal["device", "host"]
 

@@ -29,7 +29,6 @@ from mouse_core.replay.device.options import (
 )
 from mouse_core.replay.device.samplers import sampler_of
 from mouse_core.spec import Alignment, is_text
-from mouse_jax._rollout import seed_halves
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.sampling import check_transform
 from mouse_jax.device.state import (
@@ -44,7 +43,7 @@ from mouse_jax.device.state import (
     on_host,
     put_on_host,
 )
-from mouse_jax.dtypes import is_key
+from mouse_jax.dtypes import is_key, seed_halves
 from mouse_jax.trees import narrowed
 
 # Of so many rows a sampler takes note one by one.
