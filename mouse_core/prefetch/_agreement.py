@@ -17,13 +17,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mouse_core.errors import ConfigError
 from mouse_core.ranks import Ranks, find_ranks
-
-if TYPE_CHECKING:
-    from mouse_core.prefetch.loader import Feed
 
 # What differs wherever something else does, and says nothing by itself.
 _DIGESTS = ("fingerprint", "data")
@@ -59,7 +56,7 @@ class Agreement:
         # What the others had noted of loaders of before when this process came again; None: it is the first.
         self._before: dict[tuple[str, int], str | None] | None = None
 
-    def deliver(self, feed: Feed, index: int) -> None:
+    def deliver(self, feed: Any, index: int) -> None:
         """Before batch ``index`` is delivered: see that all begin with it, and say that this one has come so far.
 
         Raises:
@@ -71,7 +68,7 @@ class Agreement:
         if self._board is not None:
             self._board.put(f"{self._name}/at/{self.ranks.rank}", f"{self._held} {index}")
 
-    def hold(self, call: str, feed: Feed, next_index: int, at: int) -> None:
+    def hold(self, call: str, feed: Any, next_index: int, at: int) -> None:
         """See that all ranks make the same call, and that the same follows.
 
         Args:
@@ -90,7 +87,7 @@ class Agreement:
         except _Alone as others:
             self._go_on(str(others), next_index)
 
-    def _hold(self, call: str, feed: Feed, next_index: int, at: int) -> None:
+    def _hold(self, call: str, feed: Any, next_index: int, at: int) -> None:
         board, ranks, name = self._board, self.ranks, f"{self._name}/{self._held}"
         refreshes = self._refreshes + (call == "refresh()")
         board.put(f"{name}/{ranks.rank}", json.dumps(words_of(feed, next_index, call, refreshes, ranks.count)))
@@ -258,7 +255,7 @@ def _compared(notes: Sequence[str], call: str) -> str:
     return f"ranks: expected all {len(notes)} to agree at {call}, found {'; '.join(said[:_MOST_RANKS])}{more}"
 
 
-def words_of(feed: Feed, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
+def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
     """Return the values that must be equal in all ranks, by name: all that determines batches, except the rank."""
     state = feed.state(next_index)
     configuration = json.loads(state.pop("configuration", "{}"))
