@@ -65,7 +65,7 @@ from mouse_core.replay.protocols import (
 from mouse_core.replay.samplers.episodes import StorageEpisodes, find_fields, marks_of
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.samplers.rows import RandomSampler, meant
-from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler, SliceSampling
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store
 from mouse_core.replay.storages.list import ListStorage
@@ -1504,6 +1504,8 @@ class ReplayBuffer(BaseBuffer):
             for part, saved in before:
                 part.load_state_dict(saved)
             raise
+        if isinstance(self._sampler, SliceSampling):
+            self._sampler.episodes.resume(self._storage)
         if self._recorded_slices is not None:
             self._recorded_slices.forget()
         self._changes, self._reported = self._storage.changes, self._storage.written

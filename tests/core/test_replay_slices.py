@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -673,3 +674,16 @@ def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             padded.sample()
+
+
+def test_a_loaded_buffer_knows_whose_trajectory_a_write_of_the_whole_ring_follows(tmp_path: Path) -> None:
+    """Rows number their episodes beside ``done``, and the same write replaces the row that they differ from."""
+    whole, loaded = (
+        ReplayBuffer(ArrayStorage(4), SliceSampler(sequence_length=1, period=3), batch_size=64) for _ in range(2)
+    )
+    whole.extend({"done": np.zeros(4, np.int8), "episode": np.full(4, 1)})
+    whole.dumps(tmp_path / "buffer")
+    loaded.loads(tmp_path / "buffer")
+    for buffer in (whole, loaded):
+        buffer.extend({"done": np.zeros(4, np.int8), "episode": np.full(4, 2)})
+        assert {*buffer.sample()["index"][:, 0].tolist()} == {0, 3}

@@ -242,6 +242,17 @@ class StorageEpisodes:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
 
+    def resume(self, storage: Storage) -> None:
+        """Read the newest time step of a loaded storage: a write of the whole ring, which replaces it, needs its id."""
+        if not self._is_whole or not len(storage):
+            return
+        slots = ring_slots(storage.written - storage.num_envs, storage.num_envs, storage.capacity)
+        try:
+            fields = self._fields(lambda key: storage.read(key, slots))
+            self._before = self._read_before(storage, storage.written, fields) if fields.cuts or fields.others else None
+        except SchemaError:
+            self._is_whole = False  # the next draw raises it
+
     def grew(self, storage: Storage) -> None:
         """Follow a storage that has room for more rows now; no row was overwritten so far."""
         if self._episodes is not None:

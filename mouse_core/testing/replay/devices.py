@@ -95,8 +95,7 @@ def setup_of(kind: str, variant: int) -> Setup:
         slices: dict[str, Any] = {"sequence_length": length, "pad": choose.choice([True, False, -1, 0])}
         if "epochs" not in kind:
             slices["period"] = choose.choice([1, 2, 3, 7])
-        # A buffer from a file knows the trajectory of its last row only as long as the row is there.
-        given["ids"] = "run" if given["several"] == steps else choose.choice(["run", "episode"])
+        given["ids"] = choose.choice(["run", "episode"])
         keys: list[dict[str, Any]] = [{}, {}, {"end_key": "done"}, {"traj_key": given["ids"]}]
         slices |= choose.choice([*keys, {"end_key": "done", "traj_key": given["ids"]}])
         given["slices"] = slices
