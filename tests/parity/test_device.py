@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +32,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
+from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Plan, Ring
 from mouse_jax import device as in_jax
 from mouse_torch import device as in_torch
 
@@ -376,3 +379,49 @@ def test_what_lies_under_a_mask_is_no_row_and_no_priority(package: Any) -> None:
     for given in ((np.arange(2), hidden), (np.ma.masked_array([0, 1], [True, False]), [1.0, 2.0])):
         with pytest.raises(DataError, match="set_priorities: expected a value, found a masked one"):
             replay.set_priorities(*given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest(DeviceSampler):
+    """Rows or slices that begin in the newest time steps, and how many units were drawn."""
+
+    order = "newest"
+
+    def init(self, xp: Arrays, ring: Ring) -> Any:
+        return {**super().init(xp, ring), "newest": {"drawn": xp.full((), 0, "index")}}
+
+    def draw(self, xp: Arrays, state: Any, ring: Ring, key: DrawKey, size: int) -> tuple[Any, Plan]:
+        back = xp.integers(xp.words(key, size), xp.where(ring.rows < 9, ring.rows, 9))
+        slots = (ring.cursor * ring.envs - 1 - back) % ring.capacity
+        drawn = {"newest": {"drawn": state["newest"]["drawn"] + size}}
+        return state | drawn, self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
+
+
+@pytest.mark.parametrize("slices", [None, Slices(sequence_length=3, end_key="done")])
+def test_a_sampler_of_ones_own_draws_the_same_everywhere(slices: Slices | None, tmp_path: Path) -> None:
+    """On the host, in torch (eager, compiled) and in JAX (compiled, mapped), and it goes on from a file."""
+    options: dict[str, Any] = {"batch_size": 4, "num_envs": None, "slices": slices, "sampler": Newest}
+    state = in_jax.init(ROW, 30, seed=5, **options)
+    host = ReplayBuffer(ArrayStorage(30), HostSampler(state.layout.sampler), batch_size=4, seed=5)
+    eager, compiled = (in_torch.Replay(ROW, 30, seed=5, **options) for _ in range(2))
+    draw = torch.compile(compiled.sample, fullgraph=True, backend="eager")
+    seeds = jax.vmap(lambda seed: in_jax.init(ROW, 30, seed=seed, **options))(jnp.array([4, 5]))
+    for first in range(0, 40, 10):
+        count = np.arange(first, first + 10)
+        rows = {"x": count.astype(np.int32), "reward": count.astype(np.float32), "done": count % 7 == 6}
+        host.extend(rows)
+        eager.extend(rows)
+        compiled.extend(rows)
+        state = in_jax.add(state, rows)
+        seeds = jax.vmap(lambda replay, rows=rows: in_jax.add(replay, rows))(seeds)
+        number = first // 10
+        state, batch = jax.jit(in_jax.take)(state, number)
+        seeds, batches = jax.vmap(lambda replay, number=number: in_jax.take(replay, number))(seeds)
+        expected = host.sample()
+        for found in (eager.sample(), draw(), batch, jax.tree.map(lambda leaf: leaf[1], batches)):
+            for name in ("x", "index", *(() if slices is None else ("mask",))):
+                np.testing.assert_array_equal(np.asarray(found[name]), expected[name], name)
+    eager.dumps(tmp_path / "own")
+    again, samples = in_jax.loads(in_jax.init(ROW, 30, **options), tmp_path / "own")
+    assert int(again.state["newest"]["drawn"]) == 16
+    np.testing.assert_array_equal(in_jax.take(again, samples)[1]["x"], host.sample()["x"])
