@@ -1,8 +1,8 @@
 """Windows in an order that reads long stretches: blocks of rows in random order, windows from a rotating pool of them.
 
-A window by itself is a few kilobytes here and there, and disks and networks give long stretches several times as fast.
-So a pool of blocks is read at a time, each as a whole, and batches take their windows from all of them. What it costs
-is that windows of the same block come near each other: see ``Pool.variance``.
+A single window is a few kilobytes, and disks and networks read long stretches several times as fast. So several blocks,
+the pool, are read as a whole, and batches take their windows from all blocks of the pool. The cost is that windows of
+the same block come in neighbouring batches; ``Pool.variance`` measures it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
-# What a block and the whole pool are to take, in bytes, where nobody says how many rows. Part of the random stream.
+# Bytes of a block and of the whole pool by default. Part of the random stream.
 _BLOCK_BYTES, _POOL_BYTES = 1 << 18, 1 << 28
-# Of the means of so many batches it is said what the pool costs.
+# The numbers of batches for which the text of a pool reports the variance of their mean.
 _SAID = (1, 8, 64, 512)
-# Rows whose images are looked at, to know how much they take.
+# Rows whose encoded images are read to estimate their bytes.
 _SAMPLED_ROWS = 8
 
 
@@ -52,7 +52,7 @@ class Pool:
         lanes: Blocks that are open at a time for each window of a batch.
         block: Windows of a block.
         window_rows: Rows of a window.
-        window_bytes: What it takes, about.
+        window_bytes: Bytes of a window, estimated.
     """
 
     windows: int
@@ -74,7 +74,7 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the open blocks, about; at most the bytes of all windows."""
+        """Estimated bytes of the open blocks; at most the bytes of all windows."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
     def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
@@ -87,9 +87,9 @@ class Pool:
         an epoch come it is 0. Of data whose neighbouring windows are as different as others it is 1 or less anyway.
 
         Args:
-            batches: How many follow each other.
-            first: The first of them; None: the middle of the epoch.
-            seed: Of the draws that are counted.
+            batches: The number of consecutive batches.
+            first: The first batch; None: the batches are in the middle of the epoch.
+            seed: The seed of the draws.
         """
         n = min(batches * self.batch_size, self.windows)
         middle = (self.windows - n) // 2
@@ -122,7 +122,7 @@ class BlockWindows(ManyStarts):
     Args:
         sequence_length: Steps in a window, S.
         batch_size: Windows in a batch, B; may exceed the number of windows.
-        blocks: How long blocks are, and how many make a pool.
+        blocks: The length of blocks, and their number in the pool.
     """
 
     name: ClassVar = "blocks"
@@ -187,8 +187,10 @@ class BlockWindows(ManyStarts):
     def _parts(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Iterator[tuple[int, Int64s, int, Int64s]]:
-        """Some windows of each of some batches, by epoch: its number, theirs in it, the row at which its window 0
-        begins, and what ``_known`` gives of them.
+        """Yield the windows of some rows of batches, by epoch.
+
+        Each item is the number of the epoch, the windows' numbers in it, the row at which its window 0 begins, and what
+        ``_known`` returns for the numbers.
         """
         pool, length, size = self.pool(snapshot), self.sequence_length, self.batch_size
         places = min(length, snapshot.num_rows - pool.windows * length + 1)
@@ -206,7 +208,7 @@ class BlockWindows(ManyStarts):
             yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
-        """Windows of an epoch: as many as fit wherever it begins."""
+        """Return the number of windows of an epoch, which fit wherever the epoch begins."""
         whole_windows(snapshot, self.sequence_length, at_least=1)
         return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
 
@@ -214,7 +216,7 @@ class BlockWindows(ManyStarts):
 def row_bytes(snapshot: Snapshot) -> float:
     """Estimate the bytes of a row, by the fields' shapes and by the encoded images of a few rows.
 
-    It depends on values alone and not on how they are laid out, as it decides about what is drawn.
+    The estimate depends on values alone and not on their layout on disk, as it decides which windows are drawn.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -229,7 +231,7 @@ def row_bytes(snapshot: Snapshot) -> float:
 
 
 def _encoded_bytes(value: Any) -> int:
-    """Bytes of an encoded image, alone or in a list of them; of one that lies in a file of its own none."""
+    """Return the bytes of an encoded image or of a list of images; 0 for an image in a file of its own."""
     if isinstance(value, dict):
         value = value.get("bytes")
     if isinstance(value, list):
@@ -239,8 +241,8 @@ def _encoded_bytes(value: Any) -> int:
 
 # ---------------------------------------------------------------------- the arithmetic
 
-# What is known of each window: which it is; the first of the stretch that it is of, and how many that has; and how many
-# windows of the stretch came before.
+# Rows of the result of ``_known``: the window; the first window of its stretch, and the number of windows of the
+# stretch; the number of windows of the stretch that came before.
 _WINDOW, _STRETCH, _STRETCH_SIZE, _PLACE = range(4)
 
 
@@ -248,10 +250,11 @@ class _Epoch(NamedTuple):
     """The random draws of an epoch.
 
     Attributes:
-        uniform: Where its windows begin, and where the order of its blocks, float64 ``[2]``.
-        blocks: The order of its whole blocks.
-        lanes: Of lanes, for each window of a batch in every round.
-        windows: Of windows, for each stretch.
+        uniform: Draws of the first row of the epoch, and of the place where its line of windows begins, float64
+            ``[2]``.
+        blocks: The order of the whole blocks.
+        lanes: Orders of lanes, for each window of a batch in every round.
+        windows: Orders of windows, for each stretch.
     """
 
     uniform: npt.NDArray[np.float64]
@@ -295,7 +298,7 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
     rounds, rest = divmod(pool.windows, pool.blocks)
     round_, turn = np.divmod(number, pool.blocks)
     turn, row = np.divmod(turn, size)
-    # In the round that is left of an epoch so many lanes of each window of a batch have one more.
+    # In the last, incomplete round of an epoch, ``more`` lanes of each window of a batch have one window more.
     more = rest // size + (row < rest % size)
     lane = drawn.lanes(round_ * size + row, np.where(round_ == rounds, more, lanes), turn)
     length = rounds + (lane < more)
