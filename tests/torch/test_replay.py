@@ -322,6 +322,14 @@ class TestTensorStorageOnTheDevice(TestTensorStorage):
         return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
+def test_a_storage_that_is_begun_in_inference_mode_goes_on_outside_of_it() -> None:
+    buffer = ReplayBuffer(TensorStorage(4))
+    with torch.inference_mode():
+        buffer.extend({"x": torch.arange(2.0)})
+    buffer.extend({"x": torch.arange(2.0, 4.0)})
+    assert buffer[:]["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pinned where there is an accelerator; here the same memory, which is not."""
     made = torch.empty
