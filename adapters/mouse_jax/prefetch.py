@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from grain.experimental import ThreadPrefetchDatasetIterator
 from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError, Spec
 from mouse_core.prefetch import Batchifier, Delivery, Staged
+from mouse_core.prefetch.prefetcher import Failed, Made, Outcome, Prefetcher, outcome_of
 from mouse_core.ranks import find_ranks
 from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import replaced_dtypes, x64_enabled
@@ -152,19 +159,222 @@ def _joined(parts: list[Any]) -> Any:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+_CLOSE_SECONDS = 0.25
+# How long the interpreter's exit waits for batches in the making.
+_EXIT_SECONDS = 2.0
+
+
+class GrainPrefetcher(Prefetcher[Any]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain's.
+
+    Besides those handed out at most ``ahead`` items exist at a time, or two, those in the making included.
+
+    Args:
+        make: Computes an item; must be thread-safe, and must not refer to this object.
+        first: The first index.
+        workers: Number of threads, at least 1; more than half of ``ahead`` are not used, for each has one item in the
+            making and one that waits.
+        ahead: How many items may be computed or waiting beyond the one that is asked for, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
+        self._work = _Work(make, first, workers, ahead)
+        super().__init__(first, self._work.next)
+        weakref.finalize(self, self._work.abandon).atexit = False
+        # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
+        atexit.register(self._work.exit)
+
+    @property
+    def ready(self) -> int:
+        """See ``Prefetcher``."""
+        return self._work.ready
+
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        self._work.stop()
+
+
+# grain drops elements that are None.
+_STOPPED: Outcome[Any] = Made(None)
+
+
+class _Work:
+    """State that the threads share. They reference this object, and never the prefetcher."""
+
+    def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
+        self._make = make
+        self._first = first
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._stopped = False
+        self._closer: threading.Thread | None = None
+        self._failed_at = sys.maxsize
+        self._taken = 0
+        # Each holds the items in its queue, and one that is in the making or finds no room there: ahead together.
+        count = max(1, min(workers, ahead // 2))
+        self._makings = [_Making(self, worker, count) for worker in range(count)]
+        self._iterators = [
+            ThreadPrefetchDatasetIterator(making, max(1, (ahead - 1 - worker) // count))
+            for worker, making in enumerate(self._makings)
+        ]
+        for iterator in self._iterators:
+            iterator.start_prefetch()
+
+    def next(self) -> Outcome[Any] | None:
+        """The next outcome in order; None when stopped."""
+        if not self._enter():
+            return None
+        try:
+            # References of their own: stop() drops the others.
+            iterators = self._iterators
+            self._taken += 1
+            outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
+            return None if outcome is _STOPPED else outcome
+        finally:
+            self._leave()
+
+    def outcome(self, position: int) -> Outcome[Any]:
+        """Compute item ``first + position``; grain's threads call it."""
+        if not self._enter():
+            return _STOPPED
+        try:
+            if position > self._failed_at:  # after an error nobody asks
+                return _STOPPED
+            made = outcome_of(self._make, self._first + position)
+            if isinstance(made, Failed):
+                with self._changed:
+                    self._failed_at = min(self._failed_at, position)
+            return made
+        finally:
+            self._leave()
+
+    @property
+    def ready(self) -> int:
+        """Number of outcomes that were computed and not taken."""
+        return max(0, sum(making.made for making in self._makings) - self._taken)
+
+    def _enter(self) -> bool:
+        """Whether this is still open; counts the callers inside if it is."""
+        with self._changed:
+            if self._stopped:
+                return False
+            self._busy += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self._stopped:
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the threads and drop everything; may be called twice, and does nothing in a forked child.
+
+        grain's own closing waits for the element being computed, however long that takes, and leaves a caller who
+        waits in another thread there for ever. From here on every element is ``_STOPPED`` at once, and grain is
+        closed when nobody is inside.
+        """
+        if self._mark_stopped():
+            if self._wait(_CLOSE_SECONDS):
+                self._end()
+            else:
+                self._end_later()
+
+    def abandon(self) -> None:
+        """Close for the garbage collector, which may call from any line of any thread: never wait."""
+        if self._mark_stopped():
+            self._end_later()
+
+    def exit(self) -> None:
+        """Close at the interpreter's exit, also for threads that others are about to end.
+
+        One that comes back from compiled code after the interpreter's end is ended there, which aborts the process.
+        """
+        if os.getpid() == self._process:
+            with self._changed:
+                self._stopped = True
+            if self._closer is not None:
+                self._closer.join(_EXIT_SECONDS)
+            elif self._wait(_EXIT_SECONDS):
+                self._end()
+
+    def _mark_stopped(self) -> bool:
+        """Whether it is now for the caller to end the threads."""
+        if os.getpid() != self._process:
+            # Locks may have been held when the process was forked. The registration at exit keeps this alive, so that
+            # the garbage collector does not close grain's iterator either.
+            return False
+        with self._changed:
+            if self._stopped:
+                return False
+            self._stopped = True
+        return True
+
+    def _wait(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, seconds)
+
+    def _end_later(self) -> None:
+        def wait_and_end() -> None:
+            self._wait(None)
+            self._end()
+
+        closer = threading.Thread(target=wait_and_end, name="mouse-jax-close", daemon=True)
+        try:
+            closer.start()
+            self._closer = closer
+        except RuntimeError:
+            pass  # at exit there are no new threads, and the old ones end with the process
+
+    def _end(self) -> None:
+        for iterator in self._iterators:
+            iterator.close()  # which waits for its thread, and may be called twice
+        self._iterators = []
+        atexit.unregister(self.exit)
+
+
+class _Making:
+    """The outcomes at every ``step``-th position, as an iterator for grain, which wants to know where it is."""
+
+    def __init__(self, work: _Work, position: int, step: int) -> None:
+        self._work = work
+        self._position = position
+        self._step = step
+
+    def __iter__(self) -> _Making:
+        return self
+
+    def __next__(self) -> Outcome[Any]:
+        outcome = self._work.outcome(self._position)
+        self._position += self._step
+        return outcome
+
+    @property
+    def made(self) -> int:
+        """Number of items computed so far."""
+        return self._position // self._step
+
+    def get_state(self) -> int:
+        return self._position
+
+    def set_state(self, state: int) -> None:
+        self._position = state
+
+
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
-    """Batches as dicts of ``jax.Array`` ``[B, S, ...]``, made ahead in threads, in index order.
+    """Batches as dicts of ``jax.Array`` ``[B, S, ...]``, made ahead in a grain pipeline, in index order.
 
     Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``REPLACED_DTYPES`` says, and ``spec`` says so
     beforehand; a value that does not fit is an error. What holds is whether x64 is enabled where the loader is made.
 
-    Besides those delivered, at most ``prefetch`` batches exist at a time. A delivered batch never changes.
+    At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
 
     The other arguments are those of every loader; see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: Threads that make batches and put them on the device, and processes that decode encoded images;
-            with 0 the calling thread does both. The stream is the same.
+        num_workers: Threads that make batches and put them on the device (half of ``prefetch`` at most), and processes
+            that decode encoded images; with 0 the calling thread does both. The stream is the same.
         pin_memory: Ignored here.
         device: A ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1"); None: JAX's default
             device, or where the replay buffer has its batches.
@@ -194,15 +404,18 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             placement = find_placement(device, sharding, source)
             maker = partial(array_maker, placement=placement, **thread_settings())
             ranks = None if sharding is None or sharding.is_fully_addressable else find_ranks(self.framework)
-            return Delivery(maker, ranks=ranks)
+            return Delivery(maker, prefetcher=GrainPrefetcher, ranks=ranks)
         if isinstance(source, BufferSource) and device is None and sharding is None:
             of_buffer = getattr(source.buffer, "device", None)
             target = of_buffer if isinstance(of_buffer, jax.Device | Sharding) else None
         else:
             target = find_target(device, sharding)
         whole = partial(whole_maker, target=target, **thread_settings())
-        if not isinstance(source, BufferSource) and isinstance(target, Sharding) and not target.is_fully_addressable:
+        if isinstance(source, BufferSource):
+            # Draws are made in the caller's thread, batch by batch; grain would ask for one that is not drawn yet.
+            return Delivery(whole)
+        if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(
                 "sharding: expected devices of this process for a source of whole batches, found some of others"
             )
-        return Delivery(whole)
+        return Delivery(whole, prefetcher=GrainPrefetcher)

@@ -321,8 +321,8 @@ class Loader(Generic[T]):
             ahead.close()
             ahead = None
         if ahead is None:
-            workers, most = self._num_workers, self._prefetch
-            self._ahead = ahead = Prefetcher(self._make, self._next_index, workers=workers, ahead=most)
+            prefetcher, workers = self._delivery.prefetcher, self._num_workers
+            self._ahead = ahead = prefetcher(self._make, self._next_index, workers=workers, ahead=self._prefetch)
             if self._closed:  # by another thread, which did not see it
                 ahead.close()
         made: tuple[Any, Any] = ahead.get()
@@ -444,8 +444,8 @@ class Loader(Generic[T]):
 
     def _begin_anew(self) -> None:
         """Drop the results and failures of threads; the next batch restarts them."""
-        if self._ahead is not None:
-            self._ahead.pause()
+        if self._ahead is not None and not self._ahead.pause():
+            self._ahead = None
         self._make = None
 
     # ------------------------------------------------------------------ end

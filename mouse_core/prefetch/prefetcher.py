@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds that closing waits for items that are being computed, and that the interpreter's exit does.
-_CLOSE_SECONDS, _EXIT_SECONDS = 0.25, 2.0
+_JOIN_SECONDS = 0.25
+
+
+@dataclass(eq=False, slots=True)
+class Made(Generic[T]):
+    """An item that was computed."""
+
+    value: T
+
+
+@dataclass(eq=False, slots=True)
+class Failed:
+    """The exception of computing an item, which the caller must receive, of whatever type."""
+
+    error: BaseException
+
+
+Outcome = Made[T] | Failed
+
+
+def outcome_of(make: Callable[[int], T], index: int) -> Outcome[T]:
+    """Compute item ``index`` and return the outcome."""
+    try:
+        return Made(make(index))
+    except BaseException as error:
+        return Failed(error)
 
 
 def _as_it_is(gathered: Any) -> Any:
@@ -53,64 +76,59 @@ class Staged:
         return self.transfer(self.gather(index))
 
 
-class Prefetcher(Generic[T]):
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads, and returns the results in that order.
+class Prefetcher(ABC, Generic[T]):
+    """Items ``first, first + 1, ...``, computed ahead of the caller, who gets them in that order.
 
-    Threads only decide who computes an item. They refer to the queue and never to this object, so that the garbage
-    collector closes a prefetcher that was dropped without ``close()``.
+    Threads only decide who computes an item. They must not hold on to this object, so that one which is dropped without
+    ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
 
     Args:
-        make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
-        workers: Number of threads, at least 1.
-        ahead: Largest number of items that are computed or wait, besides those that ``get`` returned; at least 1.
+        take: The next outcome in order, waiting for it if need be; None where this is closed, now or meanwhile.
     """
 
-    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
+    def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
         self._next_index = first
+        self._take = take
         self._error: BaseException | None = None
-        self._queue: _Queue[T] = _Queue(ahead)
-        self._queue.begin(make, first, None)
-        self._close = weakref.finalize(self, self._queue.close)
-        self._close.atexit = False  # the queue waits longer at the interpreter's exit
-        self._queue.start(min(workers, ahead))
 
     @property
     def next_index(self) -> int:
-        """The index of the item that ``get`` returns next."""
+        """The index of the item that ``get`` gives next."""
         return self._next_index
 
     @property
     def ready(self) -> int:
-        """Number of finished items that wait for the caller."""
-        return len(self._queue.ready)
+        """Return the number of finished items that wait for the caller; 0 if they are not counted."""
+        return 0
 
     def get(self) -> T:
-        """Return the next item, and wait for it where it is not finished.
+        """The next item, waiting for it if need be.
 
         Raises:
-            ClosedError: ``close()`` was called, now or before.
-            BaseException: ``make`` raised it for this item; every later call raises it again.
+            ClosedError: ``close()`` was called.
+            BaseException: What was raised for this item; raised again on every later call.
         """
         if self._error is not None:
             raise self._error
-        # Counted first: a caller who is interrupted while waiting is then known to have lost an item.
+        # Counted first: whoever is interrupted while waiting is then known to have lost an item.
         self._next_index += 1
-        outcome = self._queue.take()
+        outcome = self._take()
         if outcome is None:
             raise ClosedError("loader: expected an open loader, found it closed")
-        made, self._error = outcome
-        if self._error is not None:
+        if isinstance(outcome, Failed):
+            self._error = outcome.error
             raise self._error
-        return cast(T, made)
+        return outcome.value
 
+    @abstractmethod
     def close(self) -> None:
         """Stop the threads and drop what is waiting; waits for items being computed, a quarter of a second at most."""
-        self._close()
 
-    def pause(self) -> None:
-        """Drop what is waiting; the threads wait for ``begin``, and what they compute meanwhile is dropped."""
-        self._queue.pause()
+    def pause(self) -> bool:
+        """Drop what is waiting; whether ``begin`` may be called, for which threads then wait, or this is closed."""
+        self.close()
+        return False
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
         """Go on, after ``pause``, with ``make(first)``, ``make(first + 1)``, ...
@@ -120,12 +138,53 @@ class Prefetcher(Generic[T]):
             first: The first index.
             until: The first index that is not computed before the caller asks for it; None: there is none.
         """
+        raise NotImplementedError
+
+
+class OrderedPrefetcher(Prefetcher[T]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of its own.
+
+    Args:
+        make: Computes an item; must be thread-safe, and must not refer to this object.
+        first: The first index.
+        workers: Number of threads, at least 1.
+        ahead: How many items may be computed or waiting beyond those handed out, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
+        self._queue: _Queue[T] = _Queue(ahead)
+        super().__init__(first, self._queue.take)
+        self._queue.begin(make, first, None)
+        threads = [
+            threading.Thread(target=_work, args=(self._queue,), name=f"mouse-prefetch-{number}", daemon=True)
+            for number in range(min(workers, ahead))
+        ]
+        self._close = weakref.finalize(self, _close, self._queue, threads)
+        for thread in threads:
+            thread.start()
+
+    @property
+    def ready(self) -> int:
+        """See ``Prefetcher``."""
+        return len(self._queue.ready)
+
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        self._close()
+
+    def pause(self) -> bool:
+        """Drop what is waiting; the threads wait for ``begin``. What they are computing now nobody gets."""
+        self._queue.pause()
+        return True
+
+    def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
+        """Compute other items; see ``Prefetcher``."""
         self._next_index, self._error = first, None
         self._queue.begin(make, first, until)
 
 
 class _Queue(Generic[T]):
-    """The state that threads share: the next index, and the finished items with their errors."""
+    """The state that threads share: the next index, and the finished items."""
 
     def __init__(self, ahead: int) -> None:
         # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
@@ -135,25 +194,14 @@ class _Queue(Generic[T]):
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
         self.process = os.getpid()
-        self.threads: list[threading.Thread] = []
         self.make: Callable[[int], T] | None = None
-        # The number of ``begin`` calls: what is computed for an earlier ``make`` is dropped.
+        # How often another ``make`` began; what is computed for an earlier one nobody gets.
         self.turn = 0
         self.next_claimed = self.next_wanted = 0
         self.until: int | None = None
-        self.ready: dict[int, tuple[T | None, BaseException | None]] = {}
+        self.ready: dict[int, Outcome[T]] = {}
         self.failed = False
         self.closed = False
-
-    def start(self, count: int) -> None:
-        self.threads = [
-            threading.Thread(target=_work, args=(self,), name=f"mouse-prefetch-{number}", daemon=True)
-            for number in range(count)
-        ]
-        # Before frameworks end their devices: a thread that returns from compiled code after that aborts the process.
-        atexit.register(self.end)
-        for thread in self.threads:
-            thread.start()
 
     def begin(self, make: Callable[[int], T], first: int, until: int | None) -> None:
         with self.room:
@@ -168,27 +216,28 @@ class _Queue(Generic[T]):
             self.ready.clear()
 
     def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
-        """Return the turn, index and function of the next item, and wait for room; None when closed."""
+        """For which turn to compute next, the index, and how, waiting for room; None when closed."""
         with self.room:
             while not self.closed:
                 index = self.next_claimed
                 has_room = index < self.next_wanted + self.ahead and index != self.until
-                # After an error the caller asks for no more.
+                # After an error nobody asks for more.
                 if self.make is not None and not self.failed and has_room:
                     self.next_claimed += 1
                     return self.turn, index, self.make
                 self.room.wait()
         return None
 
-    def put(self, turn: int, index: int, made: T | None, error: BaseException | None) -> None:
+    def put(self, turn: int, index: int, outcome: Outcome[T]) -> None:
         with self.arrived:
             if self.closed or self.make is None or turn != self.turn:
                 return
-            self.ready[index] = made, error
-            self.failed = self.failed or error is not None
+            self.ready[index] = outcome
             self.arrived.notify_all()
+            if isinstance(outcome, Failed):
+                self.failed = True
 
-    def take(self) -> tuple[T | None, BaseException | None] | None:
+    def take(self) -> Outcome[T] | None:
         with self.arrived:
             if self.next_wanted == self.until:
                 self.until = None
@@ -201,36 +250,26 @@ class _Queue(Generic[T]):
                 self.arrived.wait()
         return None
 
-    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """End the threads, and wait for them ``seconds`` at most."""
-        if os.getpid() != self.process:
-            return  # a forked child has neither the threads nor a use for their locks
-        with self.room:
-            self.closed = True
-            self.make = None
-            self.ready.clear()
-            self.room.notify_all()
-            self.arrived.notify_all()
-        deadline = time.monotonic() + seconds
-        for thread in self.threads:
-            if thread is not threading.current_thread() and thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in self.threads):
-            atexit.unregister(self.end)
-
-    def end(self) -> None:
-        """End the threads at the interpreter's exit, also those of a dropped prefetcher that still compute."""
-        self.close(_EXIT_SECONDS)
-
 
 def _work(queue: _Queue[Any]) -> None:
     while (claimed := queue.claim()) is not None:
         turn, index, make = claimed
-        try:
-            queue.put(turn, index, make(index), None)
-        except BaseException as error:
-            queue.put(turn, index, None, error)
+        queue.put(turn, index, outcome_of(make, index))
         del claimed, make  # which may be an older one, of other rows
+
+
+def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
+    if os.getpid() != queue.process:
+        return  # a forked child has neither the threads nor a use for their locks
+    with queue.room:
+        queue.closed = True
+        queue.make = None
+        queue.ready.clear()
+        queue.room.notify_all()
+        queue.arrived.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.is_alive():
+            thread.join(_JOIN_SECONDS / len(threads))
 
 
 @dataclass(frozen=True)
@@ -242,6 +281,7 @@ class Delivery(Generic[T]):
             runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
             asked for again after ``refresh()`` and ``load_state_dict()``.
         hand_over: Runs in the caller's thread for every delivered batch.
+        prefetcher: The class that computes ahead, called like ``OrderedPrefetcher``.
         in_caller: Whether the calling thread makes batches, however many workers there are.
         ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
             source was cut for, where they were found.
@@ -249,5 +289,6 @@ class Delivery(Generic[T]):
 
     maker: Callable[[Any], Callable[[int], Any]]
     hand_over: Callable[[Any], T] | None = None
+    prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
     in_caller: bool = False
     ranks: Ranks | None = None
