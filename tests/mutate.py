@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
     "mouse_core/files": (
         "log",
+        "checkpoint",
         "power_cut",
         "disk",
         "save",
@@ -45,8 +46,8 @@ TARGETS = {
         "replay_recorded",
         "conformance",
     ),
-    "mouse_core/batches": ("batches", "boundaries", "windows_by_field", "planning", "map", "ragged", "prefetch"),
-    "mouse_core/sampling": ("sampling", "sampling_blocks", "windows_by_time", "boundaries", "planning", "orders"),
+    "mouse_core/batches": ("batches", "boundaries", "windows_by_field", "planning", "map", "ragged", "prefetch", "resume"),
+    "mouse_core/sampling": ("sampling", "sampling_blocks", "windows_by_time", "boundaries", "planning", "orders", "mixtures"),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
