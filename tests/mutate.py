@@ -46,8 +46,25 @@ TARGETS = {
         "replay_recorded",
         "conformance",
     ),
-    "mouse_core/batches": ("batches", "boundaries", "windows_by_field", "planning", "map", "ragged", "prefetch", "resume"),
-    "mouse_core/sampling": ("sampling", "sampling_blocks", "windows_by_time", "boundaries", "planning", "orders", "mixtures"),
+    "mouse_core/batches": (
+        "batches",
+        "boundaries",
+        "windows_by_field",
+        "planning",
+        "map",
+        "ragged",
+        "prefetch",
+        "resume",
+    ),
+    "mouse_core/sampling": (
+        "sampling",
+        "sampling_blocks",
+        "windows_by_time",
+        "boundaries",
+        "planning",
+        "orders",
+        "mixtures",
+    ),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
