@@ -82,7 +82,7 @@ if not TYPE_CHECKING:  # where any name would be one
         if name in ("about", "augment", "images"):
             return import_module(f"mouse_core.{name}")
         if name in __all__:
-            room = {"Seconds": "sampling.offsets", "Map": "batches"}.get(name, "augment")
+            room = {"Seconds": "sampling", "Map": "batches"}.get(name, "augment")
             return getattr(import_module(f"mouse_core.{room}"), name)
         raise AttributeError(f"module 'mouse_core' has no attribute {name!r}")
 
