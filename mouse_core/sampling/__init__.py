@@ -1,6 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
 from mouse_core.sampling.blocks import BlockWindows, Pool
+from mouse_core.sampling.offsets import Seconds
 from mouse_core.sampling.plan import (
     Blocks,
     ManyStarts,
@@ -41,6 +42,7 @@ __all__ = [
     "RandomWindows",
     "ReadsBlocks",
     "Sampling",
+    "Seconds",
     "SequentialWindows",
     "StretchWindows",
     "Stretches",

@@ -12,8 +12,7 @@ from mouse_core.about import About
 from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
-from mouse_core.sampling import SAMPLERS
-from mouse_core.sampling.offsets import Seconds
+from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
 from mouse_core.view._inspecting import told
