@@ -154,7 +154,7 @@ class PermuteFields:
         return (*self.codes, *self.columns)
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw one permutation for each row; see ``Change.draw``."""
+        """Draw one permutation for each row."""
         codes, columns = there(self.codes), there(self.columns)
         if not codes and not columns:
             return {}
@@ -210,7 +210,7 @@ class ScaleFields:
         return scale, from_low - low * scale
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw a scale and a shift for the batch; see ``Change.draw``."""
+        """Draw a scale and a shift for the batch."""
         if self.line is not None:
             affine = Affine(*map(np.float64, self.line))
         else:
@@ -256,7 +256,7 @@ class ImageFields:
         return {option: spec for option, spec in both.items() if spec is not None}
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw crops and pixel values, the same for each field that the batch has; see ``Change.draw``."""
+        """Draw crops and pixel values, the same for each field that the batch has."""
         names, crop = there(self.fields), None
         drawn = {option: spec.draw(stream(f"pixels {option}")) for option, spec in self.scalars.items()}
         pixels = pixel_table(drawn.get("scale", 1.0), drawn.get("shift", 0.0)) if drawn else None
@@ -304,7 +304,7 @@ class MaskFields:
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw which steps are hidden; see ``Change.draw``."""
+        """Draw which steps are hidden."""
         names, drawn = there(self.fields), Drawn()
         if names:
             hidden = _bernoulli(stream("mask"), self.probability, shape[0] * shape[1]).reshape(shape)

@@ -304,12 +304,10 @@ def open_rollouts(root_path: str | Path, **where: Unpack[RolloutFilter]) -> Stor
 
     Args:
         root_path: The folder.
-        environment: Only those of this environment.
-        policy_version: Only those of this version, or of one of these.
-        example_id: Only those of this problem, or of one of these.
-        since, until: Only those created in ``[since, until)``, in seconds since 1970.
-        tokens: Only those of so many tokens, the least and the most, as ``(None, 4096)``.
-        rewards: Only those that earned so much, as ``(0.5, None)``; none whose rewards have not come.
+        **where: What all of them have: ``environment``, this one; ``policy_version`` and ``example_id``, this one or
+            one of several; ``since`` and ``until``, created in ``[since, until)``, in seconds since 1970; ``tokens``,
+            the least and the most, as ``(None, 4096)``; ``rewards``, the least and the most that they earned, as
+            ``(0.5, None)``, where rollouts whose rewards have not come are left out.
 
     Returns:
         A sequence of ``RolloutRecord``; files are read when one of their rollouts is asked for.

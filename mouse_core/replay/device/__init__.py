@@ -4,11 +4,24 @@
 in, ``samplers`` the samplers, ``options`` the arguments of users, and ``moving`` what goes to the host and comes back.
 """
 
-from mouse_core.replay.device.arrays import Arrays as Arrays
-from mouse_core.replay.device.arrays import DrawKey as DrawKey
-from mouse_core.replay.device.arrays import Ring as Ring
-from mouse_core.replay.device.options import Order as Order
-from mouse_core.replay.device.options import Slices as Slices
-from mouse_core.replay.device.samplers import DeviceSampler as DeviceSampler
-from mouse_core.replay.device.samplers import HostSampler as HostSampler
-from mouse_core.replay.device.samplers import Plan as Plan
+from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
+from mouse_core.replay.device.episodes import EpisodeIndex
+from mouse_core.replay.device.options import EpisodeFields, Order, Slices
+from mouse_core.replay.device.samplers import DeviceSampler, HostSampler, Plan, RowUnits, SliceUnits
+from mouse_core.replay.device.sum_tree import SumTree
+
+__all__ = [
+    "Arrays",
+    "DeviceSampler",
+    "DrawKey",
+    "EpisodeFields",
+    "EpisodeIndex",
+    "HostSampler",
+    "Order",
+    "Plan",
+    "Ring",
+    "RowUnits",
+    "SliceUnits",
+    "Slices",
+    "SumTree",
+]

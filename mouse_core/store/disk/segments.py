@@ -156,7 +156,7 @@ class SealedFile:
         sealed: What the manifest says of it.
         schema: Its columns.
         first: How many rows of the folder were before its first.
-        identity: The store's; see ``Manifest``.
+        identity: The identity in the store's manifest.
         verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
     """
 
@@ -303,7 +303,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
         folder: The store's.
         first: How many rows were before them.
         count: How many they are.
-        identity: The store's; see ``Manifest``.
+        identity: The identity in the store's manifest.
         but: The number of a segment that is not there.
 
     Raises:
