@@ -41,11 +41,11 @@ test: $(VENV)/.installed-test  ## run the tests
 test-slow: $(VENV)/.installed-test  ## run the tests that take long
 	$(PY) -m pytest -m 'slow and not long' -n $(SLOW_JOBS) --dist worksteal $(ARGS)
 
-test-long: $(VENV)/.installed-test  ## run those that take longest: trainings to their end, kills at every step
+test-long: $(VENV)/.installed-test $(VENV)/.installed-trainers  ## run those that take longest: trainings to their end, kills at every step
 	$(PY) -m pytest -m long -n $(JOBS) --dist worksteal $(ARGS)
 
 test-trainers: $(VENV)/.installed-trainers  ## run the tests with other people's trainers, on several processes
-	$(PY) -m pytest -m trainers tests/trainers tests/test_docs.py $(ARGS)
+	$(PY) -m pytest -m 'trainers and not long' tests/trainers tests/test_docs.py $(ARGS)
 
 test-reverb: $(REVERB_VENV)/.installed  ## run the tests that need TF-Agents and a Reverb server, in an environment of theirs
 	TF_CPP_MIN_LOG_LEVEL=3 $(REVERB_VENV)/bin/python -m pytest tests/reverb $(ARGS)

@@ -54,9 +54,9 @@ def episodes() -> list[int]:
     return (np.cumsum(columns()["episode_step"] == 0) - 1).tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.long), "disk"])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_blocks_hold_whole_episodes(tmp_path: Path, kind: str) -> None:
     store = in_memory() if kind == "memory" else on_disk(tmp_path / "data")
     dataset = mouse_ray.read(store, rows_per_block=100)

@@ -44,7 +44,7 @@ def test_batches_are_those_of_a_buffer_here() -> None:
         ray.kill(name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
     actor = mouse_ray.ReplayBuffer.remote(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
@@ -57,7 +57,7 @@ def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
     ray.kill(actor)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_checkpoint_is_loaded_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "buffer.mouse"

@@ -44,7 +44,7 @@ def test_an_actor_that_dies_has_everything_when_it_is_back(tmp_path: Path) -> No
     ray.kill(buffer)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> None:
     columns = [RolloutColumn("reward", per="example", dtype="float64", late=True)]

@@ -174,6 +174,7 @@ def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
     check([json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(2)], 4, 8)
 
 
+@pytest.mark.long
 def test_ray_starts_again_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
