@@ -32,7 +32,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
-from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Plan, Ring
+from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Ring, RowPlan
 from mouse_jax import device as in_jax
 from mouse_torch import device as in_torch
 
@@ -390,7 +390,7 @@ class Newest(DeviceSampler):
     def init(self, xp: Arrays, ring: Ring) -> Any:
         return {**super().init(xp, ring), "newest": {"drawn": xp.full((), 0, "index")}}
 
-    def draw(self, xp: Arrays, state: Any, ring: Ring, key: DrawKey, size: int) -> tuple[Any, Plan]:
+    def draw(self, xp: Arrays, state: Any, ring: Ring, key: DrawKey, size: int) -> tuple[Any, RowPlan]:
         back = xp.integers(xp.words(key, size), xp.where(ring.rows < 9, ring.rows, 9))
         slots = (ring.cursor * ring.envs - 1 - back) % ring.capacity
         drawn = {"newest": {"drawn": state["newest"]["drawn"] + size}}

@@ -20,7 +20,7 @@ from mouse_core.replay.device import Order, Slices, moving
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex
 from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
-from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Plan, Reads, State, check_left, sampler_of
+from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Reads, RowPlan, State, check_left, sampler_of
 from mouse_core.replay.samplers.weighing import shape_like, weighed
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
@@ -298,7 +298,7 @@ class Replay(BufferModule):
         rows = self.rows.taken(plan.read)
         if seen:
             parts: list[Any] = [torch.from_numpy(part) if type(part) is np.ndarray else part for part in plan]
-            xp, plan = _ON_HOST, Plan(*parts)
+            xp, plan = _ON_HOST, RowPlan(*parts)
         exponent = None
         if plan.times is not None:
             exponent = self.beta if beta is None else beta

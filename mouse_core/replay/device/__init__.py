@@ -7,7 +7,7 @@ in, ``samplers`` the samplers, ``options`` the arguments of users, and ``moving`
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex
 from mouse_core.replay.device.options import EpisodeFields, Order, Slices
-from mouse_core.replay.device.samplers import DeviceSampler, HostSampler, Plan, RowUnits, SliceUnits
+from mouse_core.replay.device.samplers import DeviceSampler, HostSampler, RowPlan, RowUnits, SliceUnits
 from mouse_core.replay.device.sum_tree import SumTree
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "EpisodeIndex",
     "HostSampler",
     "Order",
-    "Plan",
     "Ring",
+    "RowPlan",
     "RowUnits",
     "SliceUnits",
     "Slices",

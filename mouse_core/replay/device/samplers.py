@@ -35,7 +35,7 @@ from mouse_core.replay.samplers.weighing import Priorities
 State = dict[str, dict[str, Any]]
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """The rows of a batch.
 
     Attributes:
@@ -124,16 +124,16 @@ class RowUnits:
         """The rows of some slots."""
         return slots
 
-    def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> Plan:
+    def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
         """The rows of some slots ``[B]``, which are all there, and those behind each that transforms need."""
         if not self.reach:
-            return Plan(xp.row_addresses(slot, ring.num_envs), slot)
+            return RowPlan(xp.row_addresses(slot, ring.num_envs), slot)
         # Rows behind each in its stream; behind the newest there is none, and it is repeated.
         step, env = (slot, slot) if ring.num_envs is None else (slot // ring.envs, slot % ring.envs)
         age = ((ring.cursor - 1 - step) % ring.steps)[:, None]
         behind = xp.range(self.reach + 1)
         read, _ = xp.addresses((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None], ring.num_envs)
-        return Plan(read, slot, behind <= age)
+        return RowPlan(read, slot, behind <= age)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class SliceUnits:
         step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
 
-    def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> Plan:
+    def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
         """The rows of some slices."""
         slices, marks, numbers = self.episodes.slices, self.episodes.marks, state["episodes"]["numbers"]
         start, env = xp.once(windows.start)[:, None], windows.env[:, None]
@@ -192,10 +192,10 @@ class SliceUnits:
         read, index = xp.addresses(xp.once(xp.slots(ring, row)), env, ring.num_envs)
         pad = None if isinstance(slices.pad, bool) else slices.pad
         if marks.numbers and marks.ids is not None:
-            return Plan(read, index, mask, ids=marks.ids, pad=pad)
+            return RowPlan(read, index, mask, ids=marks.ids, pad=pad)
         # As many environments apart as there are, so that no two episodes have one number.
         traj_id = xp.cast(number - 1, "index") * ring.envs + env
-        return Plan(read, index, mask, traj_id, pad=pad)
+        return RowPlan(read, index, mask, traj_id, pad=pad)
 
 
 Units = RowUnits | SliceUnits
@@ -303,7 +303,7 @@ class DeviceSampler:
 
     # ------------------------------------------------------------------ drawing
 
-    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """The state after a batch of ``size`` units, and the rows of the batch."""
         table = self.units.table(xp, state, ring)
         left = self.units.count(table)
@@ -375,7 +375,7 @@ class EpochSampler(DeviceSampler):
         key, count = DrawKey(seed, turns["began"]), xp.maximum(turns["rows"], turns["rows"] * 0 + 1)
         return {**state, "turns": {**turns, **xp.in_order(key, count, none, ring.capacity, turns, count > 0)[1]}}
 
-    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """The next units; an epoch with too few begins anew."""
         turns, table = state["turns"], self.units.table(xp, state, ring)
         units = self.units.count(table)
@@ -435,7 +435,7 @@ class QueueSampler(DeviceSampler):
             return state
         return {**state, "turns": {"left": np.count_nonzero(sampler.state_dict()["left"])}}
 
-    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """The next rows; where there are too few the state stays as it is."""
         left = state["turns"]["left"]
         slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
@@ -553,7 +553,7 @@ class ByPriority(DeviceSampler):
         weights = self.tree.assign(Arrays(), state["weights"], found["weights"], found["max_priority"])
         return {**state, "weights": weights}
 
-    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, Plan]:
+    def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """Units by weight, with the weights of their rows."""
         slots, times, total = self.tree.draw(xp, state["weights"], key, size)
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
