@@ -6,9 +6,10 @@ in, ``samplers`` the samplers, ``options`` the arguments of users, and ``moving`
 
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.episodes import EpisodeIndex
-from mouse_core.replay.device.options import EpisodeFields, Order, Slices
+from mouse_core.replay.device.options import Order, Slices
 from mouse_core.replay.device.samplers import DeviceSampler, HostSampler, RowPlan, RowUnits, SliceUnits
 from mouse_core.replay.device.sum_tree import SumTree
+from mouse_core.replay.samplers.episodes import EpisodeFields
 
 __all__ = [
     "Arrays",
