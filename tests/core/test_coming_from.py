@@ -1,4 +1,4 @@
-"""The tables of docs/guides/coming-from.md, line by line: each number has its test here."""
+"""The tables of docs/reference/coming-from.md, line by line: each number has its test here."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from mouse_core.statistics import Scaling
 from mouse_core.testing import example_store
 from mouse_core.text import kl_estimates
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coming-from.md"
 KEY = Key(1, Purpose.REPLAY)
 
 

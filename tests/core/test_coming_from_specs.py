@@ -1,4 +1,4 @@
-"""The table of specs in docs/guides/coming-from.md, line by line, and TorchRL's specs beside ours."""
+"""The table of specs in docs/reference/coming-from.md, line by line, and TorchRL's specs beside ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mouse_core.spec import (
     stack_specs,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coming-from.md"
 MASK = np.array([True, False, True])
 
 

@@ -1,4 +1,4 @@
-"""The lines on trees in docs/guides/coming-from.md: each number has its test here."""
+"""The lines on trees in docs/reference/coming-from.md: each number has its test here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mouse_core import trees
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coming-from.md"
 
 
 def test_every_line_has_a_test() -> None:

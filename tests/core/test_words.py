@@ -36,5 +36,5 @@ def test_a_state_is_what_the_guide_says() -> None:
 
 def test_fields_that_tell_trajectories_are_the_same_in_both_guides() -> None:
     names = ('"episode"', '"traj_id"', '"traj_ids"', '"traj"', '("collector", "traj_ids")')
-    row = next(line for line in text("docs/guides/coming-from.md").split("| T") if line.startswith("37"))
+    row = next(line for line in text("docs/reference/coming-from.md").split("| T") if line.startswith("37"))
     assert all(f"`{name}`" in row and f"`{name}`" in text("docs/guides/replay.md") for name in names)

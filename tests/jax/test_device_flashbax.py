@@ -1,4 +1,4 @@
-"""What flashbax 0.1.3 tests of its buffers, of replays on the device; docs/guides/coming-from.md says what differs."""
+"""The buffer tests of flashbax 0.1.3, for replays on the device; docs/reference/coming-from.md lists the names."""
 
 from __future__ import annotations
 
