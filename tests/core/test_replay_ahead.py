@@ -15,7 +15,6 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import (
     ArrayStorage,
     HindsightRelabel,
-    MaxValueWriter,
     NextView,
     NStep,
     PrioritizedSampler,
@@ -315,40 +314,6 @@ def test_transitions_end_where_the_number_of_their_trajectory_changes(key: Any, 
     target = np.minimum(x // 10 * 10 + 9, x + 4)
     np.testing.assert_array_equal(after[there], target[there])
     np.testing.assert_array_equal(batch["steps"][there], (target - x)[there])
-
-
-def test_hindsight_of_single_transitions_looks_as_far_as_it_is_told() -> None:
-    relabel = HindsightRelabel(
-        compute_reward=lambda achieved, goal, batch: (achieved - goal)[..., 0],
-        strategy="final",
-        ratio=1.0,
-        horizon=6,
-        takes="arrived",
-    )
-    buffer = ReplayBuffer(ArrayStorage(64, alignment="arrived"), transform=relabel, batch_size=64)
-    done = np.zeros(30, np.int8)
-    done[9::10] = 2
-    place = np.arange(30.0)[:, None]
-    buffer.extend(
-        {"achieved_goal": place, "desired_goal": -place, "action": place[:, 0], "reward": place[:, 0], "done": done}
-    )
-    batch = buffer.sample()
-    drawn = batch["achieved_goal"][:, 0]
-    np.testing.assert_array_equal(batch["mask"], drawn % 10 != 9)
-    there = batch["mask"]
-    last = np.minimum(drawn // 10 * 10 + 9, drawn + 7)
-    np.testing.assert_array_equal(batch["desired_goal"][there, 0], last[there])
-    np.testing.assert_array_equal(batch["next"]["reward"][there], (drawn + 1 - last)[there])
-
-
-def test_parts_that_do_not_go_together() -> None:
-    with pytest.raises(ConfigError, match="keeps the order of rows"):
-        ReplayBuffer(ArrayStorage(8), writer=MaxValueWriter("reward"), transform=NextView())
-    with pytest.raises(ConfigError, match="takes 'arrived' rows"):
-        ReplayBuffer(ArrayStorage(8, alignment="arrived"), transform=ReturnsToGo())
-    assert (
-        ReplayBuffer(ArrayStorage(8, alignment="arrived"), transform=NextView(takes="arrived")).alignment == "outgoing"
-    )
 
 
 @given(written=st.integers(1, 40), n=st.integers(1, 5), seed=st.integers(0, 100))

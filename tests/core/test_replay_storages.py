@@ -260,16 +260,6 @@ def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_pat
             MemmapStorage(path=tmp_path / "m", **arguments)
 
 
-def test_a_step_of_all_environments_must_fit_and_they_stay_as_many() -> None:
-    storage = ArrayStorage(10, ndim=2)
-    with pytest.raises(ConfigError, match="room for a step of 11 environments, found 10"):
-        storage.append({"a": np.zeros(11)}, one=True)
-    assert (len(storage), storage.keys) == (0, [])
-    storage.append({"a": np.zeros((2, 5))})
-    with pytest.raises(SchemaError, match="expected 5 environments, found 2"):
-        storage.append({"a": np.zeros((2, 2))})
-
-
 # ---------------------------------------------------------------------- what a row may be
 
 
@@ -361,25 +351,6 @@ def test_storages_can_be_pickled(tmp_path: Path) -> None:
         found = ReplayBuffer(other)[:]
         values = [item["a"] for item in found] if isinstance(found, list) else found["a"].tolist()
         assert values == [5, 6, 70, 3, 4]
-
-
-def test_buffers_can_be_pickled() -> None:
-    buffer = ReplayBuffer(ArrayStorage(5), batch_size=3)
-    buffer.extend({"a": np.arange(7)})
-    buffer.sample()
-    other = pickle.loads(pickle.dumps(buffer))
-    for _ in range(3):
-        np.testing.assert_array_equal(other.sample()["a"], buffer.sample()["a"])
-
-
-def test_states_of_arrays_and_mapped_files_are_the_same(tmp_path: Path) -> None:
-    storage, mapped = ArrayStorage(5), MemmapStorage(5, tmp_path / "m")
-    storage.append({"a": np.arange(8), "b": (np.arange(8.0),)})
-    mapped.load(storage.state())
-    back = ArrayStorage(5)
-    back.load(mapped.state())
-    np.testing.assert_array_equal(back.get(np.arange(5))["a"], [5, 6, 7, 3, 4])
-    assert back.written == mapped.written == 8
 
 
 # ---------------------------------------------------------------------- recorded data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,17 +154,59 @@ def test_integers_sum_to_float32() -> None:
     assert NStep(2, 0.5)(batch)["reward"].dtype == np.float32
 
 
-@pytest.mark.parametrize("n", [0, -1, True, 2.0, "3"])
-def test_n_that_is_none(n: Any) -> None:
-    with pytest.raises(ConfigError, match="NStep: n: expected an integer from 1"):
-        NStep(n, 0.9)
-
-
-@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan"), "0.9", True])
-def test_discounts_out_of_range(discount: Any) -> None:
-    for make in (lambda: NStep(1, discount), lambda: ReturnsToGo(discount)):
-        with pytest.raises(ConfigError, match="discount: expected a number from 0 to 1"):
-            make()
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: NStep(0, 0.9), "NStep: n: expected an integer from 1"),
+        (lambda: NStep(True, 0.9), "NStep: n: expected an integer from 1"),
+        (lambda: NStep(2.0, 0.9), "NStep: n: expected an integer from 1"),
+        (lambda: NStep(1, -0.1), "discount: expected a number from 0 to 1"),
+        (lambda: NStep(1, True), "discount: expected a number from 0 to 1"),
+        (lambda: ReturnsToGo(1.1), "discount: expected a number from 0 to 1"),
+        (lambda: ReturnsToGo(float("nan")), "discount: expected a number from 0 to 1"),
+        (lambda: ReturnsToGo("0.9"), "discount: expected a number from 0 to 1"),
+        (lambda: HindsightRelabel(compute_reward=3), "compute_reward: expected a function"),
+        (lambda: HindsightRelabel(compute_reward=negative_distance, strategy="past"), "strategy: expected one of"),
+        (lambda: HindsightRelabel(compute_reward=negative_distance, ratio=1.5), "ratio: expected a number"),
+        (lambda: HindsightRelabel(compute_reward=negative_distance, horizon=-1), "horizon: expected an integer"),
+        (lambda: HindsightRelabel(compute_reward=negative_distance, takes="both"), "alignment: expected one of"),
+        (
+            lambda: HindsightRelabel(compute_reward=lambda a, b: a),
+            r"compute_reward: expected a function of \(achieved_goal, desired_goal, batch\), found one of \(a, b\)",
+        ),
+        (
+            lambda: HindsightRelabel(compute_reward=negative_distance, compute_done=lambda a: a),
+            "compute_done: expected a function",
+        ),
+        (lambda: OnWrite(RandomTimeCrop(2)), "without random numbers"),
+        (lambda: OnWrite(Cast(stored={"obs": "float16"})), r"found one with stored=\{'obs'.*leave OnWrite out"),
+        (
+            lambda: OnWrite(Compose(Cast({"a": "int8"}), Cast(stored={"obs": "float16"}))),
+            r"found one with stored=\{'obs'.*leave OnWrite out",
+        ),
+        (lambda: OnWrite(OnWrite(Cast({"obs": "float16"}))), "leave one OnWrite out"),
+        (lambda: RandomTimeCrop(0), "length"),
+        (lambda: Rename({"obs": "x", "index": "x"}), "a name of its own"),
+        (lambda: Select(3.5), "expected names of fields"),
+        (lambda: Compose(3), "expected transforms that can be called"),
+        (lambda: Cast({"x": "object"}), "Cast"),
+        (lambda: Cast(stored={"x": "nothing"}), "Cast"),
+        (lambda: Cast(every={"float64": "str"}), "Cast"),
+        (lambda: Resize(size=(2, 2)), "Resize"),
+        (lambda: Resize("image", size=(0, 2)), "size"),
+        (lambda: Resize("image", size=(2, 2), method="cubic"), "method"),
+        (lambda: Resize("image", size=(4, 3), layout="WHC"), "layout: expected"),
+        (lambda: Resize("image", size=(4, 3), layout="CHW", image_shape=(8, 6, 3)), "layout: expected"),
+        (lambda: ToFloatImage("image", layout="WHC"), "layout: expected"),
+        (lambda: ToFloatImage("image", layout="CHW", image_shape=(8, 6, 3)), "layout: expected"),
+        (lambda: ToFloatImage("image", channels="middle"), "channels"),
+        (lambda: ToFloatImage("image", dtype="uint8"), "dtype"),
+        (lambda: ToFloatImage("image", image_shape=(3, 3)), "image_shape"),
+    ],
+)
+def test_arguments_that_cannot_be(make: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()
 
 
 def test_batches_that_n_step_refuses() -> None:
@@ -213,8 +254,7 @@ def test_returns_of_episodes_as_they_are_written() -> None:
         OnWrite(ReturnsToGo()).inverse({"reward": 1.0, "done": 0})
     with pytest.raises(SchemaError, match="as many rows as it takes"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
-    with pytest.raises(ConfigError, match="without random numbers"):
-        OnWrite(RandomTimeCrop(2))
+    assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
 
 
 # ---------------------------------------------------------------------- next entries
@@ -437,22 +477,9 @@ def test_hindsight_on_rows_that_store_observations_once() -> None:
     np.testing.assert_array_equal(found["desired_goal"][0, :4], np.broadcast_to(achieved[0, 4], (4, 2)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compute_reward": 3}, "compute_reward: expected a function"),
-        ({"strategy": "past"}, "strategy: expected one of"),
-        ({"ratio": 1.5}, "ratio: expected a number"),
-        ({"horizon": -1}, "horizon: expected an integer"),
-        ({"takes": "both"}, "alignment: expected one of"),
-    ],
-)
-def test_hindsight_options_that_are_none(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        HindsightRelabel(**{"compute_reward": negative_distance, **options})
-
-
 def test_rewards_of_another_shape() -> None:
+    HindsightRelabel(compute_reward=lambda a, b, batch=None: a, compute_done=lambda *all_of_them: 0)
+    HindsightRelabel(compute_reward=max)
     batch = goal_batch(np.random.default_rng(0))
     with pytest.raises(SchemaError, match="compute_reward: expected values of shape"):
         HindsightRelabel(compute_reward=lambda achieved, goal, batch: achieved, **GOALS)(batch, KEY)
@@ -495,8 +522,6 @@ def test_crops_of_slices_that_are_too_short() -> None:
         RandomTimeCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
     with pytest.raises(SchemaError, match="expected slices"):
         RandomTimeCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
-    with pytest.raises(ConfigError, match="length"):
-        RandomTimeCrop(0)
 
 
 # ---------------------------------------------------------------------- fields
@@ -530,8 +555,6 @@ def test_renaming_and_back() -> None:
         Rename({"action": "a"})(BATCH)
     with pytest.raises(SchemaError, match="no field 'index'"):
         Rename({"obs": "index"})(BATCH)
-    with pytest.raises(ConfigError, match="a name of its own"):
-        Rename({"obs": "x", "index": "x"})
 
 
 def test_selecting_and_excluding() -> None:
@@ -542,8 +565,6 @@ def test_selecting_and_excluding() -> None:
     for transform in (Select("action"), Exclude(("next", "action"))):
         with pytest.raises(MissingFieldError, match="expected a field"):
             transform(BATCH)
-    with pytest.raises(ConfigError, match="expected names of fields"):
-        Select(3.5)  # type: ignore[arg-type]
 
 
 def test_casting() -> None:
@@ -557,16 +578,13 @@ def test_casting() -> None:
     assert cast.inverse({"obs": torch.ones(2)})["obs"].dtype == torch.float16
     with pytest.raises(DataError, match=r"Cast: 'x': expected values 0..255 that fit uint8, found 256"):
         Cast({"x": "uint8"})({"x": np.array([1, 256])})
-    for wrong in ({"dtypes": {"x": "object"}}, {"stored": {"x": "nothing"}}, {"every": {"float64": "str"}}):
-        with pytest.raises(ConfigError, match="Cast"):
-            Cast(**wrong)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- images
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 1), (30, 41, 3), (7, 5, 4)])
-@pytest.mark.parametrize("size", [(64, 64), (21, 13), (84, 40), (1, 1)])
+@pytest.mark.parametrize("size", [(64, 64), (21, 13), (1, 1)])
 def test_resizing_is_what_torch_and_pillow_do(shape: tuple[int, int, int], size: tuple[int, int]) -> None:
     from PIL import Image
 
@@ -657,10 +675,6 @@ def test_channels_first(shape: tuple[int, ...], method: Any) -> None:
         np.testing.assert_array_equal(np.asarray(floats), pixels.astype(np.float32) / 255)
         moved = ToFloatImage("image", layout="CHW")({"image": kind(pixels)})["image"]
         np.testing.assert_array_equal(np.asarray(moved), last.astype(np.float32) / 255)
-    for layout, image_shape in (("WHC", None), ("CHW", (8, 6, 3))):
-        for make in (partial(Resize, size=(4, 3)), ToFloatImage):
-            with pytest.raises(ConfigError, match="layout: expected"):
-                make("image", layout=layout, image_shape=image_shape)
 
 
 def test_what_is_no_image() -> None:
@@ -670,16 +684,6 @@ def test_what_is_no_image() -> None:
         Resize("image", size=(2, 2), image_shape=(2, 2, 1))({"image": np.zeros((3, 3))})
     with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
         ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
-    for make in (
-        lambda: Resize(size=(2, 2)),
-        lambda: Resize("image", size=(0, 2)),
-        lambda: Resize("image", size=(2, 2), method="cubic"),  # type: ignore[arg-type]
-        lambda: ToFloatImage("image", channels="middle"),  # type: ignore[arg-type]
-        lambda: ToFloatImage("image", dtype="uint8"),
-        lambda: ToFloatImage("image", image_shape=(3, 3)),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ConfigError):
-            make()
 
 
 # ---------------------------------------------------------------------- composing
@@ -692,8 +696,6 @@ def test_composing() -> None:
     assert double.inverse({"y": 4}) == {"x": 4}
     undone = Compose(Cast(stored={"x": "int32"}), Rename({"x": "y"})).inverse({"y": np.int64(4)})
     assert undone["x"].dtype == np.int32
-    with pytest.raises(ConfigError, match="expected transforms that can be called"):
-        Compose(3)  # type: ignore[arg-type]
 
 
 def test_each_random_transform_has_numbers_of_its_own() -> None:
@@ -733,34 +735,6 @@ def test_alignments_must_fit() -> None:
         ReplayBuffer(storage, transform=[NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])
 
 
-def test_single_transitions_with_what_is_read_behind_them() -> None:
-    """As a buffer does it: rows [b, 1 + reach], an index [b]."""
-    transform = Compose(Select("obs", "action", "reward", "done"), NextView(), NStep(2, 0.5), Exclude("steps"))
-    assert transform.reach == 2
-    assert NStep(1, 0.5).reach == NStep(2, 0.5).reach == 1
-    rows = {
-        "obs": np.arange(6.0).reshape(2, 3),
-        "action": np.array([[5, 6, 7], [8, 9, 10]]),
-        "reward": np.ones((2, 3)),
-        "done": np.array([[0, 0, 0], [0, 1, 0]]),
-    }
-    extra = {
-        "mask": np.array([[True, True, False], [True] * 3]),
-        "index": np.array([4, 2]),
-        "priority_weight": np.ones(2),
-    }
-    found = transform({**rows, **extra})
-    assert {key: values.shape for key, values in flatten(found).items()} == dict.fromkeys(flatten(found), (2,))
-    assert found["obs"].tolist() == [0, 3]
-    assert found["next"]["obs"].tolist() == [1, 4]  # the first goes on beyond what is known; the second ends
-    assert found["next"]["reward"].tolist() == [1, 1.5]
-    assert found["next"]["done"].tolist() == [0, 1]
-    assert found["discount"].tolist() == [0.5, 0.25]
-    assert found["mask"].tolist() == [True, True]
-    assert found["index"].tolist() == [4, 2]
-    assert all(values.flags.c_contiguous for values in flatten(found).values())
-
-
 @pytest.mark.parametrize(
     "transform",
     [
@@ -785,25 +759,6 @@ def test_transforms_pickle_and_show_what_they_are(transform: Any) -> None:
     assert " at 0x" not in repr(transform) or isinstance(transform, HindsightRelabel)
 
 
-def test_on_write_refuses_what_it_would_not_do() -> None:
-    for transform in (Cast(stored={"obs": "float16"}), Compose(Cast({"a": "int8"}), Cast(stored={"obs": "float16"}))):
-        with pytest.raises(ConfigError, match=r"found one with stored=\{'obs'.*leave OnWrite out"):
-            OnWrite(transform)
-    with pytest.raises(ConfigError, match="leave one OnWrite out"):
-        OnWrite(OnWrite(Cast({"obs": "float16"})))
-    assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
-
-
-def test_functions_of_other_arguments_are_refused_at_once() -> None:
-    says = r"compute_reward: expected a function of \(achieved_goal, desired_goal, batch\), found one of \(a, b\)"
-    with pytest.raises(ConfigError, match=says):
-        HindsightRelabel(compute_reward=lambda a, b: a)
-    with pytest.raises(ConfigError, match="compute_done: expected a function"):
-        HindsightRelabel(compute_reward=negative_distance, compute_done=lambda a: a)
-    HindsightRelabel(compute_reward=lambda a, b, batch=None: a, compute_done=lambda *all_of_them: 0)
-    HindsightRelabel(compute_reward=max)
-
-
 def test_next_behind_hindsight_says_to_swap_them() -> None:
     relabel = HindsightRelabel(compute_reward=lambda achieved, goal, batch: np.zeros(achieved.shape[:2]))
     buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
@@ -811,21 +766,6 @@ def test_next_behind_hindsight_says_to_swap_them() -> None:
     buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
     with pytest.raises(SchemaError, match="HindsightRelabel makes it: put NextView before it"):
         buffer.sample()
-
-
-def minus_distance(achieved: Any, goal: Any, batch: Any) -> Any:
-    return -abs(achieved - goal)
-
-
-def test_a_buffer_is_pickled_with_a_transform_that_reads_other_rows() -> None:
-    relabel = HindsightRelabel(compute_reward=minus_distance)
-    buffer = ReplayBuffer(ArrayStorage(20), transform=[relabel], batch_size=8, seed=3)
-    goals = {"achieved_goal": np.arange(12.0), "desired_goal": np.full(12, 50.0)}
-    buffer.extend({**goals, "reward": np.zeros(12), "done": np.arange(12) % 6 == 5})
-    copied = pickle.loads(pickle.dumps(buffer))
-    one, other = buffer.sample(), copied.sample()
-    assert one["desired_goal"].tolist() == other["desired_goal"].tolist()
-    assert one["relabelled"].any()
 
 
 @pytest.mark.parametrize("transform", [NextView(), NStep(2, 0.5), ReturnsToGo(0.5)], ids=lambda one: type(one).__name__)

@@ -12,12 +12,7 @@ import pytest
 from mouse_core import PrefetchBatchifier
 from mouse_core.replay import (
     ArrayStorage,
-    Compose,
-    MaxValueWriter,
     MemmapStorage,
-    NextView,
-    NStep,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -77,44 +72,6 @@ def check_slices(batch: dict[str, Any], oldest: int, newest: int) -> None:
     assert time.max() <= newest
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_streams_side_by_side(name: str, mapped: bool, tmp_path: Path) -> None:
-    """Through several turns of the ring, with priorities and checkpoints on the way."""
-
-    def make(number: int) -> ReplayBuffer:
-        storage = MemmapStorage(120, tmp_path / f"m{number}", 2) if mapped else ArrayStorage(120, 2)
-        return ReplayBuffer(storage, SAMPLERS[name](), batch_size=4, seed=3)
-
-    world, buffer = World(4), make(0)
-    for turn in range(30):
-        if turn % 3:
-            rows = world.steps(1 + turn % 7)
-            index = buffer.extend(rows)
-        else:
-            rows = world.step()
-            index = buffer.append(rows)[None]
-            rows = {key: values[None] for key, values in rows.items()}
-        # The slot is the time's place in the ring times the environments, plus the environment.
-        np.testing.assert_array_equal(index, rows["time"] % 30 * 4 + rows["env"])
-        if turn < 4:
-            continue
-        batch = buffer.sample()
-        np.testing.assert_array_equal(batch["time"] % 30 * 4 + batch["env"], batch["index"])
-        if name in SLICED:
-            check_slices(batch, max(0, world.time - 30), world.time - 1)
-        if buffer.prioritized:
-            buffer.update_priority(batch["index"], np.ones(batch["index"].shape) * turn)
-        if turn % 10 == 9:
-            buffer.dumps(tmp_path / "saved")
-            other = make(turn)
-            other.loads(tmp_path / "saved")
-            for one, two in zip((buffer.sample(), buffer.sample()), (other.sample(), other.sample()), strict=True):
-                for key in one:
-                    np.testing.assert_array_equal(one[key], two[key], key)
-            buffer = other
-
-
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_rows_that_another_process_wrote_are_drawn_as_ones_own(name: str, tmp_path: Path) -> None:
     """Few of them, and more than there is room for."""
@@ -139,52 +96,6 @@ def test_rows_that_another_process_wrote_are_drawn_as_ones_own(name: str, tmp_pa
             assert batch["time"].min() >= world.time - 60
             seen |= set((world.time - 1 - batch["time"]).reshape(-1).tolist())
     assert len(seen) > 40
-
-
-def test_n_steps_are_the_same_for_single_rows_and_for_what_a_loop_sums() -> None:
-    world = World(3)
-    buffer = PrioritizedReplayBuffer(
-        storage=ArrayStorage(90, 2), transform=Compose(NextView(), NStep(3, 0.5)), batch_size=40, seed=1
-    )
-    rows = {}
-    for _ in range(50):
-        row = world.step()
-        buffer.append({**row, "observation": row["time"].astype(np.float32)})
-        for env in range(3):
-            rows[int(row["time"][env]), env] = (float(row["reward"][env]), bool(row["done"][env]))
-    compared = 0
-    for _ in range(10):
-        batch = buffer.sample()
-        assert batch["index"].shape == (40,)
-        for place in range(40):
-            if not batch["mask"][place]:
-                continue
-            key = (int(batch["time"][place]), int(batch["env"][place]))
-            total, weight, time = 0.0, 1.0, key[0]
-            while True:
-                reward, done = rows[time, key[1]]
-                total, weight, time = total + weight * reward, weight * 0.5, time + 1
-                if done or time == key[0] + 3 or (time, key[1]) not in rows:
-                    break
-            if (time, key[1]) not in rows:  # the newest rows: their target is not there yet
-                continue
-            assert batch["next"]["reward"][place] == pytest.approx(total)
-            assert batch["next"]["done"][place] == done
-            assert batch["discount"][place] == pytest.approx(weight)
-            compared += 1
-    assert compared > 200
-
-
-def test_the_best_rows_by_priority() -> None:
-    buffer = ReplayBuffer(ArrayStorage(5), PrioritizedSampler(1.0, 1.0), MaxValueWriter("reward"), batch_size=200)
-    buffer.extend({"reward": np.arange(10.0)})
-    buffer.update_priority(np.arange(5), [0.0, 0, 0, 0, 5.0])
-    lowest = buffer[4]["reward"]
-    assert set(buffer.sample()["reward"].tolist()) == {lowest}
-    # A row that takes another's place has the largest priority so far, as any new one.
-    index = buffer.append({"reward": 50.0})
-    drawn = set(buffer.sample()["index"].tolist())
-    assert drawn == {index, 4} or index == 4
 
 
 def test_loaders_over_an_ensemble_of_everything(tmp_path: Path) -> None:
