@@ -228,14 +228,6 @@ def test_a_push_that_fails_leaves_the_old_dataset(hub: HubServer, method: str, p
     assert head(hub).oid == result.oid
 
 
-def test_the_old_dataset_loads_after_a_push_that_failed(hub: HubServer, tmp_path: Path) -> None:
-    push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
-    hub.fail("PUT", "^/upload/", 400)
-    with pytest.raises(RuntimeError, match="Error while uploading"):
-        push(hub, {"train": make_store(20, 300)}, max_rows_per_shard=10)
-    assert load(hub, tmp_path)["train"]["action"][:] == steps(30)["action"].tolist()
-
-
 def test_pushing_the_same_again_changes_nothing(hub: HubServer) -> None:
     store = make_store(30)
     first = push(hub, {"train": store}, max_rows_per_shard=10)
@@ -266,12 +258,6 @@ def test_branches(hub: HubServer, tmp_path: Path) -> None:
     assert table_of(head(hub, branch="runs/2"), "train").num_rows == 7
 
 
-def test_a_mixture_is_published_by_member(hub: HubServer) -> None:
-    with pytest.raises(ConfigError, match=r"push_named_stores_to_hub\(mixture.members\)"):
-        push(hub, {"train": Mixture([make_store(5), make_store(6)])})
-    assert not hub.writes()
-
-
 def test_visibility_is_what_was_asked_for(hub: HubServer) -> None:
     push(hub, {"train": make_store(5)}, private=True)
     assert hub.repos[REPO].private
@@ -286,7 +272,8 @@ def test_visibility_is_what_was_asked_for(hub: HubServer) -> None:
 
 
 def test_a_name_alone_is_in_the_namespace_of_the_token(hub: HubServer) -> None:
-    result = push(hub, {"train": make_store(5)}, repo_id="pendulum")
+    result = push(hub, {"train": [DatasetStore(), make_store(5), DatasetStore()]}, repo_id="pendulum")
+    assert result.splits == {"train": 5}
     assert result.repo_id == f"{USER}/pendulum"
     assert result.oid == head(hub, f"{USER}/pendulum").oid
 
@@ -338,84 +325,57 @@ def test_a_card_that_cannot_be_extended_is_an_error(hub: HubServer, card: str, m
     assert not hub.writes()
 
 
+ONE = {"train": make_store(1)}
+WIDE, NARROW = make_store(2, x=np.zeros((2, 3))), make_store(2, x=np.zeros((2, 3), dtype=np.float32))
+
+
 @pytest.mark.parametrize(
-    ("splits", "options", "error", "message"),
+    ("splits", "options", "message"),
     [
-        ({}, {}, ConfigError, r"splits: expected stores by split"),
-        ([make_store(1)], {}, ConfigError, r"splits: expected stores by split"),
-        ({"train": []}, {}, ConfigError, r"split 'train': expected at least one row, found none"),
-        ({"train": DatasetStore()}, {}, ConfigError, r"split 'train': expected at least one row"),
+        ({}, {}, r"splits: expected stores by split"),
+        ([make_store(1)], {}, r"splits: expected stores by split"),
+        ({"train": []}, {}, r"split 'train': expected at least one row, found none"),
+        ({"a": make_store(3), "b": [DatasetStore()]}, {}, r"split 'b': expected at least one row"),
+        ({"train": [{"action": 1}]}, {}, r"split 'train': expected DatasetStore objects, found"),
+        ({"train": 3}, {}, r"split 'train': expected DatasetStore objects, found 3"),
+        ({"my-split": make_store(1)}, {}, r"split: expected a name of letters.*'my-split'"),
+        ({"all": make_store(1)}, {}, r"not 'all', found 'all'"),
+        ({"../x": make_store(1)}, {}, r"split: expected a name of letters"),
+        ({"train": Mixture([make_store(5), make_store(6)])}, {}, r"push_named_stores_to_hub\(mixture.members\)"),
+        (ONE, {"repo_id": "a/b/c"}, r"repo_id: expected 'namespace/name', found"),
+        (ONE, {"repo_id": "a b"}, r"repo_id: .*'a b'"),
+        (ONE, {"revision": ""}, r"revision: expected the name of a branch"),
+        (ONE, {"revision": "0" * 40}, r"revision: expected the name of a branch"),
+        (ONE, {"commit_message": " "}, r"commit_message: expected a text"),
+        (ONE, {"max_shard_size": "5 parsecs"}, r"max_shard_size: .*'5 parsecs'"),
+        (ONE, {"max_shard_size": 0}, r"max_shard_size: .*found 0"),
+        (ONE, {"max_rows_per_shard": 0}, r"max_rows_per_shard: .*found 0"),
+        (ONE, {"compression": "lzma"}, r"compression: .*'lzma'"),
+        (ONE, {"temp_dir": "/no/such"}, r"temp_dir: .*'/no/such'"),
         (
-            {"a": make_store(3), "b": [DatasetStore()]},
+            {**ONE, "eval": [make_store(1), make_store(1, alignment="outgoing")]},
             {},
-            ConfigError,
-            r"split 'b': expected at least one row",
-        ),
-        ({"train": [{"action": 1}]}, {}, ConfigError, r"split 'train': expected DatasetStore objects, found"),
-        ({"train": 3}, {}, ConfigError, r"split 'train': expected DatasetStore objects, found 3"),
-        ({"my-split": make_store(1)}, {}, ConfigError, r"split: expected a name of letters.*'my-split'"),
-        ({"all": make_store(1)}, {}, ConfigError, r"not 'all', found 'all'"),
-        ({"../x": make_store(1)}, {}, ConfigError, r"split: expected a name of letters"),
-        (
-            {"train": make_store(1)},
-            {"repo_id": "a/b/c"},
-            ConfigError,
-            r"repo_id: expected 'namespace/name', found",
-        ),
-        ({"train": make_store(1)}, {"repo_id": "a b"}, ConfigError, r"repo_id: .*'a b'"),
-        ({"train": make_store(1)}, {"revision": ""}, ConfigError, r"revision: expected the name of a branch"),
-        (
-            {"train": make_store(1)},
-            {"revision": "0" * 40},
-            ConfigError,
-            r"revision: expected the name of a branch",
-        ),
-        ({"train": make_store(1)}, {"commit_message": " "}, ConfigError, r"commit_message: expected a text"),
-        (
-            {"train": make_store(1)},
-            {"max_shard_size": "5 parsecs"},
-            ConfigError,
-            r"max_shard_size: .*'5 parsecs'",
-        ),
-        ({"train": make_store(1)}, {"max_shard_size": 0}, ConfigError, r"max_shard_size: .*found 0"),
-        ({"train": make_store(1)}, {"max_rows_per_shard": 0}, ConfigError, r"max_rows_per_shard: .*found 0"),
-        ({"train": make_store(1)}, {"compression": "lzma"}, ConfigError, r"compression: .*'lzma'"),
-        ({"train": make_store(1)}, {"temp_dir": "/no/such"}, ConfigError, r"temp_dir: .*'/no/such'"),
-        (
-            {"train": make_store(1), "eval": [make_store(1), make_store(1, alignment="outgoing")]},
-            {},
-            SchemaError,
             r"alignment: expected one .*'arrived' in split 'train' and 'outgoing' in split 'eval', store 1",
         ),
         (
-            {
-                "train": make_store(2),
-                "eval": make_store(2, note=["a", "b"]),
-                "test": make_store(2, note=[1, 2]),
-            },
+            {**ONE, "eval": make_store(2, note=["a", "b"]), "test": make_store(2, note=[1, 2])},
             {},
-            SchemaError,
             r"column 'note': .*Value\('string'\) in split 'eval' and Value\('int64'\) in split 'test'",
         ),
         (
-            {
-                "train": [
-                    make_store(2, x=np.zeros((2, 3))),
-                    make_store(2, x=np.zeros((2, 3), dtype=np.float32)),
-                ]
-            },
+            {"train": [WIDE, NARROW]},
             {},
-            SchemaError,
             r"column 'x': .*float64.* in split 'train', store 0 and .*float32.* in split 'train', store 1",
         ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(
-    hub: HubServer, splits: Any, options: dict[str, Any], error: type[Exception], message: str
+    hub: HubServer, splits: Any, options: dict[str, Any], message: str
 ) -> None:
+    error = SchemaError if message.startswith(("alignment", "column")) else ConfigError
     with pytest.raises(error, match=message):
         push(hub, splits, **options)
-    assert not hub.requests or not hub.writes()
+    assert not hub.writes()
     assert not hub.repos
 
 
@@ -425,8 +385,3 @@ def test_types_that_datasets_does_not_have_are_refused(hub: HubServer) -> None:
     with pytest.raises(SchemaError, match=r"split 'train': expected columns that datasets has types for: .*map<"):
         push(hub, {"train": store})
     assert not hub.requests
-
-
-def test_an_empty_store_beside_others_is_no_error(hub: HubServer) -> None:
-    result = push(hub, {"train": [DatasetStore(), make_store(4), DatasetStore()]})
-    assert result.splits == {"train": 4}

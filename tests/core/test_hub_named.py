@@ -28,25 +28,28 @@ READ = """
 import json, sys
 from mouse_core.hub import from_hub
 stores = from_hub(sys.argv[1], token=sys.argv[2])
-print(json.dumps({name: [len(store), store.alignment, store[0]["action"], store[-1]["action"]]
-                  for name, store in stores.items()}))
+rows = {name: [len(store), store.alignment, store[0]["action"], store[-1]["action"]] for name, store in stores.items()}
+statistics = {name: [one.rows, one.is_of(stores[name]), one["reward"].mean.item(), len(one["reward"].quantiles)]
+              for name, one in stores.statistics.items()}
+print(json.dumps([rows, statistics]))
 """
 
 
 def push_named(hub: HubServer, stores: dict[str, Any], **options: Any) -> Any:
-    defaults: dict[str, Any] = {"repo_id": REPO, "token": WRITE_TOKEN, "endpoint": hub.endpoint, "progress": False}
-    return push_named_stores_to_hub(stores, **(defaults | options))
+    return push_named_stores_to_hub(
+        stores, repo_id=REPO, token=WRITE_TOKEN, endpoint=hub.endpoint, progress=False, **options
+    )
 
 
-def read_by_another_process(hub: HubServer, folder: Path) -> dict[str, Any]:
+def read_by_another_process(hub: HubServer, folder: Path, **more: str) -> tuple[dict[str, Any], dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": tempfile.mkdtemp(dir=folder), "HF_HUB_DISABLE_XET": "1"}
-    environment["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", **more}
     command = [sys.executable, "-c", READ, REPO, READ_TOKEN]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    read: dict[str, Any] = json.loads(found.stdout)
-    return read
+    rows, known = json.loads(found.stdout)
+    return rows, known
 
 
 def test_a_configuration_a_name_is_what_others_read(hub: HubServer, tmp_path: Path) -> None:
@@ -64,10 +67,8 @@ def test_a_configuration_a_name_is_what_others_read(hub: HubServer, tmp_path: Pa
         name: [{"split": "train", "path": f"data/{name}/train-*.parquet"}] for name in stores
     }
     assert {info["config_name"] for info in metadata["dataset_info"]} == set(stores)
-    assert read_by_another_process(hub, tmp_path) == {
-        "cartpole": [30, "arrived", 0, 1],
-        "lunar.v2": [35, "arrived", 0, 2],
-    }
+    rows, _ = read_by_another_process(hub, tmp_path)
+    assert rows == {"cartpole": [30, "arrived", 0, 1], "lunar.v2": [35, "arrived", 0, 2]}
 
 
 def test_other_configurations_stay_and_nothing_new_is_no_commit(hub: HubServer) -> None:
@@ -162,28 +163,10 @@ def test_what_mouse_writes_is_read(tmp_path: Path) -> None:
 
 
 BESIDE = ["meta/stats.json", "meta/stats.npz"]
-READ_STATISTICS = """
-import json, sys
-from mouse_core.hub import from_hub
-found = from_hub(sys.argv[1], token=sys.argv[2])
-print(json.dumps({name: [one.rows, one.is_of(found[name]), one["reward"].mean.item(), len(one["reward"].quantiles)]
-                  for name, one in found.statistics.items()}))
-"""
 
 
 def beside(commit: Commit) -> list[str]:
     return sorted(path for path in commit.files if "meta/" in path)
-
-
-def read_elsewhere(hub: HubServer, folder: Path, **more: str) -> dict[str, Any]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", **more}
-    command = [sys.executable, "-c", READ_STATISTICS, REPO, READ_TOKEN]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    read: dict[str, Any] = json.loads(found.stdout)
-    return read
 
 
 def folder_of(commit: Commit, folder: Path) -> str:
@@ -206,10 +189,9 @@ def test_they_come_with_the_rows_in_one_commit_and_are_found(hub: HubServer, tmp
     assert said["next.reward"]["count"] == [180]  # the first row of an episode has none of its own
     # Of rewards t / 8, but for the steps that begin an episode of ten.
     rewards = [t / 8 for t in range(200) if t % 10]
-    found = read_elsewhere(hub, tmp_path / "home")
-    assert found == {"default": [200, True, pytest.approx(np.mean(rewards)), 5]}
-    again = read_elsewhere(hub, tmp_path / "home", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-    assert again == found
+    found = read_by_another_process(hub, tmp_path)
+    assert found[1] == {"default": [200, True, pytest.approx(np.mean(rewards)), 5]}
+    assert found == read_by_another_process(hub, tmp_path, HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 
 
 def test_what_is_found_normalises_and_counts_on(hub: HubServer, tmp_path: Path) -> None:
@@ -275,18 +257,17 @@ def test_each_name_has_its_own(hub: HubServer, tmp_path: Path) -> None:
     stores = {"reach": make_store(40), "push": [make_store(20, 100), make_store(30, 300)]}
     parts = [statistics(one) for one in stores["push"]]
     known = {"reach": statistics(stores["reach"]), "push": parts[0].merge(parts[1])}
-    options: dict[str, Any] = {"repo_id": REPO, "token": WRITE_TOKEN, "endpoint": hub.endpoint, "progress": False}
-    push_named_stores_to_hub(stores, statistics=known, **options)
+    push_named(hub, stores, statistics=known)
     assert beside(head(hub)) == [f"data/{name}/{file}" for name in ("push", "reach") for file in BESIDE]
     found = from_hub(folder_of(head(hub), tmp_path))
     assert {name: one.rows for name, one in found.statistics.items()} == {"reach": 40, "push": 50}
-    push_named_stores_to_hub({"reach": make_store(45)}, **options)
+    push_named(hub, {"reach": make_store(45)})
     assert beside(head(hub)) == [f"data/push/{file}" for file in BESIDE]
 
     with pytest.raises(ConfigError, match=r"statistics: expected Statistics by name, of \['a'\], found"):
-        push_named_stores_to_hub({"a": make_store(5)}, statistics={"b": known["reach"]}, **options)
+        push_named(hub, {"a": make_store(5)}, statistics={"b": known["reach"]})
     with pytest.raises(ConfigError, match="statistics of 'a': expected statistics of the 5 rows of 'train', found"):
-        push_named_stores_to_hub({"a": make_store(5)}, statistics={"a": known["reach"]}, **options)
+        push_named(hub, {"a": make_store(5)}, statistics={"a": known["reach"]})
 
 
 def test_those_of_other_rows_are_refused_before_anything_is_sent(hub: HubServer) -> None:

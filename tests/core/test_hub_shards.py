@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mouse_core import DataError, DatasetStore
 from mouse_core.about import About, read_about, with_about
 from mouse_core.hub import _shards
-from mouse_core.hub._push import collect_parts
-from mouse_core.hub._shards import fit_table, unify_features
+from mouse_core.hub._shards import unify_features
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow
@@ -126,23 +124,3 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
         return most
 
     assert peak(1000) < peak(100) + 50 * size
-
-
-def test_files_of_others_are_not_uploaded(tmp_path: Path) -> None:
-    """A dataset that somebody made names a picture of this machine."""
-    (tmp_path / "private").mkdir()
-    picture = tmp_path / "private" / "me.png"
-    Image.fromarray(np.zeros((2, 2), np.uint8)).save(picture)
-    columns = {"action": [0], "reward": [0.0], "done": [0], "observation_image": [str(picture)]}
-    dataset = datasets.Dataset.from_dict(columns).cast_column("observation_image", datasets.Image())
-    for roots, refused in (([], True), ([picture.parent], False)):
-        store = DatasetStore(image_roots=roots).from_dataset(dataset)
-        (part,) = collect_parts({"train": store})[2]["train"]
-        table = part.dataset.with_format("arrow")[:]
-        features = dataset.features
-        if refused:
-            with pytest.raises(DataError, match=r"row 0: expected an image file.*image_roots= names"):
-                fit_table(table, features, where="train", first_row=0, image_roots=part.image_roots)
-        else:
-            fitted = fit_table(table, features, where="train", first_row=0, image_roots=part.image_roots)
-            assert fitted["observation_image"].to_pylist() == [{"bytes": picture.read_bytes(), "path": "me.png"}]

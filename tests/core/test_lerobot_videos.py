@@ -21,7 +21,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot.reading import read_lerobot, store_of
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
-from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode
+from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode, encode_depth
 
 TOP = "videos/observation.images.top/chunk-000"
 
@@ -314,23 +314,8 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
 
 
 def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    av = pytest.importorskip("av")
-
-    def encode_depth(file: Path, frames: Any) -> None:
-        with av.open(str(file), "w") as container:
-            try:
-                stream = container.add_stream("libx265", rate=10)
-            except av.codec.codec.UnknownCodecError:
-                pytest.skip("PyAV has no encoder libx265")
-            stream.height, stream.width, stream.pix_fmt = *SIDE, "gray12le"
-            stream.options = {"x265-params": "lossless=1:log-level=none:pools=none:keyint=3"}
-            for pixels in frames:
-                frame = av.VideoFrame(SIDE[1], SIDE[0], "gray12le")
-                np.frombuffer(frame.planes[0], np.uint16).reshape(SIDE[0], -1)[:, : SIDE[1]] = pixels
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode())
-
-    monkeypatch.setattr("tests.core.test_lerobot.encode", encode_depth)
+    quiet = {"codec": "libx265", "x265-params": "lossless=1:log-level=none:pools=none:keyint=3"}
+    monkeypatch.setattr("tests.core.test_lerobot.encode", lambda file, frames: encode_depth(file, frames, **quiet))
     robot = DepthRobot((3, 2), cameras=["depth"])
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({"video.pix_fmt": "gray12le"}))
     store = formats.open(root, final="drop").to_store()

@@ -75,9 +75,14 @@ def assert_same(one: Statistics, other: Statistics) -> None:
 
 def test_are_those_of_numpy_by_dimension() -> None:
     columns = rows(2000)
-    found = statistics(store_of(columns))
+    values = np.random.default_rng(0).normal(0, 30, (2000, 2))
+    kinds = ("float16", "float32", "float64", "int8", "int64", "bool")
+    columns |= {kind: (values > 0 if kind == "bool" else values).astype(kind) for kind in kinds}
+    found = statistics(store_of(columns, fields=[*map(Field, kinds)]))
     assert_are_of(found["obs_continuous"], columns["observation"])
     assert_are_of(found["time"], columns["episode_step"])
+    for kind in kinds:
+        assert_are_of(found[kind], columns[kind])
     for share in QUANTILES:
         expected = np.quantile(columns["observation"].astype(np.float64), share, axis=0)
         np.testing.assert_allclose(found["obs_continuous"].quantiles[share], expected, rtol=1e-12)
@@ -153,9 +158,10 @@ def test_nan_and_infinities_count_for_nothing() -> None:
     assert np.isnan(found.quantiles[0.5][2])
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("constant", [0.1, 0.3, -1 / 3, 123.456])
-@pytest.mark.parametrize("other", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("dtype", "constant", "other"),
+    [(np.float16, 0.1, np.nan), (np.float32, -1 / 3, np.inf), (np.float32, 0.3, np.nan), (np.float64, 123.456, np.nan)],
+)
 def test_a_constant_beside_what_does_not_count_has_no_deviation(constant: float, dtype: Any, other: float) -> None:
     values = np.full((1000, 2), constant, dtype)
     values[5, 0] = other
@@ -171,21 +177,6 @@ def test_a_constant_beside_what_does_not_count_has_no_deviation(constant: float,
     assert np.abs(scaling.apply(beside)).max() <= abs(constant) * 0.011
 
 
-def test_a_nan_changes_nothing_of_other_dimensions() -> None:
-    values = np.random.default_rng(0).normal([0, 1000, 5, 1e-3], [1, 2, 1e20, 1e-4], (5000, 4)).astype(np.float32)
-    whole = Moments(4)
-    whole.add(values)
-    values[[3, 4000], 1] = np.nan, -np.inf
-    found = Moments(4)
-    found.add(values)
-    for name in ("count", "mean", "squares", "low", "high"):
-        kept = [0, 2, 3]
-        assert getattr(found, name)[kept].tolist() == getattr(whole, name)[kept].tolist()
-    there = values[np.isfinite(values[:, 1]), 1].astype(np.float64)
-    assert found.count[1] == len(there)
-    np.testing.assert_allclose([found.mean[1], found.deviation[1]], [there.mean(), there.std()], rtol=1e-9)
-
-
 def test_images_are_counted_by_channel_and_exactly() -> None:
     rng = np.random.default_rng(0)
     columns = {**rows(60), "observation_image": rng.integers(0, 200, (60, 4, 5, 3)).astype(np.uint8)}
@@ -199,14 +190,6 @@ def test_images_are_counted_by_channel_and_exactly() -> None:
     np.testing.assert_allclose(found.std, pixels.std(axis=0), rtol=1e-12)
     for share in QUANTILES:
         np.testing.assert_allclose(found.quantiles[share], np.quantile(pixels, share, axis=0), rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
-def test_any_stored_dtype(dtype: str) -> None:
-    values = np.random.default_rng(0).normal(0, 30, (5000, 2))
-    columns = {**rows(5000), "seen": (values > 0 if dtype == "bool" else values).astype(dtype)}
-    found = statistics(store_of(columns, fields=[Field("seen")]))["seen"]
-    assert_are_of(found, columns["seen"])
 
 
 def test_what_cannot_be_counted_is_said() -> None:
@@ -230,19 +213,6 @@ def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
     """Rows with a field of 1,024 numbers, of which 1,024 rows make a block."""
     seen = np.random.default_rng(0).normal(size=(n, 1024)).astype(np.float32)
     return {**rows(n), "seen": seen}
-
-
-@pytest.mark.slow
-def test_rows_that_come_are_counted_on_to_the_same_bits() -> None:
-    columns = wide_rows(2500)
-    store = store_of({name: values[:400] for name, values in columns.items()}, fields=[Field("seen")])
-    found = statistics(store, quantiles=[0.5])
-    for begin, end in ((400, 1024), (1024, 1900), (1900, 2500)):
-        store.extend({name: values[begin:end] for name, values in columns.items()})
-        found = found.update(store)
-        assert_same(found, statistics(store, quantiles=[0.5]))
-    assert_are_of(found["seen"], columns["seen"])
-    assert found.update(store).rows == 2500
 
 
 @pytest.mark.slow
@@ -320,8 +290,7 @@ def test_moments_of_parts_are_those_of_the_whole(parts: list[npt.NDArray[np.floa
     assert (merged.high == whole.max(axis=0)).all()
 
 
-@pytest.mark.parametrize("offset", [0, 1e4, -1e8])
-@pytest.mark.parametrize("deviation", [1e-25, 1e-3, 1, 1e25])
+@pytest.mark.parametrize(("offset", "deviation"), [(0, 1e-25), (1e4, 1e-3), (-1e8, 1), (0, 1e25)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_moments_hold_at_any_scale_and_beside_outliers(offset: float, deviation: float, dtype: str) -> None:
     values = (np.random.default_rng(0).normal(0, 1, (40_000, 3)) * deviation + offset).astype(dtype)
@@ -346,16 +315,6 @@ def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones()
     numbers = values.astype(np.float64)
     np.testing.assert_allclose(moments.mean, numbers.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(moments.deviation, numbers.std(axis=0), rtol=1e-9)
-
-
-def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
-    sketch, numbers = Sketch(), np.arange(1 << 20, dtype=np.float64)
-    sketch.add(numbers)
-    shares = np.linspace(0, 1, 1001).tolist()
-    off = np.abs(sketch.quantiles(shares, 0, numbers[-1]) - np.quantile(numbers, shares))
-    assert len(sketch.levels[8]) == 4096
-    assert off.max() <= 1
-    assert sketch.rank_error * len(numbers) == 128 + 256
 
 
 @pytest.mark.parametrize("order", ["ascending", "mixed", "alternating"])
@@ -528,7 +487,7 @@ def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
     assert {"timestamp", "observation.state", "action", "next.reward", "observation.image"} <= said.keys()
     state = said["observation.state"]
     assert state["count"] == [700]
-    assert set(state) == {"mean", "std", "min", "max", "count", *KEYS}
+    assert set(state) == {"mean", "std", "min", "max", "count", "q01", "q10", "q50", "q90", "q99"}
     np.testing.assert_allclose(state["mean"], columns["observation"].astype(np.float64).mean(axis=0), rtol=1e-6)
     assert np.shape(said["next.reward"]["std"]) == (1,)
     image = said["observation.image"]
@@ -539,9 +498,6 @@ def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
     loaded = Statistics.load(tmp_path)
     assert loaded["timestamp"].mean.tolist() == 1.0
     assert_same(found, Statistics({name: loaded.parts[name] for name in found}, loaded.shares, loaded.rows, "", ""))
-
-
-KEYS = ("q01", "q10", "q50", "q90", "q99")
 
 
 def test_rows_that_come_after_a_restart_are_counted_on(tmp_path: Path) -> None:
@@ -565,6 +521,8 @@ def test_what_lerobot_wrote_is_read(tmp_path: Path) -> None:
     }
     (tmp_path / "meta" / "stats.json").write_text(json.dumps(stats))
     found = Statistics.load(tmp_path)
+    found.save(tmp_path / "other")
+    assert json.loads((tmp_path / "other" / "meta" / "stats.json").read_text())["action"] == stats["action"]
     assert list(found) == ["obs_continuous", "obs_image", "reward", "action"]
     assert found["obs_continuous"].std.tolist() == [3, 4]
     assert found["reward"].mean.shape == ()
@@ -597,14 +555,6 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
     with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max, found"):
         Statistics.load(tmp_path)
-
-
-def test_what_was_read_is_saved_again(tmp_path: Path) -> None:
-    (tmp_path / "meta").mkdir()
-    entry = {name: [0.5, 1.0] for name in ("mean", "std", "min", "max", "q01", "q99")} | {"count": [7]}
-    (tmp_path / "meta" / "stats.json").write_text(json.dumps({"action": entry}))
-    Statistics.load(tmp_path).save(tmp_path / "other")
-    assert json.loads((tmp_path / "other" / "meta" / "stats.json").read_text()) == {"action": entry}
 
 
 def test_a_file_that_would_grow_in_memory_is_refused(tmp_path: Path) -> None:
