@@ -88,12 +88,12 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    begun, done, outcome = threading.Lock(), threading.Event(), _Outcome[_T]()
+    begun, done, outcome = threading.Lock(), threading.Event(), _Outcome(work)
 
     def run() -> None:
         if begun.acquire(blocking=False):
             try:
-                outcome.value = work()
+                outcome.value = outcome.work()
             except BaseException as error:
                 outcome.error = error
             finally:
@@ -109,16 +109,23 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
         if type(error) is not RuntimeError:
             raise  # it was not begun, and is not any more
         return work()  # the interpreter ends, and starts no threads
+    finally:
+        # The thread may end later, or never start and stay among those of `threading` that are about to. The objects
+        # that the work refers to, with their files and locks, must not stay with it.
+        del outcome.work
     if outcome.error is not None:
         raise outcome.error
     return outcome.value
 
 
 class _Outcome(Generic[_T]):
-    """The result or the exception of some work."""
+    """Some work, and its result or exception."""
 
     value: _T
     error: BaseException | None = None
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self.work = work
 
 
 def forks() -> int:

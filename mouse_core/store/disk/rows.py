@@ -348,17 +348,16 @@ def wait_for_sealing(folder: Path) -> None:
         thread.join()
 
 
-def seal_in_background(rows: Any, folder: Path) -> threading.Thread | None:
-    """Start a thread that calls ``rows.seal_one`` as long as it says that it did something; None where Python ends.
+def seal_in_background(rows: WrittenRows, folder: Path) -> None:
+    """Start a thread that calls ``rows.seal_one`` as long as it says that it did something; none where Python ends.
 
     Whoever ends waits for it, for the time of a file: a thread that is cut off in Arrow would end the process.
     """
     thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(rows),), name="mouse-sealing")
+    # It is known before it starts: after an interrupt in between, the folder's next writer waits for it all the same.
+    rows.sealing = _sealing[str(folder)] = thread
     with suppress(RuntimeError):
         thread.start()
-        _sealing[str(folder)] = thread
-        return thread
-    return None
 
 
 def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
@@ -400,7 +399,7 @@ class WrittenRows(FolderRows):
         self._process = os.getpid()
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
-        self._sealing: threading.Thread | None = None
+        self.sealing: threading.Thread | None = None
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
         # The numbers of files that were found damaged, which nothing is put together with.
         self._damaged: set[int] = set()
@@ -473,11 +472,11 @@ class WrittenRows(FolderRows):
     def _seal_in_background(self) -> None:
         """Have the files that wait sealed by a thread, which ends with the last of them."""
         if (self._waiting or self._small()) and not self.is_sealing():
-            self._sealing = seal_in_background(self, self.folder_path) or self._sealing
+            seal_in_background(self, self.folder_path)
 
     def is_sealing(self) -> bool:
         """Whether a thread is at work in the folder."""
-        return self._sealing is not None and self._sealing.is_alive()
+        return self.sealing is not None and self.sealing.is_alive()
 
     def seal_one(self) -> bool:
         """Seal a file that waits, or put small ones together; whether there was anything to do.
@@ -490,8 +489,8 @@ class WrittenRows(FolderRows):
         return self._merge_next()
 
     def _wait_for_sealing(self) -> None:
-        if self._sealing is not None:
-            self._sealing.join()
+        if self.sealing is not None and self.is_sealing():  # one that an interrupt kept from starting cannot be joined
+            self.sealing.join()
 
     def seal_waiting(self) -> None:
         """Seal the files that wait, now; not while the lock is held.
