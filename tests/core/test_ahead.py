@@ -121,8 +121,9 @@ def test_batches_are_those_of_memory_that_is_there(both: Any, options: dict[str,
     asked, known, backed = both
     ours, theirs = BatchSource(backed, seed=3, **options), BatchSource(known, seed=3, **options)
     for index in [*range(3), 90, 7]:
+        batch = ours[index]
         for name, values in theirs[index].items():
-            assert_array_equal(ours[index][name], values, err_msg=f"{name} of batch {index}")
+            assert_array_equal(batch[name], values, err_msg=f"{name} of batch {index}")
     assert asked.waits
     if "boundary" in options:
         assert_array_equal(backed.episode_starts, known.episode_starts)
@@ -388,7 +389,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
         stores += [DatasetStore.open(tmp_path / layout, verify=verify, **OPTIONS) for verify in (True, False)]
     sampling: tuple[Any, ...] = ("random", Blocks(rows=100, pool=8))
     memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
-    wanted = [BatchSource(memory, 30, 8, one, seed=4) for one in sampling]
+    wanted = [[BatchSource(memory, 30, 8, how, seed=4)[index] for index in range(4)] for how in sampling]
     monkeypatch.setattr(local, "room_for_files", lambda: 0)
     monkeypatch.setattr("mouse_core.readahead.room.room_for_files", lambda: 1 << 30)
     advised = list[tuple[int, int]]()
@@ -402,9 +403,10 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
         advised.clear()
         for how, expected in zip(sampling, wanted, strict=True):
             source = BatchSource(store, 30, 8, how, seed=4)
-            for index in range(6):
-                for name, values in expected[index].items():
-                    assert_array_equal(source[index][name], values, err_msg=f"{name} of batch {index}")
+            for index, batch in enumerate(expected):
+                found = source[index]
+                for name, values in batch.items():
+                    assert_array_equal(found[name], values, err_msg=f"{name} of batch {index}")
         if calls != "of many ranges":
             assert sum(advice == local._WILL_NEED for advice, _ in advised) >= 6
             assert any(advice == local._RANDOM for advice, _ in advised)
@@ -530,8 +532,9 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     on, known = [True], []
     monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
     for index in range(12):
+        batch = ours[index]
         for name, values in theirs[index].items():
-            assert_array_equal(ours[index][name], values)
+            assert_array_equal(batch[name], values)
     # What is not read before it is copied is looked at batch by batch, whether it is allowed; once it is, no more.
     monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0])
     source = BatchSource(DatasetStore.open(tmp_path), 40, 32, seed=1)

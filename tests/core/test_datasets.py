@@ -102,8 +102,11 @@ WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # what `sort` does
-@pytest.mark.parametrize("where", ["memory", "three files", "small batches"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("where", "way"),
+    [(where, way) for where in ("memory", "three files") for way in ("as it is", "shuffled", "chained", "twice")]
+    + [("small batches", way) for way in WAYS],
+)
 def test_what_datasets_makes_of_a_dataset(
     rows: list[dict[str, Any]], saved: Path, small_batches: datasets.Dataset, where: str, way: str
 ) -> None:

@@ -160,29 +160,16 @@ def perturbed(kind: str, field: str, byte: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])
-@pytest.mark.parametrize("field", ["action", "reward", "done", "time", "q_star", "obs_continuous", "obs_image"])
-@pytest.mark.parametrize("byte", [0, -1])
-def test_one_byte_makes_another_digest(
-    package: str, field: str, byte: int, mixed: DatasetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_byte_makes_another_digest(package: str, mixed: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, before = digest("numpy", mixed), digest("numpy", mixed, n=7)
     with jax.enable_x64(True):
-        right = digest(package, mixed)
-        assert right == digest("numpy", mixed)
-        monkeypatch.setattr(PACKAGES[package], "PrefetchBatchifier", perturbed(package, field, byte))
-        assert digest(package, mixed) != right
-        assert digest(package, mixed, n=7) == digest("numpy", mixed, n=7)
-
-
-@pytest.mark.parametrize("package", ["torch", "jax"])
-def test_the_matrix_fails_for_a_perturbed_adapter(
-    package: str, mixed: DatasetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PACKAGES[package], "PrefetchBatchifier", perturbed(package, "reward", 3))
-    for sampling in SAMPLINGS:
-        with pytest.raises(AssertionError):
-            test_one_digest_for_a_sampling_mode(package, sampling, mixed, False)
-        with pytest.raises(AssertionError):
-            test_one_digest_for_all_packages(sampling, mixed, False)
+        assert digest(package, mixed) == right
+        for number, field in enumerate(("action", "reward", "done", "time", "q_star", "obs_continuous", "obs_image")):
+            with monkeypatch.context() as patched:
+                changed = perturbed(package, field, -(number % 2))
+                patched.setattr(PACKAGES[package], "PrefetchBatchifier", changed)
+                assert digest(package, mixed) != right, field
+        assert digest(package, mixed, n=7) == before
 
 
 def running(package: str, store: DatasetStore, n: int = N, **options: Any) -> StreamDigest:
@@ -237,10 +224,8 @@ def test_one_digest_for_fields_at_offsets(options: dict[str, Any], mixed: Datase
         for workers in (0, 2):
             assert digest(package, mixed, num_workers=workers, **options) == expected
     whole = running("numpy", mixed, **options)
-    for count in (2, 4):  # shards in any of the packages, put together
-        names = [list(PACKAGES)[rank % 3] for rank in range(count)]
-        parts = [running(name, mixed, shard=(rank, count), **options) for rank, name in enumerate(names)]
-        assert sum(parts, StreamDigest()) == whole
+    parts = [running(name, mixed, shard=(rank, 4), **options) for rank, name in enumerate([*PACKAGES, "torch"])]
+    assert sum(parts, StreamDigest()) == whole
 
 
 @pytest.mark.parametrize(
@@ -253,11 +238,12 @@ def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetSto
     for package in PACKAGES:
         for workers in (0, 2):
             assert running(package, mixed, **SINGLE, **options, num_workers=workers) == expected
-        for count in (2, 4):
-            parts = [running(package, mixed, shard=(rank, count), **SINGLE, **options) for rank in range(count)]
-            assert sum(parts, StreamDigest()) == expected
-        uneven: dict[str, Any] = {**SINGLE, **options, "uneven": "pad"}
-        parts = [running(package, mixed, shard=(rank, 3), **uneven) for rank in range(3)]
+    for count in (2, 3, 4):  # shards in any of the packages, put together
+        names = [list(PACKAGES)[(rank + count) % 3] for rank in range(count)]
+        parts = [
+            running(name, mixed, shard=(rank, count), uneven="pad", **SINGLE, **options)
+            for rank, name in enumerate(names)
+        ]
         assert sum(parts, StreamDigest()) == expected
 
 
