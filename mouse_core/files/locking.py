@@ -82,8 +82,9 @@ class Descriptor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    # Not a subclass's `close`, which may need attributes that an interrupted `__init__` never set; what else a subclass
+    # opened closes itself.
+    __del__ = close
 
 
 def this_boot() -> int:

@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DataError
+from mouse_core.files.locking import Descriptor
 from mouse_core.files.log import Log, MappedLog, read_log, read_mapped_log
 from mouse_core.files.writing import sync_folders
+from mouse_core.store.disk.tail import TailFile
 from tests.core.killing import forked
 from tests.core.power_cut import Disk
 
@@ -247,3 +249,11 @@ def test_a_sync_brings_records_to_the_disk(is_mapped: bool, tmp_path: Path) -> N
         if moment.promised:
             found = (read_mapped_log if is_mapped else read_log)(machine / "log")
             assert found[: len(moment.promised)] == moment.promised, moment.change
+
+
+def test_descriptors_that_an_interrupt_kept_from_opening_close_in_silence() -> None:
+    kinds = [Descriptor]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        kind.__new__(kind).__del__()
+    assert {Log, MappedLog, TailFile} <= set(kinds)
