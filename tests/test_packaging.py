@@ -366,11 +366,13 @@ def test_what_is_loaded_later_is_there_for_who_asks() -> None:
 
 def test_importing_the_core_costs_little(record_property: pytest.RecordProperty, tmp_path: Path) -> None:
     # With bytecode that is kept, as where it is installed: the first of these compiles.
-    cost = min(import_report(PYTHONPYCACHEPREFIX=str(tmp_path))[0] for _ in range(5))
-    record_property("seconds", cost)
     # It is 0.19 s on an idle machine. The limit is far above it, and in processor time, so that a busy
     # machine does not fail; importing any framework or pandas would.
-    assert cost < 0.4, f"import mouse_core took {cost:.2f} s of processor time"
+    costs = [import_report(PYTHONPYCACHEPREFIX=str(tmp_path))[0]]
+    while len(costs) < 2 or (min(costs) >= 0.4 and len(costs) < 5):
+        costs.append(import_report(PYTHONPYCACHEPREFIX=str(tmp_path))[0])
+    record_property("seconds", min(costs))
+    assert min(costs) < 0.4, f"import mouse_core took {min(costs):.2f} s of processor time"
 
 
 def test_the_checks_can_fail() -> None:

@@ -7,13 +7,12 @@ import pickle
 import re
 import tempfile
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mouse_core import (
@@ -33,13 +32,13 @@ from mouse_core import (
 from mouse_core.digest import StreamDigest
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.sampling import EpisodeWindows, RandomWindows
-from mouse_core.sampling.lengths import DrawnLengths, sequence_fields
+from mouse_core.sampling.lengths import DrawnLengths
 from mouse_core.testing import SourceConformance, WindowSamplerConformance, example_columns, example_store
 from tests.core.oracle import assert_same
 from tests.core.test_batches import expected_arrays
 from tests.core.worlds import Part, World, build, parts, worlds
 
-STORE = example_store(300)
+STORE, RAW = example_store(300), example_columns(300)
 PACKED = ("cu_seqlens", "position", "sequence_id", "mask")
 Fields = dict[str, np.ndarray]
 
@@ -107,6 +106,7 @@ def packed_from(batch: Fields, capacity: int | None = None) -> Fields:
 # ---------------------------------------------------------------------- which rows
 
 
+@settings(max_examples=8)
 @given(chosen=CHOSEN, world=worlds(), wanted=parts(max_parts=3), whole=st.booleans())
 def test_any_store_gives_what_the_oracle_says(
     chosen: dict[str, Any], world: World, wanted: list[Part], whole: bool
@@ -117,7 +117,7 @@ def test_any_store_gives_what_the_oracle_says(
         arrays = expected_arrays(world, built.rows)
         capacity = chosen["sequence_length"] * chosen["batch_size"] if whole else None
         source = BatchSource(built.store, packed=capacity or True, **chosen)
-        for index in (0, 1, 2, 5, 6, 7, 8, 9, 40):
+        for index in (0, 1, 2, 7, 9, 40):
             plan = source.plan(index)
             lengths = [source.sequence_length] * len(plan.starts) if plan.lengths is None else plan.lengths.tolist()
             expected = packed_of(arrays, plan.starts.tolist(), lengths, capacity)
@@ -205,10 +205,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampler": {"sampling": EpisodeWindows(8, 4, "batch")},
     "normalize": {"boundary": "episode", "normalize": {"reward": "mean_std"}},
     "fill": {"boundary": "episode", "pad": 0, "normalize": {"reward": "mean_std"}},
-    "augment": {
-        "lengths": range(1, 9),
-        "augment": MASKED,
-    },
+    "augment": {"lengths": range(1, 9), "augment": MASKED},
     "views": {"boundary": "episode", "views": 2},
     "map": {"lengths": range(1, 9), "map": Map(noisy, "noisy/1", REWARD)},
     "window": {"lengths": range(1, 9), "map": Map(noisy, "noisy/1", REWARD, per="window")},
@@ -222,12 +219,8 @@ def source_of(name: str, **options: Any) -> BatchSource:
     store = STORE
     if name == "task":
         store = DatasetStore()
-        store.extend({**_raw(), "task": np.arange(300) // 7 % 5})
+        store.extend({**RAW, "task": np.arange(300) // 7 % 5})
     return BatchSource(store, **{"sequence_length": 8, "batch_size": 4, "seed": 9, **OPTIONS[name], **options})
-
-
-def _raw() -> Fields:
-    return example_columns(300)
 
 
 def views_of(batch: Any) -> tuple[Fields, ...]:
@@ -283,11 +276,15 @@ def test_shards_put_together_are_the_whole_batch(name: str) -> None:
                     if field not in PACKED:
                         together = np.concatenate([part[number][field] for part in parts_of])
                         assert together.tobytes() == values.tobytes(), (name, field)
-                lengths = np.concatenate([np.diff(part[number]["cu_seqlens"]) for part in parts_of])
+                each = [np.diff(part[number]["cu_seqlens"]) for part in parts_of]
+                for part, own in zip(parts_of, each, strict=True):
+                    fields = described(own.tolist())
+                    assert_same({field: part[number][field] for field in fields}, fields)
+                lengths = np.concatenate(each)
                 assert lengths[lengths > 0].tolist() == np.diff(view["cu_seqlens"]).tolist()
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 4])
 def test_a_loader_resumes_refreshes_and_digests(workers: int) -> None:
     store = example_store(200)
     options: Any = {"lengths": range(1, 9), "boundary": "episode", "packed": True, "seed": 5, "batch_size": 4}
@@ -306,7 +303,7 @@ def test_a_loader_resumes_refreshes_and_digests(workers: int) -> None:
         assert loader.digest == sum(shares, StreamDigest())
         assert loader.digest.windows == 28
         more = example_store(260)
-        store.extend({name: values[200:260] for name, values in _raw().items()})
+        store.extend({name: values[200:260] for name, values in RAW.items()})
         loader.refresh()
         assert len(more) == len(store)
         again = source.with_snapshot(store.snapshot(), epoch_start=7)
@@ -441,7 +438,7 @@ def test_more_rows_than_the_capacity_are_an_error_at_their_batch() -> None:
 @pytest.mark.parametrize("name", ["cu_seqlens", "position", "sequence_id"])
 def test_a_field_of_a_name_that_batches_get(name: str) -> None:
     store = DatasetStore(fields=[Field(name)])
-    store.extend({**_raw(), name: np.zeros(300)})
+    store.extend({**RAW, name: np.zeros(300)})
     with pytest.raises(ConfigError, match=f"packed: expected a store without a field '{name}'"):
         _ = BatchSource(store, 8, 4, packed=True).spec
     assert name in BatchSource(store, 8, 4)[0]
@@ -454,16 +451,6 @@ def test_sources_that_are_packed_are_not_mixed() -> None:
 
 
 # ---------------------------------------------------------------------- sequences
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.none() | st.integers(0, 30))
-def test_where_sequences_lie(lengths: list[int], more: int | None) -> None:
-    capacity = None if more is None else sum(lengths) + more
-    found = sequence_fields(np.array(lengths), capacity)
-    assert_same(found, described(lengths, capacity))
-    for number, (begin, end) in enumerate(pairwise(found["cu_seqlens"].tolist())):
-        assert found["position"][begin:end].tolist() == list(range(lengths[number]))
-        assert set(found["sequence_id"][begin:end].tolist()) <= {number}
 
 
 class TestPacked(SourceConformance):

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import PrefetchBatchifier
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
 from mouse_core.replay import (
     ArrayStorage,
@@ -118,16 +117,6 @@ def test_a_ring_is_made_smaller_again_and_holes_are_filled(tmp_path: Path) -> No
 # ---------------------------------------------------------------------- the type of a field does not depend on the draw
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_of_differing_length_are_lists_in_every_batch(kind: str, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(made(kind, 9, tmp_path))
-    buffer.extend([{"prompt": "a", "n": 0}, {"prompt": "bbb", "n": 1}, {"prompt": "cc", "n": 2}])
-    for size in (1, 2, 3):
-        for _ in range(20):
-            batch = buffer.sample(size)
-            assert batch["prompt"] == [["a", "bbb", "cc"][n] for n in batch["n"].tolist()]
-
-
 MIXTURES: list[tuple[list[Any], Any]] = [
     ([1, 2.5], np.float64),
     ([np.float32(1), 2], np.float32),
@@ -211,29 +200,6 @@ def test_padded_slices_have_empty_rows_where_nothing_is() -> None:
     for row, step in np.argwhere(~batch["mask"]).tolist():
         assert batch["text"][row][step] == ""
         assert batch["x"][row][step].size == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_loaders_and_their_states(kind: str, tmp_path: Path) -> None:
-    def of(folder: Path) -> Any:
-        buffer = ReplayBuffer(made(kind, 40, folder), batch_size=5)
-        buffer.extend(episodes(30))
-        return buffer
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    buffer, other = of(tmp_path / "a"), of(tmp_path / "b")
-    with PrefetchBatchifier(buffer, prefetch=2, num_workers=0) as loader:
-        loader.next_batch()
-        state = pickle.loads(pickle.dumps((loader.state_dict(), buffer.state_dict())))
-        wanted = [loader.next_batch() for _ in range(4)]
-    other.load_state_dict(state[1])
-    with PrefetchBatchifier(other, prefetch=2, num_workers=0) as loader:
-        loader.load_state_dict(state[0])
-        for batch in wanted:
-            found = loader.next_batch()
-            assert found["text"] == batch["text"]
-            assert all(same(one, two) for one, two in zip(found["x"], batch["x"], strict=True))
 
 
 def test_ensembles_of_storages_of_all_kinds(tmp_path: Path) -> None:

@@ -301,21 +301,6 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")
 
 
-def test_reopened_rows_say_their_alignment(tmp_path: Path) -> None:
-    assert MemmapStorage(12, tmp_path / "new").alignment == "outgoing"
-    MemmapStorage(12, tmp_path / "m", alignment="arrived").append({"a": np.arange(3)})
-    reopened = MemmapStorage(None, tmp_path / "m")
-    assert reopened.alignment == pickle.loads(pickle.dumps(reopened)).alignment == "arrived"
-
-
-@pytest.mark.parametrize("file", ["head", "schema", "rows-0-0"])
-def test_damaged_files_are_refused(file: str, tmp_path: Path) -> None:
-    MemmapStorage(12, tmp_path / "m").append({"a": np.arange(3)})
-    (tmp_path / "m" / file).write_bytes(b"\1" * 10)
-    with pytest.raises(StateError, match=file):
-        MemmapStorage(12, tmp_path / "m")
-
-
 @pytest.mark.parametrize("rounds", [70, pytest.param(1500, marks=pytest.mark.long)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""

@@ -16,7 +16,6 @@ from mouse_core import ConfigError, DatasetStore, Field, PrefetchBatchifier, Sta
 from mouse_core.replay import (
     ArrayStorage,
     ConsumingSampler,
-    NextView,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -237,36 +236,6 @@ def test_a_column_that_had_no_values_becomes_a_field() -> None:
     store.extend({**columns(50, 90), "level": np.ones(40, np.float32)})
     buffer.refresh()
     np.testing.assert_array_equal(buffer[:]["level"], np.where(np.arange(90) < 50, -1, 1))
-
-
-def test_episodes_that_go_on_are_one() -> None:
-    """The last episode of the first rows goes on in those that come later: there are slices with steps of both."""
-    store = DatasetStore()
-    given = {**columns(0, 30), "done": np.zeros(30, np.int64)}
-    store.extend(given)
-    buffer = ReplayBuffer(store, SliceSampler(sequence_length=20, pad=False), batch_size=200)
-    assert buffer.sample()["reward"].max() == 29
-    store.extend({**columns(30, 60), "done": np.zeros(30, np.int64)})
-    buffer.refresh()
-    batch = buffer.sample()
-    assert ((batch["reward"][:, 0] < 30) & (batch["reward"][:, -1] >= 30)).any()
-    assert (np.diff(batch["reward"], axis=1) == 1).all()
-    assert set(batch["traj_id"].reshape(-1).tolist()) == {0}
-
-
-def test_transforms_that_look_along_episodes_see_the_rows_behind() -> None:
-    store = DatasetStore()
-    store.extend(columns(0, 5))
-    buffer = ReplayBuffer(store, transform=NextView(takes="arrived"), seed=5)
-    store.extend(columns(5, 60))
-    buffer.refresh()
-    oracle = written(None, transform=NextView(takes="arrived"))
-    oracle.extend(buffer[:])
-    for _ in range(3):
-        batch, expected = buffer.sample(64), oracle.sample(64)
-        assert batch["index"].max() > 40
-        for name, values in expected["next"].items():
-            np.testing.assert_array_equal(batch["next"][name], values, name)
 
 
 def test_an_ensemble_refreshes_the_members_that_have_a_store() -> None:

@@ -118,16 +118,6 @@ def test_every_row_counts_once_however_it_came(data: st.DataObject) -> None:
         assert abs(float(scaling.spread) / deviation - 1) < 1e-6
 
 
-def test_rows_count_that_the_next_write_overwrites() -> None:
-    norm = VecNorm("x")
-    buffer = ReplayBuffer(ArrayStorage(5), transform=norm, batch_size=3)
-    for row in range(3):
-        buffer.append({"x": float(row)})
-    buffer.extend({"x": np.arange(3.0, 8.0)})
-    buffer.sample()
-    assert norm.normalizer["x"].centre == 3.5
-
-
 def test_what_is_under_next_has_the_numbers_of_the_root_and_a_constant_is_shifted() -> None:
     norm = VecNorm("obs", ("next", "obs"), "reward", "flag")  # what follows need not be named, and may be
     buffer = ReplayBuffer(ArrayStorage(9), transform=norm, batch_size=9)

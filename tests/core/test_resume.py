@@ -91,24 +91,6 @@ def test_resuming_at_any_index(
         assert other.state_dict() == state | {"next_index": at + 9}
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_state_belongs_to_the_batches_that_were_taken(sampling: str) -> None:
-    """What was computed ahead does not count."""
-    with PrefetchBatchifier(store_of(), 5, 4, sampling=sampling, num_workers=3, prefetch=9) as loader:
-        for index in range(20):
-            assert loader.state_dict()["next_index"] == index
-            loader.next_batch()
-
-
-def test_going_back() -> None:
-    with PrefetchBatchifier(store_of(), 5, 4, num_workers=2) as loader:
-        state = loader.state_dict()
-        first = take(loader, 6)
-        loader.load_state_dict(state)
-        for one, again in zip(first, take(loader, 6), strict=True):
-            assert_same(again, one)
-
-
 @pytest.mark.parametrize("sampling", ["random", "sequential", "batch"])
 def test_states_pass_between_shards(sampling: str) -> None:
     """One process's state moves four processes on, and theirs one process."""

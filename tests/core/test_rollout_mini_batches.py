@@ -16,8 +16,6 @@ from mouse_core.rollouts import (
     MiniBatch,
     RolloutField,
     RolloutStorage,
-    episode_starts,
-    history_rows,
     permutation,
     split_and_pad_trajectories,
     unpad_trajectories,
@@ -297,13 +295,6 @@ def test_histories_never_cross_an_episode(length: int) -> None:
                 np.testing.assert_array_equal(frames[place, length - 1 - back], expected * np.ones(5))
                 expected_mask = there and storage.reference_observations_mask[row - back, env]
                 assert available[place, length - 1 - back] == expected_mask
-
-
-def test_history_rows_stay_in_their_episode() -> None:
-    dones = np.array([[0, 1], [1, 0], [0, 0]])
-    rows, mask = history_rows(np.array([4, 5, 0]), episode_starts(dones), 3)
-    assert rows.tolist() == [[4, 4, 4], [3, 3, 5], [0, 0, 0]]
-    assert mask.tolist() == [[False, False, True], [False, True, True], [False, False, True]]
 
 
 # ---------------------------------------------------------------------- trajectories

@@ -179,7 +179,7 @@ def test_a_digest_is_saved_as_plain_values() -> None:
             StreamDigest.from_state(bad)
 
 
-@pytest.mark.parametrize("options", [{}, {"views": 2}, {"boundary": "episode", "weighting": "trajectory"}], ids=str)
+@pytest.mark.parametrize("options", [{"views": 2}, {"boundary": "episode", "weighting": "trajectory"}], ids=str)
 def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
     store = example_store()
     if "views" in options:
@@ -213,7 +213,7 @@ AROUND: dict[str, Any] = {"windows": {"reward": [-1, 0, 1]}, "boundary": "episod
     [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}, AROUND, AROUND | {"sequence_length": None}],
     ids=["", "ends", "views", "around steps", "around rows"],
 )
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("count", [2, 5, 7])
 def test_what_fills_up_uneven_shards_does_not_count(count: int, more: dict[str, Any]) -> None:
     store = DatasetStore()
     store.extend(example_columns(8 * (12 + 6)))
@@ -258,8 +258,7 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
             _ = plain.digest
 
 
-@pytest.mark.parametrize("before", [1, 2, 4])
-@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (2, 1), (2, 4), (4, 2)])
 def test_before_and_after_add_up_whoever_saved_the_state(before: int, after: int) -> None:
     def begun(count: int) -> list[Any]:
         shards = [(rank, count) for rank in range(count)]

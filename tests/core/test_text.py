@@ -204,25 +204,9 @@ def test_parts_of_a_store_share_no_text(tmp_path: Path, recipe: Any) -> None:
     store = text.tokenize(DATA, tokenizer(), tmp_path, recipe).to_store()
     assert store.episodes.num_rows == len(DATA)
     assert set(store.episodes["return"].to_pylist()) == {0.0}
-    parts = store.split(train=0.7, valid=0.3)
-    found = {}
-    for name, part in parts.items():
-        windows: Any = {"windows": {}} if len(store) == len(DATA) else {"sequence_length": 1}
-        rows = BatchSource(part, batch_size=len(part), sampling="last", **windows)[0]["input_ids"]
-        found[name] = rows.reshape(len(part), -1)
-    assert all(0 < part.episodes.num_rows < len(DATA) for part in parts.values())
-    numbers = [number for part in parts.values() for number in part.episodes["episode"].to_pylist()]
+    parts = store.split(train=0.7, valid=0.3).values()
+    numbers = [number for part in parts for number in part.episodes["episode"].to_pylist()]
     assert sorted(numbers) == list(range(len(DATA)))
-    whole = BatchSource(store, batch_size=len(store), sampling="last", **windows)[0]["input_ids"]
-    together = np.concatenate(list(found.values())).tolist()
-    assert sorted(together) == sorted(whole.reshape(len(store), -1).tolist())
-
-
-def test_the_best_by_what_was_kept(tmp_path: Path) -> None:
-    recipe = text.Texts(max_length=4, pad_id=PAD, keep={"score": "float32"})
-    store = text.tokenize(DATA, tokenizer(), tmp_path, recipe).to_store()
-    best = BatchSource(store.best(0.1, by="score"), batch_size=4, windows={}, sampling="last")[0]
-    assert best["score"].tolist() == [9.0, 9.25, 9.5, 9.75]
 
 
 @pytest.mark.parametrize(
@@ -436,12 +420,6 @@ def test_a_recipe_of_ones_own_is_known_by_its_class(tmp_path: Path, monkeypatch:
     made = [text.tokenize(["a"], tokenizer(), tmp_path, recipe).reopened for _ in range(2)]
     monkeypatch.setattr(Own, "rows", lambda self, texts, encode: text.Texts.rows(self, texts, encode))
     assert [*made, text.tokenize(["a"], tokenizer(), tmp_path, recipe).reopened] == [False, True, False]
-
-
-def test_a_function_that_closes_over_something_else_makes_another_store(tmp_path: Path) -> None:
-    recipe = text.Texts(max_length=4, pad_id=PAD)
-    found = [text.tokenize(["a"], closing(one), tmp_path, recipe).reopened for one in (0, 1, 0)]
-    assert found == [False, False, True]
 
 
 def test_functions_that_nobody_knows_again_need_a_version(tmp_path: Path) -> None:

@@ -125,14 +125,6 @@ def test_parents_and_siblings(rebranching: Forest, compact: bool) -> None:
     assert tree.parents(0).size == tree.siblings(0).size == 0
 
 
-def test_rollouts_end_where_their_vertex_is(rebranching: Forest) -> None:
-    tree = rebranching.get_tree(ROOT)
-    for path in tree.valid_paths():
-        for length in range(1, len(path) + 1):
-            edge, vertex = tree.edges_along(path[:length])[-1], tree.vertex_at(path[:length])
-            assert tree.rollout(int(edge))["next"]["observation"][-1] == tree.observation(vertex)["observation"]
-
-
 def test_lines_of_text() -> None:
     forest = Forest()
     rollouts = [
@@ -414,20 +406,6 @@ def test_depth(rebranching: Forest, compact: bool) -> None:
     assert rebranching.get_tree(ROOT, max_depth=0).to_string() == ""
 
 
-@pytest.mark.parametrize("compact", [False, True])
-def test_nothing_follows_the_end_of_an_episode(compact: bool) -> None:
-    """Even if another one goes on from the observation that it ended with."""
-    forest = Forest()
-    forest.extend(ted([0, 1, 2], 0, done=1))
-    forest.extend(ted([2, 3], 0))
-    tree = forest.get_tree(ROOT, compact=compact)
-    assert tree.observation(np.arange(len(tree)))["observation"].tolist() == ([0, 2] if compact else [0, 1, 2])
-    assert tree.ended.tolist()[-1]
-    forest.extend(ted([1, 2], 0, done=2))  # once it did not terminate
-    forest.extend({"observation": [1], "action": [0.5], "next": {"observation": [2], "done": [0]}})
-    assert 3 in forest.get_tree(ROOT, compact=compact).observation(slice(None))["observation"]
-
-
 def test_an_observation_that_comes_again_ends_its_path() -> None:
     forest = Forest()
     forest.extend(ted([0, 1, 2, 0], 0))
@@ -491,21 +469,6 @@ def test_values_of_what_is_not_known_are_given() -> None:
     assert tree.values(0.5, leaf_values=8.0, best=True)[0][at[0]] == 1 + 0.5 * 5
     with pytest.raises(SchemaError, match=r"leaf_values: expected shape \(4,\), found \(3,\)"):
         tree.values(leaf_values=[1.0, 2.0, 3.0])
-
-
-def test_an_episode_that_terminated_at_times_is_worth_less() -> None:
-    forest = Forest()
-    ends = np.array([True, False, False, True])  # of four steps from 0 to 1 one ended the episode
-    forest.extend(
-        {
-            "observation": np.array([0, 0, 0, 1]),
-            "action": np.zeros(4, int),
-            "next": {"observation": np.array([1, 1, 1, 2]), "reward": np.array([1, 1, 1, 8.0]), "terminated": ends},
-        }
-    )
-    for compact in (True, False):
-        values, _ = forest.get_tree(ROOT, compact=compact).values(0.5)
-        assert values[0] == pytest.approx(1 + 0.5 * 2 / 3 * 8)
 
 
 def test_shorter_paths_come_first() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot, formats
@@ -269,6 +269,7 @@ CONDITIONS: dict[str, tuple[Callable[[Store], Store], Callable[[Row], bool]]] = 
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
+@settings(max_examples=4)
 @given(first=LENGTHS, second=LENGTHS)
 def test_where_takes_what_the_condition_says(name: str, first: list[int], second: list[int]) -> None:
     store = store_of(first, second)
@@ -391,12 +392,6 @@ def test_a_function_is_asked_once_for_each_episode() -> None:
 class TestView(SourceConformance):
     def make(self) -> BatchSource:
         return BatchSource(two_parts().where(length=(4, None)), 8, 4, views=2)
-
-
-class TestBestOfSplit(SourceConformance):
-    def make(self) -> BatchSource:
-        train = example_store(400).split(train=0.8)["train"]
-        return BatchSource(train.best(0.5), 6, 8, boundary="episode", weighting="trajectory", shard=(1, 2))
 
 
 @given(

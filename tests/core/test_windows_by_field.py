@@ -25,7 +25,7 @@ from mouse_core import (
     StateError,
 )
 from mouse_core.sampling import RandomWindows
-from mouse_core.testing import SourceConformance, example_store, stream_digest
+from mouse_core.testing import SourceConformance, example_store
 from tests.core.oracle import assert_same
 
 OFFSETS = st.one_of(
@@ -212,38 +212,6 @@ def test_rows_around_anchors_are_those_of_the_oracle(
         np.testing.assert_array_equal(values.astype(source.spec[name].dtype), part[name], name)
 
 
-@pytest.mark.parametrize("steps", [None, 6])
-@pytest.mark.parametrize("pad", [True, 0])
-def test_any_order_any_workers_and_on_from_a_state(steps: int | None, pad: Any) -> None:
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "windows": {"obs_continuous": [-2, 0], "action": range(6), "obs_image": [-1, 0], "reward": [0, 3]},
-        "pad": pad,
-        "boundary": "episode",
-        "seed": 3,
-    }
-    store = example_store()
-    source = BatchSource(store, steps, **options)
-    expected = [source[index] for index in range(40)]
-    again = BatchSource(store, steps, **options)
-    for index in reversed(range(40)):
-        assert_same(again[index], expected[index], index)
-    for workers in (0, 1, 4):
-        with PrefetchBatchifier(store, steps, num_workers=workers, **options) as loader:
-            for index in range(17):
-                assert_same(loader.next_batch(), expected[index], index)
-            state = loader.state_dict()
-        with PrefetchBatchifier(store, steps, num_workers=workers, **options) as loader:
-            loader.load_state_dict(state)
-            assert_same(loader.next_batch(), expected[17], workers)
-        for other in ({"action": range(5)}, {"action": range(1, 7)}):
-            with (
-                PrefetchBatchifier(store, steps, **{**options, "windows": {**options["windows"], **other}}) as loader,
-                pytest.raises(StateError, match="action"),
-            ):
-                loader.load_state_dict(state)
-
-
 def test_what_is_asked_for_is_in_the_fingerprint() -> None:
     store = example_store()
     windows = {"action": range(4), "obs_continuous": [-1, 0]}
@@ -298,23 +266,6 @@ def test_a_sampler_of_ones_own_names_the_anchors() -> None:
     assert several[0]["action"].shape == (4, 5, 3)
     batch = several[0]
     assert (batch["action"][~batch["action_mask"]] == 2).all()
-
-
-@pytest.mark.parametrize("pad", [2, -1, -100.0])
-def test_any_number_that_the_fields_hold_fills_them(pad: float) -> None:
-    """The masks hold only 0 and 1, and are not filled."""
-    source = BatchSource(
-        example_store(),
-        4,
-        64,
-        fields=["obs_continuous"],
-        windows={"obs_continuous": [-1, 0]},
-        pad=pad,
-        boundary="episode",
-    )
-    batch = source[0]
-    assert not batch["obs_continuous_mask"].all()
-    assert (batch["obs_continuous"][~batch["obs_continuous_mask"]] == pad).all()
 
 
 def test_offsets_far_from_each_other_take_no_memory() -> None:
@@ -483,16 +434,6 @@ class TestAroundSteps(SourceConformance):
     def make(self) -> Any:
         windows = {"obs_continuous": [-4, -2, 0], "action": range(5), "done": [0]}
         return BatchSource(example_store(), 8, 4, windows=windows, seed=3, boundary="episode", pad=0)
-
-
-def test_the_same_batches_from_a_file_and_from_rows(tmp_path: Any) -> None:
-    store = example_store()
-    store.to_dataset().save_to_disk(tmp_path / "rows")
-    from datasets import load_from_disk
-
-    other = DatasetStore().from_dataset(load_from_disk(tmp_path / "rows"))
-    options: dict[str, Any] = {"batch_size": 4, "windows": {"obs_image": [-1, 0], "action": range(9)}}
-    assert stream_digest(BatchSource(store, **options), 10) == stream_digest(BatchSource(other, **options), 10)
 
 
 def test_of_whatever_is_a_store() -> None:
