@@ -22,11 +22,11 @@ import json, sys, time
 from mouse_core import formats
 from mouse_core.errors import MouseError
 from tests.core.peak import peak_mb
-for path in sys.argv[2:]:
+for path, options in json.load(sys.stdin):
     print(json.dumps(["begins", path]), flush=True)
     began = time.process_time()
     try:
-        rows = sum(batch.num_rows for batch in formats.open(path, **json.loads(sys.argv[1])))
+        rows = sum(batch.num_rows for batch in formats.open(path, **options))
         said = ["read", str(rows)]
     except MouseError as error:
         said = ["refused", str(error)]
@@ -85,7 +85,12 @@ def damaged_copies(source: Path, folder: Path, *, count: int = 100, seed: int = 
 
 
 def read_all(copies: Sequence[Path], **options: object) -> Counter[str]:
-    """Open every copy and read it to its end.
+    """Open every copy and read it to its end, with the same options; see ``read_each``."""
+    return read_each([(str(copy), options) for copy in copies])
+
+
+def read_each(copies: Sequence[tuple[str, dict[str, object]]]) -> Counter[str]:
+    """Open every copy, each with options of its own, and read it to its end.
 
     Asserts that none ends the process, takes long or much memory, or is refused without its name.
 
@@ -93,7 +98,8 @@ def read_all(copies: Sequence[Path], **options: object) -> Counter[str]:
         How many were read, and how many refused.
     """
     done = subprocess.run(
-        [sys.executable, "-c", READER, json.dumps(options), *map(str, copies)],
+        [sys.executable, "-c", READER],
+        input=json.dumps(copies),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pyarrow as pa
+
+from mouse_core.testing import FormatConformance
 
 
 @dataclass
@@ -124,24 +128,41 @@ def record(env: Any, episodes: int, *, seed: int = 0) -> Iterator[Episode]:
         yield log
 
 
+def suite(
+    episodes: Sequence[tuple[int, int]], write: Callable[[Path], Path], read: Callable[..., Any], **more: Any
+) -> Any:
+    """The tests of a reader, by the rows and the last code of each episode, and what writes and reads a source."""
+    return type(
+        "Suite",
+        (FormatConformance,),
+        {"episodes": tuple(episodes), "write": staticmethod(write), "read": staticmethod(read), **more},
+    )
+
+
+def ends_of(lengths: Sequence[int], *, terminal: int = 1, truncated: int = 2) -> tuple[tuple[int, int], ...]:
+    """The episodes of ``Counting``, and the codes that their two endings have in a format."""
+    return tuple((abs(length) + 1, terminal if length > 0 else truncated) for length in lengths)
+
+
+class Trap:
+    """What runs a program where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch trapped",)
+
+
 def leaves(prefix: str, value: Any) -> dict[str, Any]:
     """The names that nested values have as columns; written apart from the readers' own."""
-    items = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, tuple) else None
-    )
-    if items is None:
+    if not isinstance(value, dict | tuple):
         return {prefix: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
     return {name: leaf for key, item in items for name, leaf in leaves(f"{prefix}_{key}", item).items()}
 
 
 def names_of(log: Episode) -> tuple[str, str]:
     first = log.observations[0]
-    if isinstance(first, dict):
-        return "observation", "action"
-    array = np.asarray(first)
-    return (
-        "observation_discrete" if not array.ndim else "observation_image" if array.ndim == 3 else "observation"
-    ), "action"
+    kind = None if isinstance(first, dict) else np.ndim(first)
+    return {0: "observation_discrete", 3: "observation_image"}.get(kind, "observation"), "action"  # type: ignore[arg-type]
 
 
 def check_rows(

@@ -22,93 +22,59 @@ from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
 from tests.core.formats import test_dreamerv3, test_rllib, test_tfds
-from tests.core.formats.test_dreamerv3 import write_replay
+from tests.core.formats.recording import ends_of, suite
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_layouts import write_robomimic, write_zarr
 from tests.core.formats.test_torchrls_datasets import write_gen_dgrl, write_roboset
 from tests.core.test_lerobot import Robot
 
 
-def recorded(*, terminal: int = 1, truncated: int = 2) -> tuple[tuple[int, int], ...]:
-    """The episodes of ``logged``, and the codes that their two endings have in a format."""
-    return tuple((abs(length) + 1, terminal if length > 0 else truncated) for length in LENGTHS)
+def d4rl(folder: Path) -> Path:
+    return write_d4rl(folder / "x.hdf5", flat(logged()))
 
 
-class TestD4RL(FormatConformance):
-    episodes = recorded()
-
-    def write(self, folder: Path) -> Path:
-        return write_d4rl(folder / "x.hdf5", flat(logged()))
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_layouts(path, layout="d4rl", final="mark", **options)
+def ogbench(folder: Path) -> Path:
+    return write_ogbench(folder / "x.npz", "raw", logged())
 
 
-class TestD4RLWithoutEnds(TestD4RL):
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_layouts(path, layout="d4rl", final="drop", **options)
+def written(write: Callable[..., Any], **options: Any) -> Callable[[Path], Path]:
+    """What writes rows in a format that can be written here."""
+
+    def make(folder: Path) -> Path:
+        write(formats.open(ogbench(folder)), folder / "data", **options)
+        return folder / "data"
+
+    return make
 
 
-class TestOGBench(FormatConformance):
-    episodes = recorded(terminal=2)  # it has one flag, for the ends of trajectories of a length that was chosen
-
-    def write(self, folder: Path) -> Path:
-        return write_ogbench(folder / "x.npz", "raw", logged())
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_layouts(path, layout="ogbench", **options)
-
-
-class TestDopamine(FormatConformance):
-    episodes = recorded(truncated=1)
-
-    def write(self, folder: Path) -> Path:
-        write_dopamine(folder, atari())
-        return folder
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_dopamine(path, final="mark", **options)
-
-
-class TestLayouts(FormatConformance):
-    episodes = recorded()
-
-    def write(self, folder: Path) -> Path:
-        return write_robomimic(folder / "x.npz", logged())
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_layouts(path, layout="robomimic", **options)
-
-
-class TestLayoutsWithoutEnds(TestLayouts):
-    def write(self, folder: Path) -> Path:
-        return write_robomimic(folder / "x.npz", logged(), ends=False)
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_layouts(path, layout="robomimic", final="mark", **options)
-
-
-class TestLeRobot(FormatConformance):
-    episodes = ((6, 1), (4, 1), (8, 1), (5, 1))
-
-    def write(self, folder: Path) -> Path:
-        return Robot().write(folder / "set")
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_lerobot(path, final="mark", **options)
-
-
-def gen_dgrl(folder: Path) -> Path:
-    return write_gen_dgrl(folder / "x", "npz")
-
-
-def dreamerv3(folder: Path) -> Path:
-    write_replay(folder / "x", [test_dreamerv3.stream(test_dreamerv3.logs_of((4, 3), "vector"))])
-    return folder / "x"
-
-
-def rllib(folder: Path) -> Path:
-    return test_rllib.write(folder / "x", test_rllib.whole())
+RECORDED = ends_of(LENGTHS)
+ONE_FLAG = ends_of(LENGTHS, terminal=2)  # for the ends of trajectories of a length that was chosen
+TestD4RL = suite(RECORDED, d4rl, partial(read_layouts, layout="d4rl", final="mark"))
+TestD4RLWithoutEnds = suite(RECORDED, d4rl, partial(read_layouts, layout="d4rl", final="drop"))
+TestOGBench = suite(ONE_FLAG, ogbench, partial(read_layouts, layout="ogbench"))
+TestDopamine = suite(
+    ends_of(LENGTHS, truncated=1),
+    lambda folder: write_dopamine(folder, atari()),
+    partial(read_dopamine, final="mark"),
+)
+TestLayouts = suite(
+    RECORDED, lambda folder: write_robomimic(folder / "x.npz", logged()), partial(read_layouts, layout="robomimic")
+)
+TestLayoutsWithoutEnds = suite(
+    RECORDED,
+    lambda folder: write_robomimic(folder / "x.npz", logged(), ends=False),
+    partial(read_layouts, layout="robomimic", final="mark"),
+)
+TestLeRobot = suite(
+    ((6, 1), (4, 1), (8, 1), (5, 1)),
+    lambda folder: Robot().write(folder / "set"),
+    partial(read_lerobot, final="mark"),
+)
+TestMinari = suite(ONE_FLAG, written(write_minari, dataset_id="some/data-v0"), read_minari)
+TestTED = suite(ONE_FLAG, written(write_ted, layout="ted"), read_ted)
+TestFlatTED = suite(ONE_FLAG, written(write_ted, layout="flat"), read_ted)
+TestNestedTED = suite(ONE_FLAG, written(write_ted, layout="nested"), read_ted)
+TestRows = suite(ONE_FLAG, written(RowStream.write), read_rows)
 
 
 def roboset(folder: Path) -> Path:
@@ -116,75 +82,31 @@ def roboset(folder: Path) -> Path:
     return write_roboset(folder / "x" / "a.h5", logged()[:2], closed=True).parent
 
 
-def zarr(folder: Path) -> Path:
-    return write_zarr(folder / "x.zarr", logged()[:2])
+FOLDERS = {
+    "gen_dgrl": lambda folder: write_gen_dgrl(folder / "x", "npz"),
+    "dreamerv3": lambda folder: test_dreamerv3.replay(folder / "x", (4, 3)),
+    "rllib": lambda folder: test_rllib.write(folder / "x", test_rllib.whole()),
+    "tfds": lambda folder: test_tfds.made(folder, "vector"),
+    "zarr": lambda folder: write_zarr(folder / "x.zarr", logged()[:2]),
+}
 
 
-def tfds(folder: Path) -> Path:
-    pytest.importorskip("tensorflow_datasets")
-    return test_tfds.made(folder, "vector")
-
-
-FOLDERS = [gen_dgrl, dreamerv3, rllib, roboset, tfds, pytest.param(zarr, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("write", FOLDERS)
-def test_folders_of_others_lead_to_nothing_outside(write: Callable[[Path], Path], tmp_path: Path) -> None:
-    suite = FormatConformance()
-    suite.write, suite.read = write, partial(formats.open, final="mark")  # type: ignore[method-assign,assignment]
-    suite.test_no_file_outside_of_a_folder_is_read(tmp_path)
-
-
-class FromRows(FormatConformance):
-    """Formats that can be written here."""
-
-    episodes = TestOGBench.episodes
-
-    def rows(self, folder: Path) -> Any:
-        return formats.open(write_ogbench(folder / "x.npz", "raw", logged()))
-
-
-class TestMinari(FromRows):
-    def write(self, folder: Path) -> Path:
-        write_minari(self.rows(folder), folder / "data", dataset_id="some/data-v0")
-        return folder / "data"
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_minari(path, **options)
-
-
-@pytest.mark.parametrize("layout", ["ted", "flat", "nested"])
-class TestTED(FromRows):
-    @pytest.fixture(autouse=True)
-    def _chosen(self, layout: str) -> None:
-        self.layout = layout
-
-    def write(self, folder: Path) -> Path:
-        write_ted(self.rows(folder), folder / "data", layout=self.layout)
-        return folder / "data"
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_ted(path, **options)
-
-
-class TestRows(FromRows):
-    def write(self, folder: Path) -> Path:
-        self.rows(folder).write(folder / "data")
-        return folder / "data"
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_rows(path, **options)
+@pytest.mark.parametrize("name", ["roboset", *list(FOLDERS)[:-1], pytest.param("zarr", marks=pytest.mark.slow)])
+def test_folders_of_others_lead_to_nothing_outside(name: str, tmp_path: Path) -> None:
+    if name == "tfds":
+        pytest.importorskip("tensorflow_datasets")
+    read = partial(formats.open, final="mark")
+    suite((), FOLDERS.get(name, roboset), read)().test_no_file_outside_of_a_folder_is_read(tmp_path)
 
 
 def other_rows(change: Callable[[pa.Table], pa.Table]) -> Any:
     """A suite of a reader that does something wrong with the rows of an episode's end."""
 
-    class Wrong(TestD4RL):
-        def read(self, path: Path, **options: Any) -> Any:
-            stream = super().read(path, **options)
-            return stream.replace(batches=lambda: iter(change(stream.to_table()).to_batches()), rows=None)
+    def read(path: Path, **options: Any) -> Any:
+        stream = read_layouts(path, layout="d4rl", final="mark", **options)
+        return stream.replace(batches=lambda: iter(change(stream.to_table()).to_batches()), rows=None)
 
-    return Wrong()
+    return suite(RECORDED, d4rl, read)()
 
 
 def ends(codes: Sequence[int]) -> Callable[[pa.Table], pa.Table]:
@@ -208,11 +130,8 @@ def test_the_suite_finds_other_endings(change: Any, tmp_path: Path) -> None:
 
 
 def test_the_suite_asks_for_what_was_recorded(tmp_path: Path) -> None:
-    class Silent(TestD4RL):
-        episodes = ()
-
     with pytest.raises(AssertionError, match="episodes: expected"):
-        Silent().test_episodes_are_whole(tmp_path)
+        suite((), d4rl, TestD4RL.read)().test_episodes_are_whole(tmp_path)
 
 
 class Lines(FormatConformance):
@@ -255,10 +174,9 @@ def test_damage_is_tried_also_where_a_cut_cannot_be_told(wrong: Any, tmp_path: P
 
 
 def test_the_suite_finds_rows_that_are_lost(tmp_path: Path) -> None:
-    class Lossy(TestOGBench):
-        def read(self, path: Path, **options: Any) -> Any:
-            stream = super().read(path, **options)
-            return stream.replace(batches=lambda: (batch.slice(0, 2) for batch in stream)) if options else stream
+    def lossy(path: Path, **options: Any) -> Any:
+        stream = TestOGBench.read(path, **options)
+        return stream.replace(batches=lambda: (batch.slice(0, 2) for batch in stream)) if options else stream
 
     with pytest.raises(AssertionError, match="batches of 3"):
-        Lossy().test_reading_again_reads_the_same(tmp_path)
+        suite(ONE_FLAG, ogbench, lossy)().test_reading_again_reads_the_same(tmp_path)

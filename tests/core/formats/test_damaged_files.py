@@ -10,14 +10,15 @@ import pytest
 
 from mouse_core.formats.minari import write_minari
 from mouse_core.formats.rlds import read_rlds
-from tests.core.damaged_files import damaged_copies, read_all
+from tests.core.damaged_files import damaged_copies, read_all, read_each
+from tests.core.formats import test_rllib, test_robot_logs
 from tests.core.formats.recording import Counting, record, rlds_episode
+from tests.core.formats.robots import write_bag, write_mcap
+from tests.core.formats.test_dreamerv3 import logs_of, stream, write_replay
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_tfds import as_tfrecord, features_of, write
 
-# Together they take many seconds.
-pytestmark = pytest.mark.slow
-
+STATE = {"observation": "/joints.position", "action": "/command.data", "tolerance": 0.02, "rate": 20}
 LENGTHS = (20, -15, 1, 8)
 
 
@@ -53,6 +54,23 @@ def dopamine(folder: Path) -> Path:
     return write_dopamine(folder / "x", atari())
 
 
+def dreamerv3(folder: Path) -> Path:
+    write_replay(folder / "x", [stream(logs_of())])
+    return folder / "x"
+
+
+def rllib(folder: Path) -> Path:
+    return test_rllib.write(folder / "x", test_rllib.whole())
+
+
+def mcap(folder: Path) -> Path:
+    return write_mcap(folder / "x.mcap", test_robot_logs.log_of())
+
+
+def bag(folder: Path) -> Path:
+    return write_bag(folder / "bag", test_robot_logs.log_of())
+
+
 def array_record(folder: Path, kind: str = "nested") -> Path:
     pytest.importorskip("tensorflow_datasets")
     write(folder / "x", features_of(kind), {"train": [rlds_episode(log) for log in logged(kind, LENGTHS)]})
@@ -81,9 +99,20 @@ CASES = [
     (tfrecord_of_images, 100, "*.tfrecord*", 1),
     (array_record, 100, "*.array_record*", 0),
     (array_record, 20, "*.json", 0.2),
+    (dreamerv3, 100, "*", 0.6),
+    (rllib, 100, "*", 0.5),
+    (mcap, 150, "*", 0.4),  # what is behind the data, an index and statistics, is not read
+    (bag, 100, "*", 0.2),  # SQLite has no checksums
 ]
+OPTIONS: dict[Any, dict[str, Any]] = {
+    d4rl: {"format": "d4rl"},
+    dopamine: {"final": "mark"},
+    mcap: {"format": STATE},
+    bag: {"format": STATE},
+}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "count", "only", "least"), CASES)
 def test_damage_is_refused_or_reads_as_rows(
     made: Callable[[Path], Path],
@@ -96,6 +125,15 @@ def test_damage_is_refused_or_reads_as_rows(
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     source, copies = made(tmp_path), tmp_path / "copies"
     copies.mkdir()
-    options: dict[str, Any] = {d4rl: {"format": "d4rl"}, dopamine: {"final": "mark"}}.get(made, {})
-    counts = read_all(damaged_copies(source, copies, count=count, only=only), **options)
+    counts = read_all(damaged_copies(source, copies, count=count, only=only), **OPTIONS.get(made, {}))
     assert counts["refused"] >= least * count
+
+
+def test_some_damage_of_several_formats(tmp_path: Path) -> None:
+    copies = []
+    for made in (ogbench, dopamine, dreamerv3, rllib, mcap, bag):
+        folder = tmp_path / made.__name__
+        (folder / "copies").mkdir(parents=True)
+        damaged = damaged_copies(made(folder), folder / "copies", count=10)
+        copies += [(str(copy), OPTIONS.get(made, {})) for copy in damaged]
+    assert read_each(copies)["refused"] >= 20

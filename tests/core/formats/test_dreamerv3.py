@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.dreamerv3 import read_dreamerv3
-from mouse_core.testing import FormatConformance
-from tests.core.damaged_files import damaged_copies, read_all
-from tests.core.formats.recording import Counting, Episode, check_rows, record
+from tests.core.formats.recording import Counting, Episode, check_rows, ends_of, record, suite
 
 LENGTHS = (4, -3, 1, -1, 9, 2)
 
@@ -73,8 +71,7 @@ def stream(logs: list[Episode], **options: Any) -> list[dict[str, Any]]:
     return [step for log in logs for step in steps_of(log, **options)]
 
 
-@pytest.mark.parametrize("kind", ["image", "vector"])
-@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(("kind", "size"), [("image", 5), ("vector", 1), ("vector", 1000)])
 def test_rows_are_what_the_environments_returned(kind: str, size: int, tmp_path: Path) -> None:
     logs = logs_of(kind=kind)
     write_replay(tmp_path, [stream(logs[:4], kind=kind), stream(logs[4:], kind=kind)], size=size)
@@ -172,30 +169,16 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
     write_replay(tmp_path / "i", [[{key: step[key] for key in ("vector", "action", "reward")} for step in steps]])
     with pytest.raises(ConfigError, match=r"expected arrays .*'is_first'"):
         read_dreamerv3(tmp_path / "i")
-    objects = {
-        **{key: np.stack([step[key] for step in steps[:5]]) for key in steps[0]},
-        "x": np.array([{}] * 5, object),
-    }
     (tmp_path / "j").mkdir()
-    np.savez(tmp_path / "j" / outside.name, **objects)
+    arrays = {key: np.stack([step[key] for step in steps[:5]]) for key in steps[0]}
+    np.savez(tmp_path / "j" / outside.name, **arrays, x=np.array([{}] * 5, object))
     with pytest.raises(DataError, match="x: expected a number a step"):
         read_dreamerv3(tmp_path / "j")
 
 
-class TestDreamerV3(FormatConformance):
-    episodes = tuple((abs(length) + 1, 1 if length > 0 else 2) for length in LENGTHS)
-
-    def write(self, folder: Path) -> Path:
-        write_replay(folder, [stream(logs_of(kind="vector"), kind="vector")])
-        return folder
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_dreamerv3(path, **options)
+def replay(folder: Path, lengths: tuple[int, ...] = LENGTHS) -> Path:
+    write_replay(folder, [stream(logs_of(lengths, "vector"), kind="vector")])
+    return folder
 
 
-@pytest.mark.parametrize("count", [pytest.param(20, id="some"), pytest.param(100, id="many", marks=pytest.mark.slow)])
-def test_damaged_pieces(count: int, tmp_path: Path) -> None:
-    write_replay(tmp_path / "x", [stream(logs_of())])
-    (tmp_path / "copies").mkdir()
-    counts = read_all(damaged_copies(tmp_path / "x", tmp_path / "copies", count=count))
-    assert counts["refused"] > 0.6 * count
+TestDreamerV3 = suite(ends_of(LENGTHS), replay, read_dreamerv3)

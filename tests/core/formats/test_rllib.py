@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,7 @@ import pytest
 
 from mouse_core import ConfigError, DataError, formats
 from mouse_core.formats.rllib import read_rllib
-from mouse_core.testing import FormatConformance
-from tests.core.damaged_files import damaged_copies, read_all
-from tests.core.formats.recording import Episode, check_rows
+from tests.core.formats.recording import Episode, Trap, check_rows, ends_of, suite
 from tests.core.formats.test_flat_files import LENGTHS, logged
 
 lz4 = pytest.importorskip("lz4.frame")
@@ -77,15 +74,10 @@ def test_rows_are_what_the_environments_returned(protocol: int, tmp_path: Path) 
 
 
 def test_numbers_that_are_not_packed_and_columns_beside(tmp_path: Path) -> None:
-    batches = [
-        {
-            **batch,
-            "action_prob": batch["rewards"] / 2,
-            "vf_preds": batch["rewards"] + 1,
-            "infos": [{}] * len(batch["t"]),
-        }
-        for batch in whole()
-    ]
+    batches = whole()
+    for batch in batches:
+        batch |= {"action_prob": batch["rewards"] / 2, "vf_preds": batch["rewards"] + 1}
+        batch["infos"] = [{}] * len(batch["t"])
     plain = formats.open(write(tmp_path / "a", batches, packed=())).to_table()
     packed = formats.open(write(tmp_path / "b", whole())).to_table()
     assert plain["observation"].to_pylist() == packed["observation"].to_pylist()
@@ -126,11 +118,6 @@ def test_samples_of_one_of_several_policies(tmp_path: Path) -> None:
         formats.open(write(tmp_path / "out", whole()), policy="p0")
 
 
-class Trap:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch trapped",)
-
-
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
@@ -155,19 +142,4 @@ def test_nothing_is_called_and_what_cannot_be_is_refused(
     assert not Path("trapped").exists()
 
 
-class TestRllib(FormatConformance):
-    episodes = tuple((abs(length) + 1, 1 if length > 0 else 2) for length in LENGTHS)
-
-    def write(self, folder: Path) -> Path:
-        return write(folder / "out", whole())
-
-    def read(self, path: Path, **options: Any) -> Any:
-        return read_rllib(path, **options)
-
-
-@pytest.mark.parametrize("count", [pytest.param(5, id="some"), pytest.param(100, id="many", marks=pytest.mark.slow)])
-def test_damaged_lines(count: int, tmp_path: Path) -> None:
-    write(tmp_path / "x", whole())
-    (tmp_path / "copies").mkdir()
-    counts = read_all(damaged_copies(tmp_path / "x", tmp_path / "copies", count=count))
-    assert counts["refused"] > 0.5 * count
+TestRllib = suite(ends_of(LENGTHS), lambda folder: write(folder / "out", whole()), read_rllib)

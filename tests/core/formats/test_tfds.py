@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, formats
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.tfds import parse_example, read_tfds, write_tfds
-from mouse_core.mixtures import Mixture
+from mouse_core.images import decode_image
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
 library = pytest.importorskip("tensorflow_datasets")
@@ -53,16 +54,14 @@ def features_of(kind: str, **more: Any) -> Any:
 
 
 def prepared(value: Any) -> Any:
-    """What TFDS takes without TensorFlow: pictures as PNG, tuples as mappings."""
+    """What TFDS takes without TensorFlow: pictures as PNG, of 16 bits those of one channel; tuples as mappings."""
     if isinstance(value, dict):
         return {key: prepared(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return {str(index): prepared(item) for index, item in enumerate(value)}
     if isinstance(value, np.ndarray) and value.ndim == 3:
-        from PIL import Image
-
         stream = io.BytesIO()
-        Image.fromarray(value).save(stream, "PNG")
+        Image.fromarray(value[:, :, 0] if value.dtype == np.uint16 else value).save(stream, "PNG")
         stream.seek(0)
         return stream
     return value
@@ -100,6 +99,14 @@ def masked(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
 
 
+def framed(*examples: bytes) -> bytes:
+    whole = b""
+    for data in examples:
+        head = struct.pack("<Q", len(data))
+        whole += head + struct.pack("<I", masked(head)) + data + struct.pack("<I", masked(data))
+    return whole
+
+
 def as_tfrecord(path: Path) -> Path:
     """The same dataset in TFRecord files, framed by an oracle of its own."""
     target = path.with_name("tfrecord")
@@ -109,11 +116,8 @@ def as_tfrecord(path: Path) -> Path:
             text = file.read_text().replace("array_record", "tfrecord")
             (target / file.name).write_text(text)
             continue
-        framed = b""
-        for data, _ in array_records(file):
-            head = struct.pack("<Q", len(data))
-            framed += head + struct.pack("<I", masked(head)) + data + struct.pack("<I", masked(data))
-        (target / file.name.replace("array_record", "tfrecord")).write_bytes(framed)
+        records = framed(*(data for data, _ in array_records(file)))
+        (target / file.name.replace("array_record", "tfrecord")).write_bytes(records)
     return target
 
 
@@ -286,32 +290,31 @@ def test_damaged_descriptions_are_named(tmp_path: Path) -> None:
     path = dataset(tmp_path)
     kept = {name: (path / name).read_text() for name in ("features.json", "dataset_info.json")}
 
-    def spoiled(name: str, change: Any) -> Any:
+    def inner(found: Any) -> Any:
+        return found["featuresDict"]["features"]
+
+    def steps(found: Any) -> Any:
+        return inner(inner(found)["steps"]["sequence"]["feature"])
+
+    changes: list[Any] = [
+        lambda info: info["splits"][0]["shardLengths"].append("3"),
+        lambda info: info.update(fileFormat="riegeli"),
+        lambda info: info.update(splits=[{}]),
+        lambda found: inner(found).pop("steps"),
+        lambda found: steps(found).pop("is_first"),
+        lambda found: steps(found)["observation"]["tensor"].update(dtype="int32"),
+        lambda found: steps(found)["observation"]["tensor"].update(shape={"dimensions": ["9"]}),
+        lambda found: steps(found)["observation"]["tensor"].update(dtype="nonsense"),
+    ]
+    for number, change in enumerate(changes):
+        name = "dataset_info.json" if number < 3 else "features.json"
         for other, text in kept.items():
             (path / other).write_text(text)
         described = json.loads(kept[name])
         change(described)
         (path / name).write_text(json.dumps(described))
-        return pytest.raises((DataError, ConfigError), match=name if name == "dataset_info.json" else str(path))
-
-    with spoiled("dataset_info.json", lambda info: info["splits"][0]["shardLengths"].append("3")):
-        read_tfds(path)
-    with spoiled("dataset_info.json", lambda info: info.update(fileFormat="riegeli")):
-        read_tfds(path)
-    with spoiled("dataset_info.json", lambda info: info.update(splits=[{}])):
-        read_tfds(path)
-    inner = lambda found: found["featuresDict"]["features"]  # noqa: E731
-    steps = lambda found: inner(inner(found)["steps"]["sequence"]["feature"])  # noqa: E731
-    with spoiled("features.json", lambda found: inner(found).pop("steps")):
-        read_tfds(path)
-    with spoiled("features.json", lambda found: steps(found).pop("is_first")):
-        read_tfds(path)
-    with spoiled("features.json", lambda found: steps(found)["observation"]["tensor"].update(dtype="int32")):
-        read_tfds(path)
-    with spoiled("features.json", lambda f: steps(f)["observation"]["tensor"].update(shape={"dimensions": ["9"]})):
-        read_tfds(path)
-    with spoiled("features.json", lambda found: steps(found)["observation"]["tensor"].update(dtype="nonsense")):
-        read_tfds(path)
+        with pytest.raises((DataError, ConfigError), match=name if number < 3 else str(path)):
+            read_tfds(path)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -410,7 +413,7 @@ def with_cameras(tmp_path: Path) -> Path:
             "steps": [
                 {
                     "observation": {
-                        "cameras": {"wrist": image(n), "front": image(n)}, "depth": Depth.of(image(n, 1)), "q": 0.5 * n
+                        "cameras": {"wrist": image(n), "front": image(n)}, "depth": image(n, 1), "q": 0.5 * n
                     },
                     "action": np.float32([n, k]), "reward": float(n), "discount": 1.0, "goal": image(n),
                     "language_instruction": f"task {k}", "is_first": n == 0, "is_last": n == 5, "is_terminal": False,
@@ -436,26 +439,10 @@ def test_nested_observations_of_several_cameras(tmp_path: Path) -> None:
         if name not in pictures:
             assert found.column(name).to_pylist() == wanted.column(name).to_pylist(), name
             continue
-        from mouse_core.images.pixels import decode_image
 
         for one, pixels in zip(found.column(name).to_pylist(), wanted.column(name).to_pylist(), strict=True):
             assert np.array_equal(decode_image(one), np.array(pixels, np.uint8))
     assert store.snapshot().segments[0].take(7, 1).column("metadata_episode_robot").to_pylist() == ["arm 1"]
-
-
-class Depth:
-    """A picture of 16 bits as TFDS takes it."""
-
-    @staticmethod
-    def of(pixels: np.ndarray) -> Any:
-        import io
-
-        from PIL import Image
-
-        stream = io.BytesIO()
-        Image.fromarray(pixels[:, :, 0]).save(stream, "PNG")
-        stream.seek(0)
-        return stream
 
 
 class Reads:
@@ -567,14 +554,6 @@ def test_damaged_records_are_errors_that_name_shard_and_record(tmp_path: Path) -
     assert first == 12
 
 
-def framed(*examples: bytes) -> bytes:
-    whole = b""
-    for data in examples:
-        head = struct.pack("<Q", len(data))
-        whole += head + struct.pack("<I", masked(head)) + data + struct.pack("<I", masked(data))
-    return whole
-
-
 @pytest.mark.parametrize(
     "example",
     [
@@ -612,20 +591,3 @@ def test_episodes_whose_last_observation_is_missing(final: str | None, tmp_path:
 def test_array_records_do_not_stay(tmp_path: Path) -> None:
     path = made(tmp_path, "vector").with_name("arrays")
     assert formats.open(path).to_store().snapshot().num_rows == formats.open(path).to_table().num_rows
-
-
-def test_datasets_are_mixed_by_weight(tmp_path: Path) -> None:
-    stores = [formats.open(made(tmp_path / name, "vector")).to_store() for name in ("a", "b")]
-    mixture = Mixture({"a": stores[0], "b": stores[1]}, weights={"a": 3, "b": 1})
-    batch = BatchSource(mixture, sequence_length=2, batch_size=8)[0]
-    assert batch["obs_continuous"].shape == (8, 2, 3)
-    assert np.bincount(batch["member"][:, 0]).tolist() == [6, 2]
-
-
-def test_described_is_what_is_there(tmp_path: Path) -> None:
-    path = made(tmp_path, "vector")
-    described = json.loads((path / "dataset_info.json").read_text())
-    described["splits"][0]["shardLengths"][0] = "9"
-    (path / "dataset_info.json").write_text(json.dumps(described))
-    with pytest.raises(DataError, match="expected 9 records, found 2"):
-        formats.open(path).to_store()
