@@ -63,121 +63,63 @@ def end_early(file: Path, batch: int) -> None:
 # ---------------------------------------------------------------------- folders of more than one thing
 
 
-def with_parquet(root: Path) -> None:
-    parquet(saved(root) / "more.parquet")
-
-
-def with_unlisted_shard(root: Path) -> None:
-    write_arrow(saved(root) / "data-00001-of-00002.arrow", 10)
-
-
-def with_dataset_inside(root: Path) -> None:
-    saved(saved(root) / "later", 10)
-
-
-def with_unfinished_file(root: Path) -> None:
-    (saved(root) / "part-00001.arrow.partial").write_bytes(b"")
-
-
-def with_other_formats(root: Path) -> None:
-    (saved(root) / "x.hdf5").write_bytes(b"")
-
-
-def with_other_spellings(root: Path) -> None:
-    parquet(root / "a.parquet")
-    parquet(root / "b.PARQUET")
-
-
-def with_files_of_other_names(root: Path) -> None:
-    write_arrow(saved(root) / "more.feather", 10, kind="file")
-
-
-def with_a_link_to_data(root: Path) -> None:
-    parquet(root / "a.parquet")
-    (root / "more").symlink_to(saved(root.parent / "elsewhere", 10))
-
-
 def splits_and_another(root: Path) -> None:
     datasets.DatasetDict(train=datasets.Dataset.from_dict(columns(9))).save_to_disk(str(root))
     saved(root / "later", 10)
 
 
-def dataset_and_splits(root: Path) -> None:
-    splits_and_another(root)
-    shutil.copyfile(root / "train" / "state.json", root / "state.json")
+def parquets(root: Path, *names: str) -> None:
+    for name in names:
+        parquet(root / name)
 
 
-def parquet_at_two_depths(root: Path) -> None:
-    parquet(root / "a.parquet")
-    parquet(root / "data" / "b.parquet")
+MIXED: dict[str, Callable[[Path], Any]] = {
+    "with parquet": lambda root: parquet(saved(root) / "more.parquet"),
+    "with unlisted shard": lambda root: write_arrow(saved(root) / "data-00001-of-00002.arrow", 10),
+    "with dataset inside": lambda root: saved(saved(root) / "later", 10),
+    "with unfinished file": lambda root: (saved(root) / "part-00001.arrow.partial").write_bytes(b""),
+    "with other formats": lambda root: (saved(root) / "x.hdf5").write_bytes(b""),
+    "with other spellings": lambda root: parquets(root, "a.parquet", "b.PARQUET"),
+    "with files of other names": lambda root: write_arrow(saved(root) / "more.feather", 10, kind="file"),
+    "with a link to data": lambda root: (
+        parquet(root / "a.parquet"),
+        (root / "more").symlink_to(saved(root.parent / "elsewhere", 10)),
+    ),
+    "splits and another": splits_and_another,
+    "dataset and splits": lambda root: (
+        splits_and_another(root),
+        shutil.copyfile(root / "train" / "state.json", root / "state.json"),
+    ),
+    "parquet at two depths": lambda root: parquets(root, "a.parquet", "data/b.parquet"),
+    "parquet and datasets": lambda root: (parquet(root / "a.parquet"), saved(root / "later", 10)),
+    "shard missing": lambda root: parquets(root, "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"),
+    "shards of two writers": lambda root: parquets(
+        root, *(f"train-0000{part}.parquet" for part in ("0-of-00001", "0-of-00002", "1-of-00002"))
+    ),
+    "datasets beside each other": lambda root: (saved(root / "a", 10), saved(root / "b", 10)),
+    "two formats": lambda root: (
+        parquet(root / "a.parquet"),
+        (root / "metadata.json").write_text('{"minari_version": "0.5", "data_format": "arrow"}'),
+    ),
+}
 
 
-def parquet_and_datasets(root: Path) -> None:
-    parquet(root / "a.parquet")
-    saved(root / "later", 10)
-
-
-def shard_missing(root: Path) -> None:
-    parquet(root / "train-00000-of-00003.parquet")
-    parquet(root / "train-00002-of-00003.parquet")
-
-
-def shards_of_two_writers(root: Path) -> None:
-    parquet(root / "train-00000-of-00001.parquet")
-    parquet(root / "train-00000-of-00002.parquet")
-    parquet(root / "train-00001-of-00002.parquet")
-
-
-def datasets_beside_each_other(root: Path) -> None:
-    saved(root / "a", 10)
-    saved(root / "b", 10)
-
-
-def two_formats(root: Path) -> None:
-    parquet(root / "a.parquet")
-    (root / "metadata.json").write_text('{"minari_version": "0.5", "data_format": "arrow"}')
-
-
-MIXED = [
-    with_parquet,
-    with_unlisted_shard,
-    with_dataset_inside,
-    with_unfinished_file,
-    with_other_formats,
-    with_other_spellings,
-    with_files_of_other_names,
-    with_a_link_to_data,
-    splits_and_another,
-    dataset_and_splits,
-    parquet_at_two_depths,
-    parquet_and_datasets,
-    shard_missing,
-    shards_of_two_writers,
-    datasets_beside_each_other,
-    two_formats,
-]
-
-
-@pytest.mark.parametrize("make", MIXED, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("kind", MIXED)
 def test_a_folder_of_more_than_one_thing_is_refused(
-    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    make(root)
+    MIXED[kind](root)
     with pytest.raises((ConfigError, DataError)) as refused:
         formats.open(root)
     assert str(root) in str(refused.value)
+    if kind == "with parquet":
+        assert "found ['data-00000-of-00001.arrow'] and besides ['more.parquet']" in str(refused.value)
     for command in (["inspect", root], ["convert", root, tmp_path / "out"], ["push", root, "someone/x", "--dry-run"]):
         assert main([str(word) for word in command]) == 2
     assert capsys.readouterr().err.count("\n") == 3
     assert not (tmp_path / "out").exists()
-
-
-def test_the_refusal_says_what_lies_there(tmp_path: Path) -> None:
-    with_parquet(tmp_path / "root")
-    with pytest.raises(ConfigError, match=r"found \['data-00000-of-00001.arrow'\] and besides \['more.parquet'\]"):
-        formats.open(tmp_path / "root")
 
 
 def test_what_is_no_data_does_not_matter(tmp_path: Path) -> None:
@@ -222,20 +164,11 @@ def test_zeros_at_the_head_of_a_record_batch_are_not_the_end(batch: int, tmp_pat
             assert len(store) == 0
 
 
-def test_a_stream_that_was_cut_between_batches_is_told(tmp_path: Path) -> None:
+def test_nothing_may_follow_the_end_nor_lack(tmp_path: Path) -> None:
     root = saved(tmp_path / "root")
     file = root / "data-00000-of-00001.arrow"
-    file.write_bytes(file.read_bytes()[:-8])
-    short = datasets.load_from_disk(str(root))
-    with pytest.raises(DataError, match="it was cut or never finished"):
-        DatasetStore().from_dataset(short)
-
-
-def test_nothing_may_follow_the_end(tmp_path: Path) -> None:
-    root = saved(tmp_path / "root")
-    file = root / "data-00000-of-00001.arrow"
-    for more in (bytes(8), b"\xff\xff\xff\xff" + bytes(4), file.read_bytes()):
-        data = file.read_bytes()
+    data = file.read_bytes()
+    for more in (bytes(8), b"\xff\xff\xff\xff" + bytes(4), data):
         file.write_bytes(data + more)
         with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
             formats.open(root)
@@ -243,6 +176,9 @@ def test_nothing_may_follow_the_end(tmp_path: Path) -> None:
             DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
         file.write_bytes(data)
     assert formats.open(root).rows == ROWS
+    file.write_bytes(data[:-8])  # cut between batches
+    with pytest.raises(DataError, match="it was cut or never finished"):
+        DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 100, ROWS])
@@ -349,12 +285,8 @@ def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
     (root / "state.json").write_text(text)
     with pytest.raises(MouseError, match="root"):
         formats.open(root)
-
-
-def test_a_description_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
-    root = saved(tmp_path / "root")
     with (root / "state.json").open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate(1 << 30)  # which is not read
     with pytest.raises(DataError, match=r"state\.json: expected at most"):
         formats.open(root)
 

@@ -31,8 +31,10 @@ def stacked(episode: dict[str, Any]) -> dict[str, Any]:
     return {"steps": stack(episode["steps"])}
 
 
-@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
-@pytest.mark.parametrize("form", ["lists", "stacked", "generator", "bare"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("vector", "lists"), ("discrete", "bare"), ("image", "generator"), ("nested", "stacked"), ("vector", "stacked")],
+)
 def test_rows_are_what_the_environment_returned(kind: str, form: str) -> None:
     logs = list(record(Counting(LENGTHS, kind), 6))
     episodes: Any = [rlds_episode(log) for log in logs]
@@ -53,27 +55,24 @@ def test_rows_are_what_the_environment_returned(kind: str, form: str) -> None:
 def test_how_rows_are_cut_makes_no_difference() -> None:
     episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
     whole = read_rlds(episodes).digest()
-    for size in (1, 2, 3, 7, 100):
+    for size in (1, 3, 100):
         assert read_rlds(episodes, batch_rows=size).digest() == whole
         assert rows_digest(read_rlds(episodes, batch_rows=size).to_table()) == whole
 
 
-def test_a_generator_is_read_once() -> None:
+def test_a_generator_is_read_once_and_loses_no_episode() -> None:
     episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
-    stream = read_rlds(iter(episodes))
-    assert rows_digest(stream) == read_rlds(episodes).digest()
-    with pytest.raises(ConfigError, match="can be read once"):
-        list(stream)
+    stepwise = [episode | {"steps": iter(episode["steps"])} for episode in episodes]
+    for given_, message in (
+        (iter(episodes), "can be read once"),
+        (stepwise, "episode 0: its steps are a generator"),
+    ):
+        stream = read_rlds(given_)
+        assert rows_digest(stream) == read_rlds(episodes).digest()
+        with pytest.raises(ConfigError, match=message):
+            list(stream)
     again = read_rlds(lambda: iter(episodes))
     assert again.digest() == again.digest()
-
-
-def test_steps_that_are_generators_lose_no_episode() -> None:
-    episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
-    stream = read_rlds([episode | {"steps": iter(episode["steps"])} for episode in episodes])
-    assert rows_digest(stream) == read_rlds(episodes).digest()
-    with pytest.raises(ConfigError, match="episode 0: its steps are a generator, which can be read once"):
-        list(stream)
 
 
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
