@@ -153,8 +153,8 @@ class DecodePool:
         self.seconds = 0.0
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._idle: deque[_Process] = deque()
-        self._all: list[_Process] = []
+        self._idle: deque[DecodeProcess] = deque()
+        self._all: list[DecodeProcess] = []
         self._started = False
         self._end = weakref.finalize(self, _end, self._all, self._owner)
 
@@ -164,7 +164,7 @@ class DecodePool:
             _decode_here(images, shape, out, pixel)
             return
         self._start()
-        given: deque[tuple[_Process, Images]] = deque()
+        given: deque[tuple[DecodeProcess, Images]] = deque()
         errors: list[RowError] = []
 
         def decode_here(task: Images) -> None:
@@ -221,13 +221,13 @@ class DecodePool:
             self._started = True
             for _ in range(self.count if self._end.alive else 0):
                 try:
-                    process = _Process()
+                    process = DecodeProcess()
                 except (OSError, ValueError, subprocess.SubprocessError):
                     return
                 self._all.append(process)
                 self._idle.append(process)
 
-    def _take(self) -> _Process | None:
+    def _take(self) -> DecodeProcess | None:
         """Return a process that is idle and has started; None if there is none."""
         with self._lock:
             for _ in range(len(self._idle)):
@@ -239,7 +239,7 @@ class DecodePool:
         return None
 
 
-class _Process:
+class DecodeProcess:
     """A process that decodes: a thread at a time writes a task to it, and reads the answer later.
 
     Raises:
@@ -304,7 +304,7 @@ class _Process:
                 stream.close()
 
 
-def _end(processes: list[_Process], owner: int) -> None:
+def _end(processes: list[DecodeProcess], owner: int) -> None:
     if os.getpid() == owner:  # a forked child's copies of the pipes are not its own
         while processes:
             processes.pop().end()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core.dtypes import RowError
-from mouse_core.images.decoding import DecodePool, Images, _Process, decode_rows, decoding_by
+from mouse_core.images.decoding import DecodePool, DecodeProcess, Images, decode_rows, decoding_by
 
 SHAPE, BYTE = (9, 7, 3), np.dtype(np.uint8)
 
@@ -127,15 +127,15 @@ def test_values_that_do_not_fit_name_their_row(pool: DecodePool) -> None:
 def test_short_runs_are_given_together(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single rows in any order, as transitions are drawn, do not go to a process one by one."""
     given: list[int] = []
-    give = _Process.give
+    give = DecodeProcess.give
 
-    def count(self: _Process, task: Images, *wanted: Any) -> bool:
+    def count(self: DecodeProcess, task: Images, *wanted: Any) -> bool:
         given.append(len(task))
         return give(self, task, *wanted)
 
     pixels, rows = frames(200), np.random.default_rng(1).permutation(200)
     out = np.zeros((200, 9 * 7 * 3), np.uint8)
-    monkeypatch.setattr(_Process, "give", count)
+    monkeypatch.setattr(DecodeProcess, "give", count)
     decode(pool, [(int(row), memoryview(encoded(pixels[row]))) for row in rows], out)
     np.testing.assert_array_equal(out, pixels.reshape(200, -1))
     assert given
@@ -160,15 +160,15 @@ def test_a_process_that_dies_at_work_is_done_without(monkeypatch: pytest.MonkeyP
     pixels = frames(200)
     pool = DecodePool(2)
     wait_for(pool)
-    give = _Process.give
+    give = DecodeProcess.give
 
-    def give_and_kill(self: _Process, *arguments: Any) -> bool:
+    def give_and_kill(self: DecodeProcess, *arguments: Any) -> bool:
         self._process.send_signal(signal.SIGSTOP)  # it takes the task, and does not come to answer
         taken = give(self, *arguments)
         self._process.send_signal(signal.SIGKILL)
         return taken
 
-    monkeypatch.setattr(_Process, "give", give_and_kill)
+    monkeypatch.setattr(DecodeProcess, "give", give_and_kill)
     out = np.zeros((200, 9 * 7 * 3), np.uint8)
     decode(pool, run_of([encoded(image) for image in pixels]), out)
     np.testing.assert_array_equal(out, pixels.reshape(200, -1))
@@ -177,7 +177,7 @@ def test_a_process_that_dies_at_work_is_done_without(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no signals that stop a process on this system")
 def test_a_process_ends_in_silence_when_nobody_reads_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    process = _Process()
+    process = DecodeProcess()
     while not process.is_ready():
         time.sleep(0.01)
     os.kill(process._process.pid, signal.SIGSTOP)  # it has its task, and who gave it ends before there is an answer

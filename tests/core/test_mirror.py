@@ -22,9 +22,8 @@ from mouse_core.prefetch.report import counters_of
 from mouse_core.readahead.backing import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.fetching import Fetcher
-from mouse_core.remote.mirror.mirror import _Map
 from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import bits, masks_of, pages_of, touched
+from mouse_core.remote.mirror.pages import PAGE, bits, masks_of, pages_of, touched
 from mouse_core.remote.mirror.table import SparseFile, Table
 from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_batches
 from tests.waiting import wait_until
@@ -63,7 +62,7 @@ def test_pages_that_bytes_touch(longest: int) -> None:
         assert pages_of(blocks, masks).tolist() == pages
         assert masks_of(bits(masks)).tolist() == masks.tolist()
         # Nor are others touched where ranges are one that no page lies between.
-        again = touched(*merged(begins, ends, _Map.gap))
+        again = touched(*merged(begins, ends, PAGE - 1))
         assert [some.tolist() for some in again] == [blocks.tolist(), masks.tolist()]
 
 

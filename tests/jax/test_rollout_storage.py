@@ -14,8 +14,10 @@ from mouse_core import ConfigError, DataError, MissingFieldError, MouseError, Sc
 from mouse_core import rollouts as core
 from mouse_core.errors import RolloutError, RolloutFullError
 from mouse_core.randomness import Key, Purpose, as_integers
+from mouse_core.replay.device.arrays import DrawKey
 from mouse_core.rollouts import RolloutField, motion_mimic_fields
-from mouse_jax import _philox, returns, rollout_storage
+from mouse_jax import returns, rollout_storage
+from mouse_jax.device.arrays import JAX
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import MOTION, motion_transition, random_case
 
@@ -104,17 +106,18 @@ def same(found: Any, expected: Any, where: str = "") -> None:
 
 
 def test_random_words_are_those_of_numpy() -> None:
-    bits = jax.jit(_philox._bits, static_argnums=(2, 3))
-    for seed, epoch, n, call in ((0, 0, 1, 0), (2**64 - 1, 7, 10, 3), (12345678901234567890, 2**31 + 5, 101, 2**33)):
-        high, low = bits(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), jnp.uint32(epoch), n, call)
+    bits = jax.jit(JAX.words, static_argnums=1)
+    for seed, number, n in ((0, 0, 1), (2**64 - 1, 7, 10), (12345678901234567890, 2**31 + 5, 101)):
+        key = DrawKey(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), jnp.uint32(number))
+        high, low = bits(key, n)
         words = np.asarray(high).astype(np.uint64) << np.uint64(32) | np.asarray(low)
-        np.testing.assert_array_equal(words, Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n))
+        np.testing.assert_array_equal(words, Key(seed, Purpose.REPLAY, number).bits(n))
 
 
 def test_integers_are_those_of_numpy() -> None:
     """Also where a product in float64 is rounded up to the next integer, which words close below such a place are."""
     random, differs = np.random.default_rng(0), 0
-    integers = jax.jit(_philox.integers)
+    integers = jax.jit(JAX.integers)
     for high in (1, 2, 7, 1000, 999_983, 2**30, 2**31 - 1):
         near = [
             min(int(k) * 2**53 // high + d, 2**53 - 1) for k in random.integers(1, high + 1, 50) for d in (-1, 0, 1)
@@ -129,10 +132,10 @@ def test_integers_are_those_of_numpy() -> None:
 
 
 def test_orders_are_those_of_numpy() -> None:
-    order = jax.jit(_philox.permutation, static_argnums=2)
+    order = jax.jit(rollout_storage.permutation)
     for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 20_000)):
-        found = order(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), epoch, n)
-        np.testing.assert_array_equal(found, core.permutation(seed, epoch, n))
+        rollout = rollout_storage.advance(rollout_storage.init(n, 1, {}, seed), epoch)
+        np.testing.assert_array_equal(order(rollout), core.permutation(seed, epoch, n))
 
 
 # ---------------------------------------------------------------------- the storage

@@ -13,7 +13,7 @@ import torch
 from mouse_core import ConfigError, RolloutError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.rollouts import RolloutField, permutation
-from mouse_torch import RolloutStorage, _philox, device
+from mouse_torch import RolloutStorage, device
 from tests.torch.test_device import Seen
 
 ENVS, STEPS, SEED = 6, 4, 2**63 + 7
@@ -204,10 +204,13 @@ def test_nothing_waits_for_the_device(kind: Any, on: str) -> None:
 @pytest.mark.parametrize("n", [1, 2, 37, 20_000])
 def test_orders_are_those_of_the_host(n: int) -> None:
     """Also where nobody looks at the number of the epoch."""
-    seed, epoch = torch.tensor(_philox.signed(SEED)), torch.tensor(5)
-    expected = permutation(SEED, 5, n)
-    for index in (epoch, torch.nn.Parameter(epoch, requires_grad=False)):
-        assert (_philox.permutation(seed, index, n).numpy() == expected).all()
+    storage = device.RolloutStorage(n, 1, {"values": ()}, SEED)
+    storage.add_transitions({name: torch.zeros(n) for name in ("values", "rewards", "dones")})
+    storage.compute_returns(torch.zeros(n), 0.9, 0.8)
+    for epochs in (range(2), range(2, 4)):
+        for epoch, batch in zip(epochs, storage.mini_batch_generator(1, 2), strict=True):
+            assert (batch.rows.numpy() == permutation(SEED, epoch, n)).all()
+        storage.epoch = torch.nn.Parameter(storage.epoch, requires_grad=False)
 
 
 def test_what_comes_out_of_turn_or_cannot_be_is_refused() -> None:

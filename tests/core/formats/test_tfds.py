@@ -19,14 +19,13 @@ from PIL import Image
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, formats
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.tfds import parse_example, read_tfds, write_tfds
 from mouse_core.images import decode_image
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
 library = pytest.importorskip("tensorflow_datasets")
-pytest.importorskip("array_record")
+array_record = pytest.importorskip("array_record.python.array_record_module")
 LENGTHS = (4, -3, 1, -1, 9, 2)
 
 
@@ -116,7 +115,7 @@ def as_tfrecord(path: Path) -> Path:
             text = file.read_text().replace("array_record", "tfrecord")
             (target / file.name).write_text(text)
             continue
-        records = framed(*(data for data, _ in array_records(file)))
+        records = framed(*array_record.ArrayRecordReader(str(file)).read_all())
         (target / file.name.replace("array_record", "tfrecord")).write_bytes(records)
     return target
 
