@@ -253,9 +253,9 @@ class TestMixture(SourceConformance):
 
 class TestMixtureOfEpisodesAugmented(SourceConformance):
     def make(self) -> BatchSource:
-        members = {"x": example_store(120), "y": example_store(70)}
+        members = {"x": example_store(60), "y": example_store(40)}
         config = AugmentTokensConfig(permute_action="both")
-        return BatchSource(Mixture(members, [2, 1]), 8, 12, boundary="episode", augment=config, views=2)
+        return BatchSource(Mixture(members, [2, 1]), 4, 12, boundary="episode", augment=config, views=2)
 
 
 def test_mixtures_may_be_members() -> None:
@@ -310,8 +310,7 @@ def test_temperature_evens_shares_out() -> None:
         np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
 
 
-@pytest.mark.parametrize("per", ["member", "step"])
-@pytest.mark.parametrize("temperature", [1e-300, 1e-3, 1.0, 2.0, 1e300])
+@pytest.mark.parametrize(("per", "temperature"), [("member", 1e-300), ("step", 1e-3), ("member", 1.0), ("step", 1e300)])
 @pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 3e-320], [1e308, 1e-300], [10**300, 1]])
 def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature: float, weights: list[Any]) -> None:
     mixture = Mixture([numbered(0, 60), numbered(1, 60)], weights, per=per, temperature=temperature)

@@ -110,19 +110,19 @@ def test_files_of_many_short_runs_are_put_together(tmp_path: Path) -> None:
         store.extend(rows_of("mixed", 0, 5))
     early = DatasetStore.open(folder)
     had, most = early.snapshot(), 0
-    for first in range(5, 205, 5):
+    for first in range(5, 125, 5):
         with DatasetStore.open(folder, "a") as store:
             store.extend(rows_of("mixed", first, 5))
         most = max(most, len(DatasetStore.open(folder).snapshot().segments))
     with DatasetStore.open(folder, "a") as store:
-        assert numbers_in(store) == range(205)
+        assert numbers_in(store) == range(125)
         check_batches(store)
     assert most <= 20
     # As of the same rows in memory, and a reader that was there all along has lost nothing.
     assert had.rows(range(5))["number"] == [*range(5)]
-    assert numbers_in(early) == range(205)
+    assert numbers_in(early) == range(125)
     whole = DatasetStore()
-    whole.extend(rows_of("mixed", 0, 205))
+    whole.extend(rows_of("mixed", 0, 125))
     assert early.snapshot().fingerprint == whole.snapshot().fingerprint
     assert len(files(folder)) > len(early.snapshot().segments)
     del had
@@ -169,29 +169,14 @@ def test_nothing_is_put_together_once_a_store_is_closed(tmp_path: Path, monkeypa
     assert len(list((tmp_path / "store" / "segments").iterdir())) == 1
 
 
-def test_damaged_files_are_not_put_together(tmp_path: Path) -> None:
-    """They would get a checksum of their own, and the damage would be no damage any more."""
-    folder = tmp_path / "store"
-    for first in range(0, 70, 10):
-        with DatasetStore.open(folder, "a") as store:
-            store.extend(rows_of("numbers", first, 10))
-    hurt = folder / "segments" / files(folder)[3]
-    data = bytearray(hurt.read_bytes())
-    data[len(data) // 2] ^= 1
-    hurt.write_bytes(data)
-    for first in range(70, 150, 10):
-        with DatasetStore.open(folder, "a") as store:
-            store.extend(rows_of("numbers", first, 10))
-    with pytest.raises(DataError, match=str(hurt)):
-        numbers_in(DatasetStore.open(folder))
-
-
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "segments").iterdir())
 
 
-@pytest.mark.parametrize("limit", [{"max_rows": 800}, {"max_bytes": 120_000}])
-@pytest.mark.parametrize("at_once", [1, 37, 5000])
+@pytest.mark.parametrize(
+    ("limit", "at_once"),
+    [({"max_rows": 800}, 1), ({"max_bytes": 120_000}, 37), ({"max_rows": 800}, 5000), ({"max_bytes": 120_000}, 5000)],
+)
 def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Path) -> None:
     rows = 1500 if at_once == 1 else 5000
     with DatasetStore.open(tmp_path / "store", "a", **limit) as store:
@@ -212,9 +197,15 @@ def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Pat
             assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.arrow")) <= limit["max_bytes"]
 
 
-@pytest.mark.parametrize("limit", [{"max_rows": 300}, {"max_bytes": 1 << 17}])
-@pytest.mark.parametrize("closed", [True, False])
-@pytest.mark.parametrize("begun", [20, 4000])
+@pytest.mark.parametrize(
+    ("limit", "closed", "begun"),
+    [
+        ({"max_rows": 300}, True, 4000),
+        ({"max_rows": 300}, False, 20),
+        ({"max_bytes": 1 << 17}, True, 20),
+        ({"max_bytes": 1 << 17}, False, 4000),
+    ],
+)
 def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(
     limit: dict[str, int], closed: bool, begun: int, tmp_path: Path
 ) -> None:
@@ -242,21 +233,6 @@ def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(
         # Readers may keep others.
         named = json.loads((folder / "manifest.json").read_text())["mouse_store"]["segments"]
         assert sum(named["bytes"]) <= limit["max_bytes"]
-
-
-def test_a_smaller_limit_holds_as_soon_as_the_store_is_open(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with DatasetStore.open(folder, "a") as store:
-        store.extend(rows_of("numbers", 0, 400))
-    reader = DatasetStore.open(folder)
-    had = reader.snapshot()
-    with DatasetStore.open(folder, "a", max_rows=300) as store:
-        assert numbers_in(store) == range(100, 400)
-        store.extend(rows_of("numbers", 400, 20))
-        assert 263 <= len(store) <= 300
-    assert 263 <= len(reader) <= 300
-    assert numbers_in(reader).stop == 420
-    assert had.rows(range(400))["number"] == list(range(400))
 
 
 def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
@@ -315,8 +291,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
-@pytest.mark.parametrize("at_once", [1, 40])
-@pytest.mark.parametrize("kind", ["text", "list", "array"])
+@pytest.mark.parametrize(("kind", "at_once"), [("text", 1), ("list", 40), ("array", 1), ("array", 40)])
 def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> None:
     values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": np.full(62_500, 7)}
     value = values[kind]
@@ -418,17 +393,13 @@ def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": 10}, {"max_rows": 2.5}])
-def test_a_limit_is_a_number(limit: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least (8|65536)"
-    ):
+def test_a_limit_is_a_number_for_a_writer(limit: dict[str, int], tmp_path: Path) -> None:
+    wanted = f"{next(iter(limit))}: expected None or a whole number of at least (8|65536)"
+    with pytest.raises(ConfigError, match=wanted):
         DatasetStore.open(tmp_path / "store", "a", **limit)
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_reader_drops_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected mode 'a', found 'r'"):
-        DatasetStore.open(tmp_path, max_rows=100)
+        DatasetStore.open(tmp_path / "store", max_rows=100)
+    assert not (tmp_path / "store").exists()
 
 
 def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
