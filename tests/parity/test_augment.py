@@ -17,36 +17,17 @@ from tensordict import TensorDict
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import BatchSource, ConfigError, DataError
-from mouse_core.augment import AugmentTokensConfig, RandomShift, apply, draw
+from mouse_core import ConfigError, DataError
+from mouse_core.augment import AugmentTokensConfig, apply, draw
 from mouse_core.randomness import Key, Purpose
 from mouse_core.testing import as_arrays
 from tests.core.augment_cases import ACTIONS, STATES, assert_same, full_config
 from tests.core.augment_cases import make_batch as tokens
-from tests.core.augment_cases import make_store as token_store
-from tests.core.test_augment_by_field import AUGMENT, CONFIG, DTYPES, LENGTH, SIZE, WINDOWS, make_batch, make_store
+from tests.core.test_augment_by_field import CONFIG, LENGTH, SIZE, make_batch
 from tests.core.test_augment_cameras import CONFIG as CAMERAS
 from tests.core.test_augment_cameras import SHAPES, cameras
-from tests.core.test_augment_cameras import make_store as camera_store
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
-
-
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("options", WINDOWS, ids=["plain", "anchors", "anchors and steps"])
-def test_loaders_deliver_one_stream(options: dict[str, Any], x64: bool) -> None:
-    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, "views": 2, **options}
-    streams = {}
-    with jax.enable_x64(True) if x64 else nullcontext():
-        for name, package in PACKAGES.items():
-            with package.PrefetchBatchifier(make_store(), **asked) as loader:
-                streams[name] = [tuple(map(as_arrays, loader.next_batch())) for _ in range(4)]
-    for batches in zip(*streams.values(), strict=True):
-        for one, *others in zip(*batches, strict=True):
-            for other in others:
-                assert set(one) == set(other)
-                for name, values in one.items():
-                    assert np.array_equal(values.astype(other[name].dtype), other[name]), name
 
 
 @pytest.mark.slow
@@ -83,18 +64,13 @@ def test_cameras_by_name_are_cut_alike(x64: bool) -> None:
             "torch": TensorDict({name: torch.from_numpy(values) for name, values in batch.items()}, [5, 3]),
             "jax": {name: jnp.asarray(values) for name, values in batch.items()},
         }
-        found, streams = {}, {}
+        found = {}
         for name, package in PACKAGES.items():
             augmenter = package.TokenAugmenter(CAMERAS, seed=4)
             augmenter.update_augmentations(given[name])
             found[name] = as_arrays(augmenter(given[name]))
-            asked = {"sequence_length": 3, "batch_size": 4, "dtypes": dict.fromkeys(batch, "uint8"), "augment": CAMERAS}
-            with package.PrefetchBatchifier(camera_store(), **asked) as loader:
-                streams[name] = as_arrays(loader.next_batch())
         for other in ("torch", "jax"):
             assert_same(found[other], found["numpy"])
-            for name in batch:
-                assert np.array_equal(streams[other][name], streams["numpy"][name])
         draws = draw(CAMERAS, Key(4, Purpose.AUGMENT, 0), (5, 3), image_shape=SHAPES)
         jitted = jax.jit(apply)(given["jax"], draws)
         assert_same({name: np.asarray(values) for name, values in jitted.items()}, found["numpy"])
@@ -171,24 +147,6 @@ def test_a_value_out_of_range_is_refused_or_trusted(framework: Framework, wrong:
     if framework.package is mouse_torch:  # that of JAX takes its arrays wherever they lie
         with pytest.raises(ConfigError, match="device: expected a torch device"):
             mouse_torch.TokenAugmenter(config, device="abacus")
-
-
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_delivers_the_values_of_the_core(framework: Framework, views: int, workers: int) -> None:
-    store, config = token_store(), full_config(crop_obs_image=RandomShift(2))
-    asked: dict[str, Any] = {"seed": 3, "augment": config, "views": views}
-    expected: Any = BatchSource(store, 5, 4, **asked)
-    with framework.package.PrefetchBatchifier(store, 5, 4, num_workers=workers, **asked) as loader:
-        for index in range(4):
-            found, wanted = loader.next_batch(), expected[index]
-            assert isinstance(found, tuple) == (views > 1)
-            for view, other in zip(found, wanted, strict=True) if views > 1 else [(found, wanted)]:
-                assert_same(as_arrays(view), framework.narrowed(other))
-        state = loader.state_dict()
-    with mouse_core.PrefetchBatchifier(store, 5, 4, augment=config, views=views) as core:
-        core.load_state_dict(state)
-        assert core.state_dict() == state
 
 
 def test_one_module_has_all_that_mouse_imports_to_augment(framework: Framework) -> None:

@@ -169,7 +169,7 @@ def test_threads_are_not_seen(case: str) -> None:
     """Batches drawn ahead, between writes and updates, in every package and with any number of workers."""
     streams: dict[tuple[str, int], list[dict[Any, np.ndarray]]] = {}
     for name, (package, _) in PACKAGES.items():
-        for workers in (0, 1, 3):
+        for workers in (0, 3):
             buffer = make(name, case)
             write(buffer, case, 0)
             stream = streams[name, workers] = []

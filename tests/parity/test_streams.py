@@ -1,12 +1,15 @@
 """NumPy, PyTorch and JAX deliver the same batches, to the bit: one digest for one configuration.
 
-Only here both frameworks are in one process. What JAX cannot hold without x64 is compared with NumPy batches that are
-narrowed by the same table, and with x64 nothing is narrowed at all.
+Only here all frameworks are in one process. JAX without x64 narrows numbers of 64 bits, so float64 is delivered as
+float32 here; with x64 nothing is narrowed at all.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -14,16 +17,16 @@ import jax
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import BatchSource, DatasetStore, rollouts
-from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig
+from mouse_core import BatchSource, DatasetStore, Map, rollouts, text
+from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, RandomShift
 from mouse_core.digest import StreamDigest
+from mouse_core.mixtures import Mixture
 from mouse_core.replay import ArrayStorage, ReplayBuffer
+from mouse_core.sampling import Column
 from mouse_core.store import Store
 from mouse_core.store.derived import (
     DerivedStore,
@@ -35,15 +38,20 @@ from mouse_core.store.derived import (
     TimeToEnd,
 )
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
+from mouse_core.text import chat
 from mouse_jax import rollout_storage
+from tests.core import chat_cases, text_cases
+from tests.core import test_augment_by_field as by_field
+from tests.core import test_augment_cameras as cameras
+from tests.core.augment_cases import full_config, make_store
+from tests.core.text_cases import EOS, PAD
+from tests.core.video_cases import video_rows, write_video
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
 SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
-WORKERS = (0, 1, 2, 8)
 N = 10
-OPTIONS = {"sequence_length": 8, "batch_size": 8, "seed": 5}
-#: float64 that float32 cannot hold is the only thing that replaced_dtypes changes in these data.
-SINGLE = {"dtypes": {"obs_continuous": "float32"}}
+OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 12, "seed": 5}
+Case = tuple[Store, dict[str, Any]]
 
 AUGMENT = AugmentTokensConfig(
     scale_reward=AugmentScalarSpec(mean=1.0, low=0.5, high=2.0),
@@ -64,9 +72,13 @@ def digest(package: str, store: Store, n: int = N, **options: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("streams")
+
+
+@cache
+def mixed_in(folder: Path) -> DatasetStore:
     """Two files with images in them, rows in memory, and appended rows."""
-    folder = tmp_path_factory.mktemp("mixed")
     store = DatasetStore()
     for number, (first, rows) in enumerate([(0, 130), (130, 41)]):
         part = example_store(0)
@@ -79,23 +91,195 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
     return store
 
 
+@pytest.fixture
+def mixed(folder: Path) -> DatasetStore:
+    return mixed_in(folder)
+
+
 # ---------------------------------------------------------------------- the matrix
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("package", PACKAGES)
-def test_one_digest_for_a_sampling_mode(package: str, sampling: str, mixed: DatasetStore, x64: bool) -> None:
-    replaced = {} if x64 or package != "jax" else mouse_jax.REPLACED_DTYPES
-    expected = stream_digest(BatchSource(mixed, sampling=sampling, replace_dtypes=replaced, **OPTIONS), N)
-    for workers in WORKERS:
-        assert digest(package, mixed, sampling=sampling, num_workers=workers) == expected
+WINDOWS = {"action": range(6), "obs_image": [-3, -1, 0], "obs_continuous": [-1, 0], "done": [0]}
+LENGTHS: dict[str, Any] = {"lengths": range(1, 9), "fields": ["action", "reward", "obs_continuous", "obs_image"]}
+KINDS: dict[str, Any] = {"obs_continuous": "mean_std", "q_star": "min_max", "reward": "quantiles"}
+PLAIN: list[dict[str, Any]] = [
+    *({"sampling": sampling} for sampling in SAMPLINGS),
+    {"boundary": "episode"},
+    {"boundary": "episode", "weighting": "trajectory", "pad": 0},
+    {"boundary": Column("action"), "pad": 0},
+    {"windows": {"reward": (-2, 0), "action": (0, 1)}},
+    {"windows": WINDOWS, "sequence_length": None},
+    {"windows": WINDOWS, "sequence_length": None, "pad": False},
+    {"windows": WINDOWS, "boundary": "episode", "pad": 0},
+    {"augment": AUGMENT, "views": 2},
+    {"fields": ["reward", "obs_image"], "dtypes": {"obs_image": "uint8"}, "shard": (1, 3)},
+    LENGTHS,
+    {**LENGTHS, "packed": True, "windows": {"action": range(3)}},
+    {**LENGTHS, "packed": 96, "boundary": "episode"},
+    {**LENGTHS, "packed": 96, "views": 2},
+    {"normalize": {**KINDS, "obs_image": "mean_std"}},
+    {"normalize": KINDS, "boundary": "episode", "pad": 0.0, "fields": [*KINDS, "done"]},
+    {"normalize": KINDS, "augment": AUGMENT, "views": 2},
+    {"normalize": {**KINDS, "obs_image": "mean_std"}, "sequence_length": None, "windows": WINDOWS},
+]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_one_digest_for_all_packages(sampling: str, mixed: DatasetStore, x64: bool) -> None:
-    """Also without x64, where what is left of the values is the same: 32 bits hold them."""
-    options = {} if x64 else SINGLE
-    assert len({digest(package, mixed, sampling=sampling, **options) for package in PACKAGES}) == 1
+def made(fields: Any, generator: np.random.Generator) -> Any:
+    """Fields of what comes as float64 and int64, which JAX may lack."""
+    scaled = fields["obs_continuous"] * np.pi + fields["action"][..., None] / 3
+    return {"scaled": scaled.astype(np.float32), "code": generator.integers(0, 100, fields["reward"].shape)}
+
+
+MADE: dict[str, Any] = {"scaled": ("float32", (5,)), "code": ("int64", ())}
+DERIVED: dict[str, Any] = {
+    "to_go": Return(0.99),
+    "target": NStepReturn(3, 0.9),
+    "factor": NStepDiscount(3, 0.9),
+    "left": TimeToEnd(),
+    "before": Previous(),
+    "first": IsFirst(),
+}
+CHATS = [
+    {"messages": talk, "prompt": talk[:1], "chosen": talk[1:], "rejected": talk[1:2]}
+    for talk in (
+        chat.to_openai(talk[:end]) for talk in (chat_cases.TALK, chat_cases.TOOL_TALK[1:]) for end in (2, 3, 4, 5)
+    )
+]
+TEMPLATE = chat_cases.template(chat_cases.TOOLS)
+ROWS: dict[str, Any] = {"windows": {}, "sampling": "sequential", "batch_size": 4, "sequence_length": None}
+PACKED: dict[str, Any] = {"batch_size": 4, "boundary": "episode"}
+RECIPES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "prompts": (text.Prompts(max_length=16, pad_id=PAD), ROWS),
+    "pairs": (text.Pairs(max_length=16, pad_id=PAD), ROWS),
+    "a share of texts": (text.Texts(max_length=8, pad_id=PAD), {**ROWS, "shard": (1, 2)}),
+    "windows": (text.Tokens(eos_id=EOS), {"batch_size": 4}),
+    "packed": (text.Tokens(eos_id=EOS), {**PACKED, "packed": 32}),
+    "chats": (chat.Chats(template=TEMPLATE, max_length=64, pad_id=PAD), ROWS),
+    "pairs of chats": (chat.Preferences(template=TEMPLATE, max_length=256, pad_id=PAD), ROWS),
+    "packed chats": (chat.ChatTokens(template=TEMPLATE), {**PACKED, "sequence_length": 24, "packed": 96}),
+}
+
+
+def tokens(folder: Path, name: str) -> Case:
+    recipe, options = RECIPES[name]
+    of_chats = "template" in vars(recipe)
+    source, made_by = (CHATS, chat_cases.tokenizer()) if of_chats else (text_cases.examples(), text_cases.tokenizer())
+    return text.tokenize(source, made_by, folder, recipe).to_store(), options
+
+
+def view(folder: Path) -> Store:
+    return mixed_in(folder).where(length=(3, None)).split(train=0.8, seed=1)["train"]
+
+
+def mixture(folder: Path) -> Store:
+    """One member on disk and in memory, one that is shown in part, one of appended rows."""
+    kept = DatasetStore().from_dataset(example_store(150).to_dataset().select(range(40, 110)))
+    return Mixture({"mixed": mixed_in(folder), "kept": kept, "grown": example_store(90)}, [2, 1, 3])
+
+
+def video(folder: Path) -> Case:
+    cameras = ("observation_images_top", "observation_images_wrist")
+    for k in range(2):
+        write_video(folder / f"{k}.mp4", options={"g": "4"}, count=8, seed=k)
+    rows = video_rows(folder, {name: np.roll(np.arange(8), k) for k, name in enumerate(cameras)}, videos=2)
+    windows = {cameras[0]: [-1, 0], cameras[1]: [0], "action": range(3)}
+    store = DatasetStore(image_roots=[folder]).from_dataset(rows)
+    return store, {"windows": windows, "sequence_length": None, "batch_size": 6}
+
+
+def cases() -> dict[str, Callable[[Path], Case]]:
+    found: dict[str, Callable[[Path], Case]] = {
+        f"plain {number}": lambda folder, options=options: (mixed_in(folder), options)
+        for number, options in enumerate(PLAIN)
+    }
+    for per in ("batch", "window"):
+        chosen = Map(made, "made/1", MADE, per=per, drop=["obs_image"])
+        found[f"map per {per}"] = lambda folder, chosen=chosen: (mixed_in(folder), {"map": chosen})
+    for options in ({}, {"windows": {"to_go": [0, 1], "before": [0]}}, {"boundary": "episode", "pad": True}):
+        name = f"derived {options}"
+        found[name] = lambda folder, options=options: (DerivedStore(mixed_in(folder), DERIVED), options)
+    for options in ({}, {"sampling": "sequential"}, {"boundary": "episode", "weighting": "trajectory"}):
+        found[f"view {options}"] = lambda folder, options=options: (view(folder), options)
+    for options in ({}, {"sampling": "last", "batch_size": 6}, {"boundary": "episode", "pad": 0}, PLAIN[12]):
+        found[f"mixture {options}"[:30]] = lambda folder, options=options: (mixture(folder), options)
+    augmented = {"dtypes": by_field.DTYPES, "augment": by_field.AUGMENT, "views": 2}
+    for number, options in enumerate(by_field.WINDOWS):
+        asked = {**augmented, **options}
+        found[f"augment by field {number}"] = lambda folder, asked=asked: (by_field.make_store(), asked)
+    sizes = {"sequence_length": 3, "dtypes": dict.fromkeys(cameras.cameras(), "uint8"), "augment": cameras.CONFIG}
+    images = {"sequence_length": 5, "augment": full_config(crop_obs_image=RandomShift(2)), "views": 2}
+    found["augmented images"] = lambda folder: (make_store(), images)
+    found["cameras"] = lambda folder: (cameras.make_store(), sizes)
+    found |= {name: lambda folder, name=name: tokens(folder, name) for name in RECIPES}
+    return found | {"video": video}
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_stream_of_bits(name: str, folder: Path) -> None:
+    """At once and with workers, from the beginning and from the state of another package, whole and in shares."""
+    store, options = CASES[name](folder)
+    options = {**OPTIONS, **options}
+    source = BatchSource(store, **options)
+    wide = {field for field, spec in source.spec.items() if spec.dtype == np.float64} & set(source.snapshot.spec)
+    options["dtypes"] = {**dict.fromkeys(wide, "float32"), **options.get("dtypes", {})}
+    source = BatchSource(store, **options)
+    first, second = (stream_digest([source[index] for index in batches], 4) for batches in (range(4), range(4, 8)))
+    with loader("numpy", store, digest=True, **options) as whole:
+        digests = [whole.digest for _ in range(8) if whole.next_batch() is not None]
+    states = {}
+    for package in PACKAGES:
+        for workers in (0, 2):
+            with loader(package, store, digest=True, num_workers=workers, **options) as opened:
+                assert stream_digest(opened, 4) == first, package
+                assert opened.digest == digests[3]
+                states[package] = json.loads(json.dumps(opened.state_dict()))
+    for package, state in zip(PACKAGES, [states["jax"], states["numpy"], states["torch"]], strict=True):
+        with loader(package, store, digest=True, **{**options, "seed": 8}) as opened:
+            opened.load_state_dict(state)
+            assert stream_digest(opened, 4) == second, package
+            assert "shard" in options or opened.digest == digests[7]
+    if "shard" in options or name == "map per batch":
+        return  # of which there are no shares
+    shares = StreamDigest()
+    for rank, package in enumerate(PACKAGES):
+        with loader(package, store, digest=True, shard=(rank, 3), uneven="pad", **options) as opened:
+            for _ in range(4):
+                opened.next_batch()
+            shares += opened.digest
+    assert shares == digests[3]
+
+
+@pytest.mark.parametrize("kind", ["folder", "view", "mixture"])
+@pytest.mark.parametrize(("begin", "finish"), [("numpy", "torch"), ("torch", "jax"), ("jax", "numpy")])
+def test_rows_come_and_another_package_goes_on(kind: str, begin: str, finish: str, tmp_path: Path) -> None:
+    store = example_store(200) if kind != "folder" else DatasetStore.open(tmp_path, "a")
+    if kind == "folder":
+        store.extend(example_columns(200))
+        store.flush()
+    members = {"kept": example_store(70), "grown": store}
+    made: dict[str, Callable[[], Store]] = {
+        "folder": lambda: DatasetStore.open(tmp_path),
+        "view": lambda: store.best(0.5),
+        "mixture": lambda: Mixture(members, [1, 3], per="step"),
+    }
+    options = {"sampling": "batch", "dtypes": {"obs_continuous": "float32"}}
+    with loader(begin, made[kind](), **options) as opened:
+        stream_digest(opened, 3)
+        store.extend(example_columns(100, first=200))
+        if kind == "folder":
+            store.flush()
+        opened.refresh()
+        stream_digest(opened, 4)
+        state = json.loads(json.dumps(opened.state_dict()))
+        wanted = stream_digest(opened, 5)
+    store.extend(example_columns(90, first=300))
+    with loader(finish, made[kind](), **options) as opened:
+        opened.load_state_dict(state)
+        assert stream_digest(opened, 5) == wanted
+    store.close()
 
 
 def test_without_x64_the_values_differ_by_rule_alone(mixed: DatasetStore) -> None:
@@ -110,33 +294,15 @@ def test_without_x64_the_values_differ_by_rule_alone(mixed: DatasetStore) -> Non
                 np.testing.assert_array_equal(found[name], values.astype(found[name].dtype), strict=True)
 
 
-def test_with_x64_the_dtypes_are_the_documented_ones(mixed: DatasetStore) -> None:
-    with jax.enable_x64(True), loader("numpy", mixed) as expected, loader("jax", mixed) as found:
-        assert found.spec == expected.spec
-        for name, values in as_arrays(expected.next_batch()).items():
-            assert values.dtype == expected.spec[name].dtype
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_with_x64_nothing_is_narrowed(mixed: DatasetStore, sampling: str) -> None:
+    expected = digest("numpy", mixed, sampling=sampling)
+    with jax.enable_x64(True), loader("jax", mixed, sampling=sampling) as found:
+        assert found.spec == BatchSource(mixed, **OPTIONS, sampling=sampling).spec
         for name, values in found.next_batch().items():
-            assert values.dtype == expected.spec[name].dtype
-
-
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_resume_at_a_random_index_in_another_package(data: st.DataObject, mixed: DatasetStore) -> None:
-    sampling = data.draw(st.sampled_from(SAMPLINGS))
-    begin, finish = data.draw(st.permutations(list(PACKAGES)))[:2]
-    stop = data.draw(st.integers(0, 40))
-    seed = data.draw(st.integers(0, 2**64 - 1))
-    workers = [data.draw(st.sampled_from(WORKERS)) for _ in range(2)]
-    options = {"sampling": sampling, **SINGLE}
-    with loader(begin, mixed, seed=seed, num_workers=workers[0], **options) as first:
-        for _ in range(stop):
-            first.next_batch()
-        state = first.state_dict()
-        rest = stream_digest(first, 3)
-    with loader(finish, mixed, num_workers=workers[1], **options) as second:
-        second.load_state_dict(state)
-        assert second.state_dict() == state
-        assert stream_digest(second, 3) == rest
+            assert values.dtype == found.spec[name].dtype
+    with jax.enable_x64(True):
+        assert digest("jax", mixed, sampling=sampling, num_workers=2) == expected
 
 
 # ---------------------------------------------------------------------- proof that it can fail
@@ -170,94 +336,6 @@ def test_one_byte_makes_another_digest(package: str, mixed: DatasetStore, monkey
                 patched.setattr(PACKAGES[package], "PrefetchBatchifier", changed)
                 assert digest(package, mixed) != right, field
         assert digest(package, mixed, n=7) == before
-
-
-def running(package: str, store: DatasetStore, n: int = N, **options: Any) -> StreamDigest:
-    with loader(package, store, digest=True, **options) as opened:
-        for _ in range(n):
-            opened.next_batch()
-        digest: StreamDigest = opened.digest
-        return digest
-
-
-WINDOWS: dict[str, Any] = {
-    "windows": {"action": range(6), "obs_image": [-3, -1, 0], "obs_continuous": [-1, 0], "done": [0]}
-}
-AROUND = (
-    {**WINDOWS, "sequence_length": None},
-    {**WINDOWS, "sequence_length": None, "pad": False},
-    {**WINDOWS, "boundary": "episode", "pad": 0},
-)
-
-
-DERIVED = {
-    "to_go": Return(0.99),
-    "target": NStepReturn(3, 0.9),
-    "factor": NStepDiscount(3, 0.9),
-    "left": TimeToEnd(),
-    "before": Previous(),
-    "first": IsFirst(),
-}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"windows": {"to_go": [0, 1], "before": [0]}}, {"boundary": "episode", "pad": True}],
-    ids=("stream", "windows", "episode"),
-)
-def test_one_digest_for_derived_fields(options: dict[str, Any], mixed: DatasetStore, x64: bool) -> None:
-    derived = DerivedStore(mixed, DERIVED)
-    options = {**OPTIONS, **({} if x64 else SINGLE), **options}
-    expected = stream_digest(BatchSource(derived, **options), N)
-    for package in PACKAGES:
-        for workers in (0, 2):
-            assert digest(package, derived, num_workers=workers, **options) == expected
-
-
-@pytest.mark.parametrize("options", AROUND, ids=("rows", "whole", "steps"))
-def test_one_digest_for_fields_at_offsets(options: dict[str, Any], mixed: DatasetStore, x64: bool) -> None:
-    replaced = {} if x64 else mouse_jax.REPLACED_DTYPES
-    options = {**OPTIONS, **({} if x64 else SINGLE), **options}
-    expected = stream_digest(BatchSource(mixed, **options), N)
-    assert stream_digest(BatchSource(mixed, replace_dtypes=replaced, **options), N) == expected
-    for package in PACKAGES:
-        for workers in (0, 2):
-            assert digest(package, mixed, num_workers=workers, **options) == expected
-    whole = running("numpy", mixed, **options)
-    parts = [running(name, mixed, shard=(rank, 4), **options) for rank, name in enumerate([*PACKAGES, "torch"])]
-    assert sum(parts, StreamDigest()) == whole
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"augment": AUGMENT, "views": 2}, {"boundary": "episode"}, {"windows": {"reward": (-2, 0), "action": (0, 1)}}],
-    ids=str,
-)
-def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetStore, options: dict[str, Any]) -> None:
-    expected = running("numpy", mixed, **SINGLE, **options)
-    for package in PACKAGES:
-        for workers in (0, 2):
-            assert running(package, mixed, **SINGLE, **options, num_workers=workers) == expected
-    for count in (2, 3, 4):  # shards in any of the packages, put together
-        names = [list(PACKAGES)[(rank + count) % 3] for rank in range(count)]
-        parts = [
-            running(name, mixed, shard=(rank, count), uneven="pad", **SINGLE, **options)
-            for rank, name in enumerate(names)
-        ]
-        assert sum(parts, StreamDigest()) == expected
-
-
-def test_a_digest_goes_on_in_another_framework(mixed: DatasetStore) -> None:
-    expected = running("numpy", mixed, 9, **SINGLE)
-    state: dict[str, Any] = {}
-    for package in ("torch", "jax", "numpy"):
-        with loader(package, mixed, digest=True, **SINGLE) as opened:
-            if state:
-                opened.load_state_dict(state)
-            for _ in range(3):
-                opened.next_batch()
-            state = opened.state_dict()
-    assert state["digest"]["total"] == expected.hexdigest()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
