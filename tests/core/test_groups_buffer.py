@@ -748,24 +748,6 @@ def test_no_flipped_bit_is_read(make: Make) -> None:
             list(open_rollouts(buffer.root_path))
 
 
-@pytest.mark.parametrize("log", ["waiting.log", "index.log"])
-def test_a_damaged_log_is_named(make: Make, log: str) -> None:
-    buffer = make()
-    buffer.add_rollouts(group(0, 5))
-    buffer.add_rollouts(group(5, 1))
-    buffer.add_rollouts(group(10, 5, example="other"))
-    buffer.close()
-    path = buffer.root_path / ".state" / log
-    content = bytearray(path.read_bytes())
-    content[40] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path}: expected"):
-        make()
-    content[40] ^= 1
-    path.write_bytes(content)
-    assert len(make()) == 11
-
-
 def test_a_record_that_was_never_finished_is_dropped(make: Make) -> None:
     buffer = make()
     buffer.add_rollouts(group(0, 2))

@@ -582,35 +582,6 @@ def test_columns_that_nobody_declared_are_refused_by_name() -> None:
             make_examples([item], [1.0])
 
 
-def test_a_restart_goes_through_all_functions(tmp_path: Path) -> None:
-    def opened(folder: str) -> RolloutBuffer:
-        maker = GrpoBatchMaker(
-            rng_seed=2,
-            advantage=ReinforcePlusPlus(),
-            retention=[Lengths(0, 9), TopK(3), Newest(7), MaxAge(50), Recency(1)],
-            max_staleness=2,
-            max_uses=2,
-        )
-        return RolloutBuffer(tmp_path / folder, 4, seal_timeout=1e6, batch_maker=maker, sync=False)
-
-    whole, other = opened("whole"), opened("other")
-    drawn: list[list[Any]] = [[], []]
-    for step in range(6):
-        for place, one in enumerate((whole, other)):
-            for environment in ("math", "code"):
-                options: dict[str, Any] = {"example": str(step % 2), "version": step, "tokens": 5 + step % 3}
-                many = group(10 * step, 4, environment=environment, **options)
-                one.add_rollouts(replace(item, rollout_uid=environment + item.rollout_uid) for item in many)
-            if (name := one.create_and_store_batch(3)) is not None:
-                drawn[place].append((one.read_batch(name), one.batch_metadata(name)))
-        other.close()
-        other = opened("other")
-    whole.close()
-    other.close()
-    assert len(drawn[0]) >= 4
-    assert drawn[0] == drawn[1]
-
-
 def test_a_summary_is_numbers(tmp_path: Path) -> None:
     items = [*group(0, 4), *group(10, 4, example="b", reward=1.0), *group(40, 2, environment="code")]
     summary = fed(items).summary()

@@ -335,14 +335,6 @@ def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array],
         read_back(tmp_path / "broken", **changed)
 
 
-def test_every_kind_of_metadata_comes_back() -> None:
-    given_ = [rollout(0, metadata=METADATA), rollout(1), rollout(2, metadata={"last": 1})]
-    back = stored(given_)
-    assert back == given_
-    assert type(back[0].metadata["number"]) is np.float32
-    assert math.copysign(1, back[0].metadata["minus zero"]) == -1
-
-
 def test_the_comparison_sees_differences() -> None:
     for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
         assert not same_values(one, other)
