@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -162,6 +162,7 @@ class About:
         robots: Names of the robots that the steps were recorded with.
         keys: Names of columns in the format that they were read from, if a writer would choose another name:
             ``{"observation_image": "observation.images.top"}``.
+        layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
     Raises:
         ConfigError: An invalid value.
@@ -180,6 +181,7 @@ class About:
     frames_per_second: Sequence[float] = ()
     robots: Sequence[str] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
+    layout: Literal["stored"] | None = None
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -307,6 +309,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         frames_per_second=lists["frames_per_second"],
         robots=lists["robots"],
         keys=_joined_names([about.keys for _, about in parts]),
+        layout=next((about.layout for _, about in parts if about.layout is not None), None),
     )
 
 
@@ -520,6 +523,8 @@ def _check_values(about: About) -> None:
     """Raise ConfigError for an invalid alignment, name, rate, key, task, field or width."""
     if about.alignment is not None:
         check_alignment(about.alignment)
+    if about.layout not in (None, "stored"):
+        raise ConfigError(f"layout: expected 'stored' or None, found {about.layout!r:.80}")
     for name in ("environments", "robots"):
         names = getattr(about, name)
         if isinstance(names, str) or not all(is_text(one) for one in names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -95,7 +96,8 @@ class StreamAugment:
             if crop is not None and image is not None and image.image_shape is not None:
                 height, width = crop_size(crop, image.image_shape, name)
                 size = (height, width, image.image_shape[2])
-                shape = (*image.shape[:-1], height * width * size[2])
+                flat = image.shape[-3:] != image.image_shape
+                shape = (*image.shape[:-1], math.prod(size)) if flat else (*image.shape[:-3], *size)
                 found[name] = image.replace(shape=shape, image_shape=size)
         if self.config.deliver_masks:
             for name in self.config.masked():

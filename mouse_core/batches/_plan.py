@@ -21,7 +21,7 @@ from mouse_core.batches._planner import Planner
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
-from mouse_core.spec import FieldSpec, Spec, check_dtype, replaced_by
+from mouse_core.spec import FieldSpec, Layout, Spec, check_dtype, replaced_by
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
@@ -132,7 +132,7 @@ class BatchPlan:
         readers: Readers by field, in the order of a batch.
         ranks: The processes that share the batches, where ``shard="auto"`` found them.
         windows: Offsets by field, None without ``windows=``.
-        fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed: Arguments of
+        fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed, layout: Arguments of
             ``BatchSource``, checked.
     """
 
@@ -149,6 +149,7 @@ class BatchPlan:
     normalize: Normalizer | None
     map: Map | None
     packed: bool | int
+    layout: Layout | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of ``BatchSource`` for the same plan, but for the snapshot and the sampler."""
@@ -159,7 +160,7 @@ class BatchPlan:
             "shard": self.ranks or planner.shard,
             "epoch_start": planner.epoch_start,
             "uneven": planner.uneven,
-            **{name: getattr(self, name) for name in (*names, "map", "packed")},
+            **{name: getattr(self, name) for name in (*names, "map", "packed", "layout")},
         }
 
     def forward(self, planner: Planner, readers: Readers) -> BatchPlan:

@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampling, WindowSampler
 from mouse_core.sampling.windows import Boundary, Weighting, sampler_of
-from mouse_core.spec import Spec, check_count
+from mouse_core.spec import Layout, Spec, check_count
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -88,6 +88,9 @@ class BatchSource:
         packed: Whether windows lie one behind the other, without the steps that are not there: fields are ``[T, ...]``,
             and ``cu_seqlens``, ``position`` and ``sequence_id`` say of which window each row is. A number: as many rows
             in each batch, filled up with 0 and a ``mask``. It is done last, to what a batch is without it.
+        layout: How columns are delivered. "stored": each by its own name, in its dtype and shape, as ``uint8
+            [B, S, H, W, C]``; "mouse": the columns of MOUSE's documents as its fields, as int64 ``obs_image``. None:
+            "stored" for rows that ``add_episode`` added first, else "mouse".
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -120,12 +123,14 @@ class BatchSource:
         map: Map | None = None,
         lengths: Iterable[int] | None = None,
         packed: bool | int = False,
+        layout: Layout | None = None,
     ) -> None:
         if not isinstance(store, Store | Snapshot):
             raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
         snapshot = store.snapshot() if isinstance(store, Store) else store
         if not snapshot.num_rows:
             raise ConfigError(snapshot.if_empty)
+        snapshot = snapshot.in_layout(layout)
         around = cut = None
         if lengths is not None or hasattr(sampling, "cut_many"):
             from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
@@ -207,6 +212,7 @@ class BatchSource:
             normalize=normalizer,
             map=map,
             packed=packed,
+            layout=layout,
         )
         if around is None:
             copied = copied_fields(readers, plan.form.shapes)
@@ -361,7 +367,9 @@ class BatchSource:
         """Return the source over other rows, whose first epoch begins at ``epoch_start``."""
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
-        growth, plan = snapshot.grown_from(self.snapshot), self.batch_plan
+        plan = self.batch_plan
+        snapshot = snapshot.in_layout(plan.layout)
+        growth = snapshot.grown_from(self.snapshot)
         if growth is None or list(snapshot.readers) != list(self.snapshot.readers):
             source = _restore(snapshot, self.sampler, plan.arguments() | {"seed": seed, "epoch_start": epoch_start})
         else:

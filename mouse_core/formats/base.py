@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.about.dataset import About, read_about, with_about
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, making
@@ -19,12 +20,7 @@ from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.columns.named import (
-    Columns,
-    ordered,
-    schema_of,
-    to_batches,
-)
+from mouse_core.formats.columns.named import ordered, schema_of, to_batches
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows

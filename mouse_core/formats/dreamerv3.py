@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
@@ -25,12 +26,7 @@ from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import (
-    Columns,
-    named_action,
-    named_observation,
-    one_each,
-)
+from mouse_core.formats.columns.named import named_action, named_observation, one_each
 from mouse_core.formats.columns.transitions import one_later, step_numbers
 
 __all__ = ["read_dreamerv3"]

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from mouse_core._base.checks import check_choice
 from mouse_core.about.dataset import About
+from mouse_core.columns.episode_rows import Columns, done_codes, placeholder
 from mouse_core.errors import ConfigError, DataError, EpisodeError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import (
     MISSING,
-    Columns,
     named_action,
     named_observation,
     ordered,
@@ -46,7 +46,7 @@ from mouse_core.formats.columns.steps import (
     rlds_steps,
     stacks,
 )
-from mouse_core.formats.columns.transitions import check_final, done_codes, one_later, placeholder
+from mouse_core.formats.columns.transitions import check_final, one_later
 from mouse_core.formats.sources import episodes_of
 from mouse_core.nested import flatten, map_tree, path_of, structure_of, unflatten
 from mouse_core.spec import FieldSpec

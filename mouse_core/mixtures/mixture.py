@@ -36,7 +36,7 @@ from mouse_core.sampling import (
     WindowSampler,
 )
 from mouse_core.sampling.shares import Schedule, Shares, StagedShares, exact
-from mouse_core.spec import DIMS, Field, FieldSpec, check_choice
+from mouse_core.spec import DIMS, Field, FieldSpec, Layout, check_choice
 from mouse_core.store import Store
 from mouse_core.store.fields import FieldReader, SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
@@ -401,6 +401,10 @@ class MixtureSnapshot(Snapshot):
         check_rows(rows, self.mix.names)
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
+
+    def in_layout(self, layout: Layout | None) -> Snapshot:
+        """Return a snapshot of the members' rows in a layout; see ``Snapshot``."""
+        return self if layout is None else MixtureSnapshot(self.mix, [one.in_layout(layout) for one in self.members])
 
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
         """Raise ConfigError: derived columns belong to members."""

@@ -68,7 +68,8 @@ class Batchifier(Loader[T]):
 
         **options: The other arguments of ``mouse_core.BatchSource``, except ``epoch_start`` and ``replace_dtypes``:
             ``dtypes``, ``required_fields``, ``fields``, ``drop_last``, ``augment``, ``views``, ``boundary``,
-            ``weighting``, ``pad``, ``uneven``, ``windows``, ``normalize``, ``map``, ``lengths``, ``packed``.
+            ``weighting``, ``pad``, ``uneven``, ``windows``, ``normalize``, ``map``, ``lengths``, ``packed``,
+            ``layout``.
 
     Raises:
         TypeError: An unknown option.

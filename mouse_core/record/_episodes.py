@@ -274,11 +274,6 @@ def check_on_interrupted(choice: str) -> str:
     return choice
 
 
-def done_code(terminated: Any, truncated: Any) -> int:
-    """1 where an episode terminated (also where both are set), 2 where it was truncated alone, else 0."""
-    return 1 if terminated else TRUNCATED if truncated else 0
-
-
 def reward_of(reward: Any) -> float:
     """A reward as a number.
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from mouse_core.columns.episode_rows import done_code
 from mouse_core.errors import ConfigError
 from mouse_core.record import _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._episodes import (
     StoreWriter,
-    done_code,
     info_column,
     infos_of,
     kept_info,

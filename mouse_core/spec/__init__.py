@@ -50,6 +50,11 @@ Alignment = Literal["arrived", "outgoing"]
 ("arrived"), or the one that begins there ("outgoing")."""
 
 
+Layout = Literal["stored", "mouse"]
+"""How columns are delivered: "stored", each by its own name, in its dtype and shape; "mouse", the columns of MOUSE's
+documents as the fields of ``STANDARD_FIELDS``."""
+
+
 def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
     """Return ``alignment`` if it is "arrived" or "outgoing", ``default`` for None, else raise ConfigError."""
     alignment = default if alignment is None else alignment
@@ -81,6 +86,7 @@ class Field:
         image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
             delivered flattened. ``shape`` is ``(H, W, C)``, by default of the first image. Video frames are resized to
             it.
+        flat: Whether an image is delivered flattened, ``[H * W * C]``; otherwise it is delivered as ``[H, W, C]``.
         transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
             default as in the standard field of this name. The option ``windows=`` of sources depends on it.
         crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
@@ -104,6 +110,7 @@ class Field:
     transition: bool | None = None
     crop: tuple[int, int, int, int] | None = None
     decoder: Any = None
+    flat: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not is_text(self.name):
@@ -200,6 +207,20 @@ STANDARD_FIELDS: tuple[Field, ...] = (
 )
 """Default fields of every store; ``DatasetStore(fields=...)`` replaces or extends them."""
 
+_COMMON = [field for field in STANDARD_FIELDS if field.name in ("action", "reward", "done", "time")]
+LAYOUTS: Mapping[Layout, tuple[Field, ...]] = {
+    "mouse": STANDARD_FIELDS,
+    "stored": tuple(
+        replace(field, dtype=None, vector_dtype=None, max_ndim=None)
+        if field.name == "action"
+        else replace(field, dtype=None)
+        if field.name == "reward"
+        else field
+        for field in _COMMON
+    ),
+}
+"""Default fields by layout. "stored" has the fields of the columns that every store needs, and no other."""
+
 
 # The option of a store that sets ``dim`` of a field without a ``dim``.
 _DIM_OF = {"action": "max_action_dim", "q_star": "max_action_dim", "obs_continuous": "max_obs_continuous_dim"}
@@ -207,13 +228,13 @@ DIMS = tuple(dict.fromkeys(_DIM_OF.values()))
 """Names of the options of stores and datasets that set dimensions."""
 
 
-def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dict[str, Field]:
-    """Merge ``fields`` into the standard fields: a field replaces the one of its name, or is added at the end.
+def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout: Layout = "mouse") -> dict[str, Field]:
+    """Merge ``fields`` into those of a layout: a field replaces the one of its name, or is added at the end.
 
     A field that replaces a standard one keeps at least its ``min_ndim``, and its labels if it has the same bounds and
     no labels. A field without ``dim`` gets its dimension from ``dims``, by the names of ``DIMS``.
     """
-    merged = {standard.name: standard for standard in STANDARD_FIELDS}
+    merged = {standard.name: standard for standard in LAYOUTS[layout]}
     for given in fields:
         if not isinstance(given, Field):
             raise ConfigError(f"fields: expected mouse_core.Field objects, found {given!r}")
@@ -221,7 +242,7 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dic
         labels = given.labels or (before.labels if before.bounds == given.bounds else ())
         merged[given.name] = replace(given, min_ndim=max(given.min_ndim, before.min_ndim), labels=labels)
     for name, dim in _DIM_OF.items():
-        if merged[name].dim is None:
+        if name in merged and merged[name].dim is None:
             merged[name] = replace(merged[name], dim=dims[dim])
     return merged
 
@@ -242,7 +263,7 @@ class FieldSpec:
             that is delivered at K offsets has K as its first size.
         column: The column that the field is read from; empty for a computed field.
         stored_dtype: The dtype of stored and moved values, before the conversion to ``dtype``; by default ``dtype``.
-        image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is ``(H * W * C,)``; else None.
+        image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is the same or ``(H * W * C,)``; else None.
         per_sequence: Whether the field has, instead of a value per step, the position of each of the B sequences and
             the end: ``[B + 1]``.
     """

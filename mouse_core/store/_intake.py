@@ -67,7 +67,9 @@ class StoreSchema:
 
     def config(self) -> SnapshotConfig:
         """Return the configuration that a snapshot takes."""
-        return SnapshotConfig(dict(self.fields), dict(self.types), self.dims, self.alignment)
+        return SnapshotConfig(
+            dict(self.fields), dict(self.types), self.dims, self.alignment, layout=self.said.layout or "mouse"
+        )
 
     def about(self) -> About:
         """Return the metadata of the rows."""
@@ -103,6 +105,10 @@ class StoreSchema:
         told = {field.name: field for field in self.told.fields}
         unknown = []
         for where, about in said:
+            if self.arrow_types and self.said.layout is None:
+                about = about.replace(layout=None)  # the first rows decide
+            elif about.layout == "stored" and self.told.alignment is None and self.said.alignment is None:
+                self.alignment = about.alignment or self.alignment
             if about.alignment not in (None, self.alignment):
                 raise SchemaError(
                     f"from_dataset: expected rows of alignment {self.alignment!r}, found {about.alignment!r} in "
@@ -133,7 +139,7 @@ class StoreSchema:
     def _know_fields(self) -> None:
         """Put together what the store was told and what datasets said."""
         self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
-        self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims)
+        self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims, self.said.layout or "mouse")
         self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
         specs = [about.spec.entries for about in (self.said, self.told) if about.spec is not None]
         #: Which values columns may have, a ``mouse_core.spec.Composite``; None: any.
@@ -399,6 +405,12 @@ class StoreBackend:
             self.segments.extend(segments)
             self.schema, self._kept = schema, None  # also where no row comes, columns may
             self.count += sum(segment.num_rows for segment in segments)
+
+    def check_first(self, columns: Mapping[str, Any], about: About) -> None:
+        """Raise what ``take`` and ``extend`` raise for the first rows, which are of ``about``; nothing changes."""
+        trial = StoreBackend(self.schema, self.budget)
+        trial.take([], [("the episode", about)])
+        trial.extend(columns, len(columns["done"]))
 
     def clear(self) -> None:
         """Forget all rows; see ``DatasetStore.clear``."""

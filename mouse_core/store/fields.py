@@ -19,7 +19,7 @@ from mouse_core._arrow.gathering import gather, pieces_lying
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, is_lossless, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.spec import Alignment, Field, FieldSpec
+from mouse_core.spec import LAYOUTS, STANDARD_FIELDS, Alignment, Field, FieldSpec, Layout, merge_fields
 from mouse_core.store._segments import Segment
 
 _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
@@ -35,6 +35,7 @@ class SnapshotConfig:
         dims: The configured dimensions, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
         made: The derivations of computed columns, by name.
+        layout: How columns are delivered: "mouse" or "stored".
     """
 
     fields: Mapping[str, Field]
@@ -42,6 +43,73 @@ class SnapshotConfig:
     dims: Mapping[str, int | None]
     alignment: Alignment
     made: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layout: Layout = "mouse"
+
+    def in_layout(self, layout: Layout, types: Mapping[str, pa.DataType]) -> SnapshotConfig:
+        """Return the configuration that delivers columns in a layout; ``types`` are their Arrow types by name.
+
+        Fields that the layout of this configuration does not have by itself stay.
+        """
+        if layout == self.layout:
+            return self
+        standard = {field.name: field for field in LAYOUTS[self.layout]}
+        own = [field for name, field in self.fields.items() if replace(field, dim=None) != standard.get(name)]
+        if layout == "stored":
+            own = [*stored_fields(types, [*own, *LAYOUTS[layout]]), *own]
+            return replace(self, layout=layout, fields=merge_fields(own, self.dims, layout))
+        fields = merge_fields(own, self.dims, layout)
+        for name, column in _mouse_columns(self).items():
+            if column is None:
+                del fields[name]
+            else:
+                fields.pop(column, None)
+                fields[name] = replace(fields[name], column=column)
+        return replace(self, layout=layout, fields=fields)
+
+
+def stored_fields(
+    types: Mapping[str, pa.DataType], known: Iterable[Field] = (), transitions: Container[str] = ()
+) -> list[Field]:
+    """Return a field for each column of numbers or images, in its dtype and shape.
+
+    Args:
+        types: The columns' Arrow types by name.
+        known: Fields whose columns are left out.
+        transitions: Columns whose values belong to transitions.
+    """
+    columns = {field.column for field in known}
+    standard = {field.column: field for field in STANDARD_FIELDS}
+    fields = []
+    for name, data_type in types.items():
+        kind = column_type(data_type)
+        if name not in columns and kind.kind in ("scalar", "list", "image", "video"):
+            like, of_transition = standard.get(name, Field(name)), True if name in transitions else None
+            shape = fixed_shape(data_type) or ()
+            picture = kind.value_type == "uint8" and len(shape) == 3 and shape[2] <= 4
+            image = kind.is_encoded or like.image or picture
+            fields.append(Field(name, fill=like.fill, pad=like.pad, image=image, transition=of_transition, flat=False))
+    return fields
+
+
+def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
+    """Return the columns that MOUSE's fields of observations read in rows that were added as episodes.
+
+    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the only one of its kind; None: there
+    is none, and the column that the field reads otherwise is of another kind.
+    """
+    images = {field.column for field in config.fields.values() if field.image}
+    found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
+    for name, kind in config.types.items():
+        if name != "observation" and not name.startswith("observation."):
+            continue
+        if name in images:
+            found["obs_image"].append(name)
+        elif kind.kind == "scalar" and kind.dtype.kind in "iu":
+            found["obs_discrete"].append(name)
+        elif kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1):
+            found["obs_continuous"].append(name)
+    chosen: dict[str, str | None] = {field: names[0] for field, names in found.items() if len(names) == 1}
+    return chosen if "observation" not in config.types else {"obs_continuous": None, **chosen}
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +282,7 @@ def _reader(field: Field, column: Column) -> FieldReader:
     shape, stored = column.shape, column.reading.dtype
     vector = bool(shape) and field.vector_dtype is not None
     dtype = np.dtype(field.vector_dtype if vector else stored if field.dtype is None else field.dtype)
-    delivered = (column.width,) if field.image else shape
+    delivered = (column.width,) if field.image and field.flat else shape
     image_shape = shape if field.image else None
     spec = FieldSpec(field.name, dtype, delivered, field.column, image_shape=image_shape)  # type: ignore[arg-type]
     bounds = field.bounds_of(len(shape))

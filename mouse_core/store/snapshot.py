@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,9 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.episodes import EpisodeIndex, restarts, step_begins
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Alignment, Field, Spec, codes_called
+from mouse_core.spec import Alignment, Field, Layout, Spec, check_choice, codes_called
 from mouse_core.store._segments import TASKS, Segment, blocks, continues, growth_of, is_single, run_starts
-from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without
+from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without, stored_types
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
@@ -217,6 +217,17 @@ class Snapshot:
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
         """Return a snapshot of the same rows with other columns, from as many segments with equal row counts."""
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
+
+    def in_layout(self, layout: Layout | None) -> Snapshot:
+        """Return a snapshot of the same rows that delivers columns in a layout; None: in its own.
+
+        Raises:
+            ConfigError: An unknown layout.
+        """
+        if layout is None or layout == self.config.layout:
+            return self
+        check_choice("layout", layout, get_args(Layout))
+        return self.with_columns(self.segments, self.config.in_layout(layout, stored_types(self.segments)))
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
         """Return the sampler that draws from these rows in place of ``sampler``: itself, for rows of one store."""

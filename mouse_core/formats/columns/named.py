@@ -12,12 +12,10 @@ import pyarrow as pa
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
 from mouse_core._base.checks import is_text
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.images.pixels import decode_image
-
-Columns = dict[str, npt.NDArray[Any]]
-"""Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
 
 MISSING = "observation_missing"
 """The column that marks rows whose observation the source did not hold."""

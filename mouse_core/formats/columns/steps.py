@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.formats.columns.named import MISSING, Columns, is_single, travels_with_action
-from mouse_core.formats.columns.transitions import placeholder
+from mouse_core.formats.columns.named import MISSING, is_single, travels_with_action
 from mouse_core.nested import map_tree
 
 FLAGS = ("is_first", "is_last", "is_terminal")

@@ -1,4 +1,4 @@
-"""Lay transitions out as rows: an episode of T transitions has T+1 rows."""
+"""Lay streams of transitions out as rows; ``mouse_core.columns.episode_rows`` does so for a whole episode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.columns.named import MISSING, Columns
+from mouse_core.formats.columns.named import MISSING
 
 FINAL = ("drop", "mark")
 Bools = npt.NDArray[np.bool_]
@@ -36,22 +37,6 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
             f"{MISSING!r} that is 1 there"
         )
     return final
-
-
-def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-    """Return codes from two flags: 1 if an episode terminated (also if both are set), 2 if truncated, else 0."""
-    ended = np.asarray(terminated).astype(bool)
-    if truncated is None:
-        return ended.astype(np.int64)
-    return np.where(ended, 1, np.where(np.asarray(truncated).astype(bool), 2, 0)).astype(np.int64)
-
-
-def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
-    """Return ``count`` rows of zeros (or empty texts), of the type and shape of the rows of ``values``."""
-    if values.dtype.kind in "OSU":
-        empty: Any = b"" if len(values) and isinstance(values[0], bytes) else ""
-        return np.full((count, *values.shape[1:]), empty, dtype=object)
-    return np.zeros((count, *values.shape[1:]), values.dtype)
 
 
 def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
@@ -91,31 +76,6 @@ def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
     latest = np.cumsum(begins) - 1  # which of the rows that begin an episode is the latest; -1: it began before
     origin = np.where(latest >= 0, first[latest] if len(first) else 0, -before)
     return (np.arange(len(begins)) - origin).astype(np.int64)
-
-
-def episode_rows(
-    observations: Mapping[str, npt.NDArray[Any]], arriving: Mapping[str, npt.NDArray[Any]], *, begins: int = 0
-) -> Columns:
-    """Return rows of an episode, or of a piece of one, of a source with one observation more than actions.
-
-    Args:
-        observations: Columns of the observations, ``[n, ...]``, of rows ``begins .. begins + n - 1``.
-        arriving: Columns of the transitions, ``done`` among them. A piece that begins the episode (``begins == 0``) has
-            ``n - 1`` values, and a row of zeros is put before them; another piece has ``n``, the first one of the
-            transition that led to its first row.
-        begins: Number of the first row of the piece in its episode.
-
-    Returns:
-        All columns, ``[n, ...]`` each, and ``episode_step``.
-    """
-    n = len(next(iter(observations.values()))) if observations else len(next(iter(arriving.values()))) + (begins == 0)
-    rows = {
-        name: np.concatenate([placeholder(values), values]) if begins == 0 else values
-        for name, values in arriving.items()
-    }
-    rows |= observations
-    rows["episode_step"] = np.arange(begins, begins + n, dtype=np.int64)
-    return rows
 
 
 class TransitionRows:

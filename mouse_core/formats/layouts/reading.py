@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns, done_codes
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
@@ -28,8 +29,8 @@ from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import Columns, named_action, named_observation
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes, one_later, step_numbers
+from mouse_core.formats.columns.named import named_action, named_observation
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, one_later, step_numbers
 from mouse_core.formats.layouts._arrays import (
     HDF5,
     Array,

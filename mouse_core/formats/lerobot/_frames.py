@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import About
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats._files.video import Floats, allowance, missed, nearest
-from mouse_core.formats.columns.named import MISSING, Columns, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats.columns.named import MISSING, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats.columns.transitions import transition_rows
 from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, Int64s, column_of, dimensions, feature_of, is_action

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._base.memo import memo
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, Frames
 from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description

@@ -20,6 +20,7 @@ import pyarrow as pa
 from mouse_core._base.checks import check_choice, check_seconds
 from mouse_core._base.memo import memo
 from mouse_core.about.dataset import read_about
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
 from mouse_core.files.reading import check_inside, damaged, reading
@@ -28,7 +29,6 @@ from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera, Floats, allowance
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import blocks, rows_at_once
-from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames, Videos, base_of
 from mouse_core.formats.lerobot._meta import (

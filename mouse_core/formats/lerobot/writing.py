@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
 from mouse_core.about.dataset import About
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
@@ -29,7 +30,7 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_size
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.columns.named import MISSING, Columns, to_arrow
+from mouse_core.formats.columns.named import MISSING, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
 from mouse_core.formats.pictures import (

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.about.dataset import About
+from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import (
-    Columns,
     named_action,
     named_observation,
     one_each,
@@ -34,7 +34,7 @@ from mouse_core.formats.columns.named import (
     to_batches,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import one_later, placeholder, step_numbers
+from mouse_core.formats.columns.transitions import one_later, step_numbers
 from mouse_core.formats.layouts.layout import loaded
 from mouse_core.formats.robot_logs._messages import Decode, decoder
 from mouse_core.formats.robot_logs.layout import Place, Stretch, TopicLayout, is_names

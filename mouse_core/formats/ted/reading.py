@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns, done_codes
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation
-from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
+from mouse_core.formats.columns.named import is_image, named_action, named_observation
+from mouse_core.formats.columns.transitions import TransitionRows, transition_rows
 from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, Arrays, Key, key_of, observation_rows
 from mouse_core.nested import nest
 

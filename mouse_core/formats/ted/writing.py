@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.named import Columns
 from mouse_core.formats.sources import pieces_of
 from mouse_core.formats.ted._layouts import DONE_KEYS, REWARD_KEYS, H5Split, Key, TED2Flat, TED2Nested, by_path
 from mouse_core.nested import nest

@@ -16,7 +16,7 @@ import pyarrow as pa
 from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.dense import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import columns_of, row_of
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, MouseError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -383,6 +383,94 @@ class DatasetStore(Store):
             rows.warn_of_rewards(stacklevel=2)
             if rows.evidence is not None and rows.evidence.is_whole:
                 rows.evidence = None
+
+    def add_episode(
+        self,
+        episode: Any = None,
+        /,
+        *,
+        observations: Any = None,
+        actions: Any = None,
+        rewards: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        infos: Any = None,
+        **columns: Any,
+    ) -> Self:
+        """Add an episode of T transitions as a simulator gives it: arrays of NumPy, torch or JAX, or lists.
+
+        Observations may be nested. Batches have them under their names, as ``batch["observation.image"]``, in their
+        dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps
+        follow from the arrays:
+
+        - With T + 1 observations the rows have the alignment "arrived"; with T, without the observation that the
+          episode ended in, "outgoing". The first episode of an empty store decides, unless ``alignment`` was given.
+        - In a store of alignment "outgoing" the last of T + 1 observations is left out.
+        - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
+
+        Args:
+            episode: A mapping with the other arguments, or an object that has them as attributes, as episodes of
+                Minari do.
+            observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list of such a dict
+                for each step.
+            actions: Arrays ``[T, ...]``, likewise.
+            rewards: ``[T]``.
+            terminated, truncated: How the episode ended: a flag, or flags ``[T]`` of which the last may be set. None:
+                not so.
+            infos: Arrays ``[T + 1, ...]``, which came with the observations, or ``[T, ...]``, which came with the
+                rewards; likewise.
+            **columns: Columns that have one number or text for the episode, such as ``task`` or ``success``.
+
+        Returns:
+            The store.
+
+        Raises:
+            ConfigError: Not an episode.
+            DataError: Arrays that contradict each other, or the episodes before; values that no column holds.
+            MissingFieldError, SchemaError, StorageError: As ``extend``.
+
+        The store is unchanged after an error.
+
+        Example:
+            >>> store = DatasetStore()
+            >>> episode = {"observations": {"position": [0.0, 0.5, 1.0]}, "actions": [1, 1], "rewards": [0.0, 1.0]}
+            >>> len(store.add_episode(episode, terminated=True, task="go right"))
+            3
+        """
+        from mouse_core.about.dataset import About
+        from mouse_core.store._adding import PARTS, EpisodeColumns, parts_of  # what only some stores need
+
+        given = dict(zip(PARTS, (observations, actions, rewards, terminated, truncated, infos), strict=True))
+        parts = parts_of(episode, {name: one for name, one in given.items() if one is not None} | columns)
+        schema = self._rows.schema
+        is_first = not schema.arrow_types
+        added = EpisodeColumns.of(parts, schema.about().alignment if is_first else self.alignment)
+        if is_first:
+            about = About(added.alignment, layout="stored", fields=added.fields)
+            self._rows.check_first(added.columns, about)
+            self.describe(about)
+        self.extend(added.columns)
+        return self
+
+    def add_episodes(self, episodes: Iterable[Any]) -> Self:
+        """Add episodes, one after the other; see ``add_episode``.
+
+        Args:
+            episodes: What ``add_episode`` takes as ``episode``.
+
+        Returns:
+            The store.
+
+        Raises:
+            MouseError: As ``add_episode``; a note has the number of the episode. The episodes before stay.
+        """
+        for number, episode in enumerate(episodes):
+            try:
+                self.add_episode(episode)
+            except MouseError as error:
+                error.add_note(f"add_episodes: episode {number}")
+                raise
+        return self
 
     def clear(self) -> None:
         """Forget all rows, those of datasets too; columns and fields stay as they are.

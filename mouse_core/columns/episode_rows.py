@@ -1,0 +1,73 @@
+"""The rows of an episode: T transitions between T + 1 observations, in either alignment.
+
+The action of transition t was chosen on seeing observation t, and led to observation t + 1. Three transitions a0 a1 a2
+between the observations o0 o1 o2 o3 are these rows:
+
+    "arrived":   row 0: o0 -    row 1: o1 a0    row 2: o2 a1    row 3: o3 a2
+    "outgoing":  row 0: o0 a0   row 1: o1 a1    row 2: o2 a2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.spec import Alignment
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
+
+
+def done_code(terminated: Any, truncated: Any) -> int:
+    """Return 1 if an episode terminated (also if both are set), 2 if it was only truncated, else 0."""
+    return 1 if terminated else 2 if truncated else 0
+
+
+def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+    """Return the ``done_code`` of each of two arrays of flags."""
+    ended = np.asarray(terminated).astype(bool)
+    if truncated is None:
+        return ended.astype(np.int64)
+    return np.where(ended, 1, np.where(np.asarray(truncated).astype(bool), 2, 0)).astype(np.int64)
+
+
+def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
+    """Return ``count`` rows of zeros (or empty texts), of the type and shape of the rows of ``values``."""
+    if values.dtype.kind in "OSU":
+        empty: Any = b"" if len(values) and isinstance(values[0], bytes) else ""
+        return np.full((count, *values.shape[1:]), empty, dtype=object)
+    return np.zeros((count, *values.shape[1:]), values.dtype)
+
+
+def episode_rows(
+    observations: Mapping[str, npt.NDArray[Any]],
+    transitions: Mapping[str, npt.NDArray[Any]],
+    *,
+    begins: int = 0,
+    alignment: Alignment = "arrived",
+) -> Columns:
+    """Return the rows of an episode, or of a piece of one.
+
+    Args:
+        observations: Columns of the observations, ``[n, ...]``, from observation ``begins`` on.
+        transitions: Columns of the transitions, ``done`` among them. With alignment "arrived", a piece that begins the
+            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is put before them; another piece has
+            ``n``, the first one of the transition that led to its first row. With "outgoing" the piece has as many
+            rows as transitions, and an observation behind the last one is left out.
+        begins: Number of the first row of the piece in its episode.
+        alignment: The alignment of the rows.
+
+    Returns:
+        All columns, ``[rows, ...]`` each, and ``episode_step``.
+    """
+    moved = alignment == "arrived" and begins == 0
+    rows = {
+        name: np.concatenate([placeholder(values), values]) if moved else values for name, values in transitions.items()
+    }
+    count = len(next(iter(rows.values())))
+    rows |= {name: values[:count] if alignment == "outgoing" else values for name, values in observations.items()}
+    rows["episode_step"] = np.arange(begins, begins + count, dtype=np.int64)
+    return rows

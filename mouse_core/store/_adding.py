@@ -1,0 +1,246 @@
+"""An episode as a simulator gives it, as columns of a store.
+
+Nested observations keep their keys: ``{"image": ..., "arm": {"angle": ...}}`` are the columns ``observation.image``
+and ``observation.arm.angle``; a single array is the column ``observation``. Actions and infos have the columns
+``action...`` and ``info...``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.columns.appended import as_array
+from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
+from mouse_core.dtypes import convert
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
+from mouse_core.nested import flatten, path_of, stack
+from mouse_core.spec import Alignment, Field
+from mouse_core.store.fields import stored_fields
+
+PARTS = ("observations", "actions", "rewards", "terminated", "truncated", "infos")
+# The names that Minari has for two parts.
+_FLAGS = {"terminations": "terminated", "truncations": "truncated"}
+_RESERVED = ("observation", "action", "reward", "done", "episode_step", "info")
+
+
+def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of an episode by name: ``PARTS`` and columns with one value for the episode.
+
+    Args:
+        episode: A mapping of parts, an object with parts as attributes, or None.
+        given: More parts.
+
+    Raises:
+        ConfigError: No episode, or a part that is given twice.
+        MissingFieldError: Observations, actions or rewards are missing.
+    """
+    if isinstance(episode, Mapping):
+        found = dict(episode)
+    else:
+        found = {name: getattr(episode, name) for name in (*PARTS, *_FLAGS) if hasattr(episode, name)}
+        if episode is not None and not found:
+            raise ConfigError(
+                f"add_episode: expected a mapping or an object with {list(PARTS)}, found {type(episode).__name__}"
+            )
+    pairs = [(_FLAGS.get(name, name), value) for part in (found, given) for name, value in part.items()]
+    parts = dict(pairs)
+    if len(parts) < len(pairs):
+        raise ConfigError(f"add_episode: expected each part once, found {[name for name, _ in pairs]}")
+    missing = [name for name in PARTS[:3] if parts.get(name) is None]
+    if missing:
+        raise MissingFieldError(
+            f"add_episode: expected observations, actions and rewards, found {list(parts)}: {missing} missing"
+        )
+    return parts
+
+
+@dataclass(frozen=True)
+class EpisodeColumns:
+    """The rows of an episode.
+
+    Args:
+        columns: Values by column, ``[rows, ...]``; texts as lists.
+        alignment: The alignment of the rows.
+        transitions: Columns whose values belong to transitions, beside the standard ones.
+    """
+
+    columns: dict[str, Any]
+    alignment: Alignment
+    transitions: frozenset[str]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any], alignment: Alignment | None) -> EpisodeColumns:
+        """Lay out the parts of an episode as rows.
+
+        Args:
+            parts: See ``parts_of``.
+            alignment: The alignment of the rows. None: "arrived" if the observation that the episode ended in is among
+                the observations, else "outgoing".
+
+        Raises:
+            DataError: Parts that contradict each other, or values that are neither numbers nor texts.
+            SchemaError: Two values with the name of one column.
+        """
+        rewards = _numbers("rewards", parts["rewards"])
+        count = len(rewards)
+        observations = _leaves("observations", parts["observations"])
+        sizes = {_shown("observations", name): len(values) for name, values in observations.items()}
+        length = next(iter(sizes.values()))
+        if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
+            raise DataError(
+                f"observations: expected {count} rows beside {count} rewards, or {count + 1} with the observation that "
+                f"the episode ended in, the same in all parts, found {sizes}"
+                if count
+                else "rewards: expected a transition at least, found none"
+            )
+        if alignment == "arrived" and length == count:
+            raise DataError(
+                f"observations: expected {count + 1} rows beside {count} rewards in a store of alignment 'arrived', "
+                f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
+                "does without it"
+            )
+        alignment = alignment or ("arrived" if length > count else "outgoing")
+        transitions = _leaves("actions", parts["actions"])
+        _check_rows("actions", transitions, {count}, count)
+        given = parts.get("infos")
+        is_empty = given is None or (isinstance(given, Mapping | list) and not any(given))
+        infos = {} if is_empty else _leaves("infos", given)
+        _check_rows("infos", infos, {count, count + 1}, count)
+        with_actions = {name: values for name, values in infos.items() if len(values) == count}
+        own = frozenset({*transitions, *with_actions} - {"action"})
+        transitions |= {"reward": rewards, "done": _done(parts, count), **with_actions}
+        observations |= {name: values for name, values in infos.items() if name not in with_actions}
+        if alignment == "outgoing":
+            observations = {name: values[:count] for name, values in observations.items()}
+        rows: dict[str, Any] = episode_rows(observations, transitions, alignment=alignment)
+        rows = {name: values.tolist() if values.dtype == object else values for name, values in rows.items()}
+        for name, value in parts.items():
+            if name not in PARTS:
+                rows[name] = _repeated(name, value, len(rows["done"]))
+        return cls(rows, alignment, own)
+
+    @property
+    def fields(self) -> list[Field]:
+        """Fields for the columns, where the layout "stored" has none by itself."""
+        arrays = {name: values for name, values in self.columns.items() if isinstance(values, np.ndarray)}
+        types = {name: _arrow_type(values) for name, values in arrays.items()}
+        known = [Field(name) for name in ("action", "reward", "done", "episode_step")]
+        nested = [] if "action" in arrays else [Field("action", transition=True)]
+        return [*nested, *stored_fields(types, known, self.transitions)]
+
+
+def _arrow_type(values: npt.NDArray[Any]) -> pa.DataType:
+    kind = pa.from_numpy_dtype(values.dtype)
+    for size in reversed(values.shape[1:]):
+        kind = pa.list_(kind, size)
+    return kind
+
+
+def _shown(part: str, column: str) -> str:
+    """Return what a message calls a leaf: ``observations['image']`` for the column ``observation.image``."""
+    _, *keys = column.split(".")
+    return part + "".join(f"[{key!r}]" for key in keys)
+
+
+def _leaves(part: str, value: Any) -> Columns:
+    """Return the arrays of a nested part by column. A list holds a value for each step, such as a dict."""
+    column = part.removesuffix("s")
+
+    def is_list(tree: Any) -> bool:
+        return isinstance(tree, list)
+
+    try:
+        if is_list(value) and value and isinstance(value[0], Mapping):
+            value = stack(value)
+        leaves = flatten(value, leaf=is_list)
+    except (SchemaError, DataError) as error:
+        raise type(error)(f"{part}: {error}") from error
+    columns: Columns = {}
+    for key, leaf in leaves.items():
+        name = ".".join((column, *map(str, path_of(key))))
+        if name in columns:
+            raise SchemaError(f"{part}: two values of a step have the column {name!r}")
+        columns[name] = _array(_shown(part, name), leaf)
+    return columns
+
+
+def _array(label: str, value: Any) -> npt.NDArray[Any]:
+    """Return numbers or texts ``[n, ...]`` of any framework as an array."""
+    try:
+        array = _of_any_framework(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:
+        raise DataError(f"{label}: expected an array of numbers or texts with a row a step: {error}") from error
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    is_text = array.dtype == object and array.ndim == 1 and all(isinstance(one, str | bytes) for one in array)
+    if not array.ndim or not (is_text or array.dtype.kind in "biuf"):
+        found = f"{array.dtype} {list(array.shape)}"
+        raise DataError(f"{label}: expected an array of numbers or texts with a row a step, found {found}")
+    return array
+
+
+def _of_any_framework(value: Any) -> npt.NDArray[Any]:
+    """Return an array that is read by the array protocol, or else by DLPack."""
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        value = np.from_dlpack(value)
+    return as_array(value)
+
+
+def _numbers(label: str, value: Any) -> npt.NDArray[Any]:
+    """Return one number a step; whole ones as float32, as the next episode may have fractions."""
+    array = _array(label, value)
+    if array.size != len(array) or array.dtype == object:
+        raise DataError(f"{label}: expected one number a step, found {array.dtype} {list(array.shape)}")
+    return array.reshape(len(array)).astype(array.dtype if array.dtype.kind == "f" else np.float32)
+
+
+def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> None:
+    for name, values in columns.items():
+        if len(values) not in wanted:
+            rows = " or ".join(map(str, sorted(wanted)))
+            raise DataError(f"{_shown(part, name)}: expected {rows} rows beside {count} rewards, found {len(values)}")
+
+
+def _done(parts: Mapping[str, Any], count: int) -> npt.NDArray[np.int64]:
+    """Return the done code of each transition. A single flag is the one of the last transition."""
+    flags = []
+    for name in ("terminated", "truncated"):
+        value = parts.get(name)
+        try:
+            given = np.zeros((), np.bool_) if value is None else _of_any_framework(value)
+            flag = convert(given.reshape(-1), np.dtype(np.bool_))
+        except (ValueError, TypeError, RuntimeError, BufferError) as error:
+            raise DataError(f"{name}: expected flags: {error}") from error
+        if given.ndim == 0:
+            flag = np.append(np.zeros(count - 1, np.bool_), flag)
+        if len(flag) != count:
+            raise DataError(f"{name}: expected {count} flags beside {count} rewards, or one, found {len(flag)}")
+        early = np.flatnonzero(flag[:-1])
+        if len(early):
+            raise DataError(
+                f"{name}: expected True at the last of {count} steps alone, found it at step {early[0]} already; "
+                "add_episodes takes several episodes, one after the other"
+            )
+        flags.append(flag)
+    return done_codes(*flags)
+
+
+def _repeated(name: str, value: Any, count: int) -> Any:
+    """Return a value of the whole episode for each of its rows."""
+    if name.split(".")[0] in _RESERVED:
+        raise SchemaError(f"add_episode: expected parts {list(PARTS)} and columns of other names, found {name!r}")
+    if value is None or isinstance(value, str | bytes):
+        return [value] * count
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name}: expected one number or text for the episode, found {type(value).__name__} {list(array.shape)}; "
+            "values by step are observations or infos"
+        )
+    return np.full(count, array)

@@ -1,0 +1,87 @@
+"""Episodes of any framework and of Minari are the same rows, and every framework delivers them by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import mouse_core
+import mouse_jax
+import mouse_torch
+from mouse_core import DatasetStore
+from mouse_core.errors import DataError
+from mouse_core.formats.minari import read_minari, write_minari
+
+PACKAGES: dict[str, Any] = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
+
+
+class OnlyDLPack:
+    """An array that only the DLPack protocol reads."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+
+def episode(steps: int, make: Any = np.asarray) -> dict[str, Any]:
+    rows = np.arange(steps + 1)
+    return {
+        "observations": {
+            "image": make(np.arange((steps + 1) * 48, dtype=np.uint8).reshape(-1, 4, 4, 3)),
+            "state": make(rows[:, None].astype(np.float32) / 2),
+        },
+        "actions": make(rows[1:].astype(np.int32)),
+        "rewards": make(rows[1:].astype(np.float32)),
+        "terminated": make(rows[1:] == steps),
+    }
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, jnp.asarray, OnlyDLPack])
+def test_arrays_of_all_frameworks_are_the_same_rows(make: Any) -> None:
+    expected = DatasetStore().add_episodes(episode(steps) for steps in (3, 1, 5))
+    store = DatasetStore().add_episodes(episode(steps, make) for steps in (3, 1, 5))
+    assert (store[:], store.columns, store.about) == (expected[:], expected.columns, expected.about)
+
+
+def test_a_tensor_with_a_gradient_is_refused() -> None:
+    given = episode(3) | {"actions": torch.zeros(3, requires_grad=True)}
+    with pytest.raises(DataError, match=r"actions: expected an array .*requires grad"):
+        DatasetStore().add_episode(given)
+
+
+def test_all_frameworks_deliver_what_came_in() -> None:
+    store = DatasetStore().add_episodes(episode(steps) for steps in (3, 1, 5))
+    batches = {}
+    for framework, package in PACKAGES.items():
+        with package.PrefetchBatchifier(store, 4, 3, seed=1) as loader:
+            batches[framework] = loader.next_batch()
+    for name, values in batches["numpy"].items():
+        for framework in ("torch", "jax"):
+            assert np.array_equal(batches[framework][name], values)
+    assert batches["torch"]["observation.image"].dtype == torch.uint8
+    assert batches["jax"]["observation.state"].dtype == jnp.float32
+    assert batches["jax"]["observation.image"].shape == (3, 4, 4, 4, 3)
+
+
+def test_episodes_of_minari_are_the_rows_that_its_reader_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    flat = [episode(steps) for steps in (3, 1, 5)]
+    plain = [{**one, "observations": one["observations"]["state"]} for one in flat]
+    write_minari(DatasetStore().add_episodes(plain), tmp_path / "toy/flat-v0")
+    store = DatasetStore().add_episodes(minari.load_dataset("toy/flat-v0"))
+    rows = read_minari(tmp_path / "toy/flat-v0").to_table().to_pylist()
+    names = ("observation", "action", "reward", "done", "episode_step")
+    assert [{name: row[name] for name in names} for row in store[:]] == [
+        {name: row[name] for name in names} for row in rows
+    ]
