@@ -611,6 +611,7 @@ def test_what_is_no_row() -> None:
         lambda: store.append(5),
         lambda: store.append(None),
         lambda: store.append([1, 2]),
+        lambda: store.append(store),
         lambda: store.extend(5),
         lambda: store.extend(GOOD | {"action": [1]}),
         lambda: store.snapshot("3"),

@@ -292,7 +292,7 @@ HARMFUL = {
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
     "values in values": "{% set n = namespace(l=[1]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}",
-    "values by times": "{% set l = [['a'] * 1000000] * 9 %}{{ l * 1000000 }}",
+    "values by times": "{% set l = [['a'] * 100000] * 9 %}{{ l * 1000000 }}",
     "indents": "{{ ('a\n' * 1000000) | indent(1000000) }}",
     "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
     "joining": "{{ (['a'] * 100000) | join('x' * 1000000) }}",

@@ -394,6 +394,7 @@ class InToy:
         return Tensor(values)
 
 
+@pytest.mark.slow
 class TestToy(InToy, AdapterConformance):
     loader_class = ToyLoader
 

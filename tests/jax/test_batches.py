@@ -329,7 +329,7 @@ def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
     source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)
     with PrefetchBatchifier(example_store(), **options, prefetch=3) as loader:
         held = []
-        for index in range(300 if batch_size == 8 else 40):
+        for index in range(100 if batch_size == 8 else 20):
             held.append(loader.next_batch())
             scribble = loader.source[index]  # memory that the source took again
             for values in scribble.values():

@@ -35,6 +35,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(count))
 
 
+@pytest.mark.slow  # it is a PrefetchBatchifier, of which the suite asks in the default lane
 class TestDataLoader(AdapterConformance):
     loader_class = DataLoader
 

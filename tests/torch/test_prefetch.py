@@ -232,7 +232,11 @@ def test_the_default_conversion_of_torchs_data_loader() -> None:
         assert_same({name: tensor.numpy() for name, tensor in batch.items()}, source[index], index)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": True}, pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_second_pass_of_torchs_data_loader_is_warned(options: dict[str, Any]) -> None:
     mixture = MixtureSource({"one": BatchSource(store_of(), 7, 3), "two": BatchSource(store_of(), 7, 3)})

@@ -121,3 +121,39 @@ def test_in_asks_what_contains_asks_of_tensors() -> None:
         values = sample(one, 0, 3)
         assert values in one
         assert (values * 9 if isinstance(values, torch.Tensor) else TensorDict({})) not in one
+
+
+def test_torchrl_has_the_same_domains() -> None:
+    """What either draws, the other contains; what is outside of one is outside of the other."""
+    theirs: Any = pytest.importorskip("torchrl.data")
+    mask = torch.tensor(MASK)
+    pairs: list[tuple[Any, Any]] = [
+        (Bounded(-1, 2, (3,)), theirs.Bounded(-1, 2, (3,))),
+        (Bounded(-3, 4, (2,), "int64"), theirs.Bounded(-3, 4, (2,), dtype=torch.int64)),
+        (Unbounded((2,)), theirs.Unbounded((2,))),
+        (Unbounded((2,), "int64"), theirs.Unbounded((2,), dtype=torch.int64)),
+        (Binary((4,), "int8"), theirs.Binary(4)),
+        (Categorical(5, (2,)), theirs.Categorical(5, (2,))),
+        (Categorical(3, mask=MASK), theirs.Categorical(3, mask=mask)),
+        (MultiCategorical([3, 4], (2, 2)), theirs.MultiCategorical([3, 4], (2, 2))),
+        (OneHot(4, (2, 4)), theirs.OneHot(4, (2, 4))),
+        (OneHot(3, mask=MASK), theirs.OneHot(3, mask=mask)),
+        (MultiOneHot([2, 3], (3, 5)), theirs.MultiOneHot([2, 3], (3, 5))),
+    ]
+    torch.manual_seed(0)
+    for ours, other in pairs:
+        assert ours.shape == tuple(other.shape)
+        assert other.is_in(torch.from_numpy(ours.sample(0, (20,)))), ours
+        assert ours.contains(other.rand((20,)).numpy()), ours
+        for shift in (-3, 1, 7):
+            moved = ours.sample(1, ())
+            moved = (moved.astype(np.int64) + shift).astype(moved.dtype) if ours.dtype.kind != "f" else moved + shift
+            # With a mask TorchRL looks up codes that there are not, and takes vectors of several ones.
+            if getattr(ours, "mask", None) is None:
+                assert ours.contains(moved) == bool(other.is_in(torch.from_numpy(np.asarray(moved)))), (ours, moved)
+        for change in (lambda one: one.unsqueeze(0), lambda one: one.expand((7, *one.shape))):
+            if ours.shape:
+                assert change(ours).shape == tuple(change(other).shape), ours
+    whole = Composite({name: ours for name, (ours, _) in zip("abcdefghijk", pairs, strict=True)})
+    other = theirs.Composite({name: one for name, (_, one) in zip("abcdefghijk", pairs, strict=True)})
+    assert whole.contains({name: values.numpy() for name, values in other.rand((6,)).items()})
