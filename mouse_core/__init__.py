@@ -79,7 +79,7 @@ if not TYPE_CHECKING:  # where any name would be one
 
     def __getattr__(name: str) -> object:
         """Rooms that are loaded where somebody asks for them; most programs do without."""
-        if name in ("about", "augment", "images"):
+        if name in ("augment", "images", "metadata"):
             return import_module(f"mouse_core.{name}")
         if name in __all__:
             room = {"Seconds": "sampling", "Map": "batches"}.get(name, "augment")

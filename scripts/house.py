@@ -26,7 +26,7 @@ KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 # lower floors and of its own floor, where rooms form no circle. A folder stands for all modules in it.
 FLOORS = [
     # logs, checksums, locks; words, metadata and numbers
-    {"_base", "about", "digest", "dtypes", "errors", "files", "nested", "randomness", "ranks", "spec"},
+    {"_base", "metadata", "digest", "dtypes", "errors", "files", "nested", "randomness", "ranks", "spec"},
     # memory, and what is decoded or fetched into it
     {"_arrow", "columns", "images", "readahead", "remote", "video"},
     # which rows there are

@@ -311,7 +311,7 @@ def test_importing_the_core_loads_little() -> None:
 # that only some stores and batches need.
 LEFT_OUT = {
     *(
-        "about",
+        "metadata",
         "augment",
         "bench",
         "cli",
@@ -354,7 +354,7 @@ def test_what_is_loaded_later_is_there_for_who_asks() -> None:
     asked = (
         "import mouse_core\n"
         "assert {'TokenAugmenter', 'DatasetStore'} <= set(dir(mouse_core))\n"
-        "assert mouse_core.about.KEY and mouse_core.images.is_encoded and mouse_core.augment.draw\n"
+        "assert mouse_core.metadata.KEY and mouse_core.images.is_encoded and mouse_core.augment.draw\n"
         "assert all(hasattr(mouse_core, name) for name in mouse_core.__all__)\n"
         "assert not hasattr(mouse_core, 'TokenAugmentor')\n"
         "from mouse_core import *\n"

@@ -14,7 +14,7 @@ import ray.data
 from ray.data.block import BlockAccessor, BlockMetadata
 
 from mouse_core import BatchSource, ConfigError, MissingFieldError, Snapshot
-from mouse_core.about import About, with_about
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.spec import check_count, check_list
 from mouse_core.store import Store
 
@@ -32,7 +32,7 @@ def read(
     ``equal=True`` Ray cuts blocks so that all get the same number of steps.
 
     Every block, an Arrow table, says in its metadata what the store says of its rows: alignment, environments and tasks
-    (``mouse_core.about``). Files that Ray writes of them keep it.
+    (``mouse_core.metadata``). Files that Ray writes of them keep it.
 
     Args:
         store: The steps. Datasets on disk are read by the tasks, from the same path; steps that are only in memory
@@ -59,10 +59,10 @@ def read(
     if _EPISODE in names:
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
     if isinstance(store, Store):
-        about = store.about.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
+        metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     else:
-        about = About("outgoing" if snapshot.alignment == "outgoing" else None)
-    source = _Episodes(snapshot, tuple(names), rows_per_block, about)
+        metadata = DatasetMetadata("outgoing" if snapshot.alignment == "outgoing" else None)
+    source = _Episodes(snapshot, tuple(names), rows_per_block, metadata)
     # As many blocks as there are, or Ray would cut them further.
     dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))
     return dataset
@@ -80,9 +80,11 @@ class _Block:
 class _Episodes(ray.data.Datasource):
     """Reads a snapshot block by block."""
 
-    def __init__(self, snapshot: Snapshot, names: tuple[str, ...], rows_per_block: int, about: About) -> None:
+    def __init__(
+        self, snapshot: Snapshot, names: tuple[str, ...], rows_per_block: int, metadata: DatasetMetadata
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._snapshot, self._names, self._about = snapshot, names, about
+        self._snapshot, self._names, self._metadata = snapshot, names, metadata
         self.blocks = _cut(np.asarray(snapshot.episode_starts, np.int64), snapshot.num_rows, rows_per_block)
         spec = snapshot.spec
         sizes = [spec[name].dtype.itemsize * int(np.prod(spec[name].shape, dtype=np.int64)) for name in names]
@@ -105,7 +107,7 @@ class _Episodes(ray.data.Datasource):
             metadata = BlockMetadata(num_rows=rows, size_bytes=rows * self._row_bytes, exec_stats=None)
             tasks.append(
                 ray.data.ReadTask(
-                    partial(_read, snapshot, self._names, block, self._about),
+                    partial(_read, snapshot, self._names, block, self._metadata),
                     metadata,
                     per_task_row_limit=per_task_row_limit,
                 )
@@ -125,7 +127,7 @@ def _cut(starts: npt.NDArray[np.int64], rows: int, rows_per_block: int) -> list[
     return blocks
 
 
-def _read(reference: Any, names: Iterable[str], block: _Block, about: About) -> Iterator[Any]:
+def _read(reference: Any, names: Iterable[str], block: _Block, metadata: DatasetMetadata) -> Iterator[Any]:
     snapshot: Snapshot = ray.get(reference)
     begin = int(block.starts[0])
     length = block.end - begin
@@ -136,4 +138,4 @@ def _read(reference: Any, names: Iterable[str], block: _Block, about: About) -> 
         columns[name] = reader.read(windows, reader.spec.dtype)[0]
     lengths = np.diff(np.append(block.starts, block.end))
     columns[_EPISODE] = block.first + np.repeat(np.arange(len(lengths)), lengths)
-    yield with_about(BlockAccessor.batch_to_block(columns), about)
+    yield with_metadata(BlockAccessor.batch_to_block(columns), metadata)

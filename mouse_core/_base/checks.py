@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
@@ -38,6 +39,29 @@ def is_text(name: Any) -> TypeGuard[str]:
         return name.isascii() or bool(name.encode())
     except UnicodeEncodeError:
         return False
+
+
+_MOST_TEXT = 64 << 20
+
+
+def without_version(content: Any, newest: int, label: str) -> dict[str, Any]:
+    """Return a JSON object, or the object in a JSON text, without its entry "version".
+
+    Raises:
+        DataError: Other content, or a version after ``newest``.
+    """
+    try:
+        is_text = isinstance(content, str | bytes) and len(content) <= _MOST_TEXT
+        found = json.loads(content) if is_text else content
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{label}: expected JSON, found {content!r:.80} ({error})") from error
+    version: Any = found.get("version") if isinstance(found, Mapping) else None
+    if not is_whole(version):
+        raise DataError(f"{label}: expected a JSON object with a version, found {content!r:.80}")
+    if not 1 <= version <= newest:
+        wrote = ", which a newer mouse-data wrote" if version > newest else ""
+        raise DataError(f"{label}: expected version {newest} at most, found version {version}{wrote}")
+    return {name: value for name, value in found.items() if name != "version"}
 
 
 def state_number(name: str, value: Any, *, where: str = "state") -> int:

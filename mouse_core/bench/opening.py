@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import formats
-from mouse_core.about.dataset import joined, read_about
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.inspect.layout import costs, layout_of
+from mouse_core.metadata import joined, read_metadata
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.spec import Alignment, check_choice
 from mouse_core.store.dataset_store import DatasetStore
@@ -153,7 +153,7 @@ def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str
     for split in splits or ():
         check_choice("split", split, parts)
     parts = {split: parts[split] for split in splits} if splits else parts
-    said = joined((f"split {split!r}", read_about(part)) for split, part in parts.items())
+    said = joined((f"split {split!r}", read_metadata(part)) for split, part in parts.items())
     return Opened(name, parts, time.perf_counter() - began, said.alignment or "arrived", image_roots)
 
 

@@ -237,7 +237,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
         print(f"pictures: {sentence}")  # noqa: T201
     resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
     files = "file" if done.shards == 1 else "files"
-    stated = "" if stream.about.alignment else ", which the source does not say and the result does not either"
+    stated = "" if stream.metadata.alignment else ", which the source does not say and the result does not either"
     print(f"alignment: {stream.alignment}{stated}")  # noqa: T201
     what = "frames" if chosen.to == "lerobot" else "rows"
     both = "frames, read back, have" if chosen.to == "lerobot" else "source and result have"

@@ -233,7 +233,9 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
     from mouse_core.formats.converting import convert
 
     stream = open_source(chosen)
-    splits: Sequence[str] = list(stream.metadata.get("splits", ())) if stream.format in ("datasets", "parquet") else ()
+    splits: Sequence[str] = (
+        list(stream.format_metadata.get("splits", ())) if stream.format in ("datasets", "parquet") else ()
+    )
     if chosen.split:
         splits = [name for name in splits if name in chosen.split]
     parts = {}

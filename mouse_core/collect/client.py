@@ -19,7 +19,7 @@ from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, St
 from mouse_core.spec import Alignment, check_alignment
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # A server answers a hello only after the earlier connection of the same name has ended.
@@ -248,13 +248,13 @@ class StoreClient(Client):
         """
         self._call({"call": "flush"}, ())
 
-    def describe(self, about: About) -> None:
+    def describe(self, metadata: DatasetMetadata) -> None:
         """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call it themselves.
 
         Raises:
             ConfigError, SchemaError, StorageError, ClosedError: As there, and as ``extend``.
         """
-        self._call({"call": "describe", "about": about.to_json()}, ())
+        self._call({"call": "describe", "metadata": metadata.to_json()}, ())
 
     @property
     def columns(self) -> dict[str, pa.DataType]:

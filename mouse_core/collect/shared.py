@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from mouse_core import errors
 from mouse_core._base.checks import UNREADABLE
-from mouse_core.about.dataset import About
 from mouse_core.collect.wire import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.checksum import RunningDigest
 from mouse_core.files.log import Log
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import CLIENTS
 
@@ -124,7 +124,7 @@ class SharedStore:
         Args:
             call: What is asked for: ``{"call": name, "client": name}``, where calls are "hello", "write", "flush",
                 "describe" and "look", with a ``token`` that no other client of this name has; the ``number`` of a write
-                and what its ``columns`` are; what is said ``about`` rows.
+                and what its ``columns`` are; what is said ``metadata`` rows.
             body: The bytes of the columns.
         """
         client = call.get("client")
@@ -140,7 +140,7 @@ class SharedStore:
             elif call.get("call") == "flush":
                 self.flush()
             elif call.get("call") == "describe":
-                self.store.describe(About.from_json(str(call.get("about")), label=f"client {client!r}"))
+                self.store.describe(DatasetMetadata.from_json(call.get("metadata"), label=f"client {client!r}"))
             elif call.get("call") not in ("hello", "look"):
                 known = "'hello', 'write', 'flush', 'describe' or 'look'"
                 raise ConfigError(f"call: expected {known}, found {call.get('call')!r:.80}")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
@@ -21,6 +20,7 @@ from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import ordered, schema_of, to_batches
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
@@ -49,11 +49,11 @@ class RowStream:
         faults: Faults of the data: for each a code of ``mouse inspect``, "error" or "warning", and a sentence.
         mended: Returns the same rows without the episodes that cannot be read, which ``faults`` name; None if the
             reader does not look for them.
-        metadata: Metadata in the words of the format.
+        format_metadata: Metadata in the words of the format.
         mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
         opened: Returns all rows as a store that reads them in place; None if no store can.
-        about: What the data say of themselves, and what the reader knows of them. Its alignment is None where "arrived"
-            is only taken for granted.
+        metadata: The metadata in the data, and what the reader adds. Its alignment is None where "arrived" is only an
+            assumption.
         image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
             the data lie in.
         noted: Digest of all rows from the time they were written; None if none was noted.
@@ -69,10 +69,10 @@ class RowStream:
     notes: tuple[str, ...] = ()
     faults: tuple[tuple[str, str, str], ...] = ()
     mended: Callable[[], RowStream] | None = field(default=None, repr=False)
-    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    format_metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     mapped: Callable[[], Any] | None = field(default=None, repr=False)
     opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
-    about: About = field(default_factory=About)
+    metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
     image_roots: tuple[str, ...] = ()
     noted: str | None = None
 
@@ -96,15 +96,17 @@ class RowStream:
         """
         schema, where = schema_of(ordered(first)), os.fspath(path)
         batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
-        return cls(where, format, schema, batches, **{"about": About("arrived"), **attributes})
+        return cls(where, format, schema, batches, **{"metadata": DatasetMetadata("arrived"), **attributes})
 
     def __post_init__(self) -> None:
-        if self.about.alignment is None and self.alignment != "arrived":
-            object.__setattr__(self, "about", self.about.replace(alignment=self.alignment))
-        if self.about.alignment not in (None, self.alignment):
-            raise ConfigError(f"alignment: expected {self.about.alignment!r} as about says, found {self.alignment!r}")
+        if self.metadata.alignment is None and self.alignment != "arrived":
+            object.__setattr__(self, "metadata", self.metadata.replace(alignment=self.alignment))
+        if self.metadata.alignment not in (None, self.alignment):
+            raise ConfigError(
+                f"alignment: expected {self.metadata.alignment!r} as the metadata says, found {self.alignment!r}"
+            )
         object.__setattr__(self, "path", os.fspath(self.path))
-        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+        object.__setattr__(self, "format_metadata", MappingProxyType(dict(self.format_metadata)))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.batches()
@@ -119,8 +121,8 @@ class RowStream:
 
         A new alignment becomes part of the metadata.
         """
-        if "alignment" in changes and "about" not in changes:
-            changes["about"] = self.about.replace(alignment=changes["alignment"])
+        if "alignment" in changes and "metadata" not in changes:
+            changes["metadata"] = self.metadata.replace(alignment=changes["alignment"])
         if "batches" in changes:
             changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)
@@ -130,7 +132,7 @@ class RowStream:
         folders = list(self.image_roots)
         if os.path.exists(self.path):
             folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
-            splits = self.metadata.get("splits", {}) if self.format in ("datasets", "parquet") else {}
+            splits = self.format_metadata.get("splits", {}) if self.format in ("datasets", "parquet") else {}
             files = [os.path.dirname(os.path.realpath(file)) for files in splits.values() for file in files]
             folders = [os.path.realpath(folder), *files, *folders]
         return tuple(dict.fromkeys(folders))
@@ -148,7 +150,7 @@ class RowStream:
     def to_table(self) -> pa.Table:
         """Return all rows, in memory, with their metadata."""
         first = FirstRows()
-        return with_about(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.about)
+        return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
         """Return all rows as a store: by reference to Arrow files as ``datasets`` writes them, else in memory.
@@ -163,15 +165,15 @@ class RowStream:
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
-            said = opened.about
+            said = opened.metadata
             # A store with videos in place has fields of its own for them.
-            known = {"fields": self.about.fields} if said.videos else {}
-            if said.replace(videos=(), dimensions=self.about.dimensions, **known) == self.about:
+            known = {"fields": self.metadata.fields} if said.videos else {}
+            if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
                 return opened
         rows = self.mapped() if self.mapped else self.to_table()
-        if read_about(rows) != self.about:
-            rows = with_about(rows, self.about)
-        stated = {} if self.about.alignment is None else {"alignment": self.alignment}
+        if read_metadata(rows) != self.metadata:
+            rows = with_metadata(rows, self.metadata)
+        stated = {} if self.metadata.alignment is None else {"alignment": self.alignment}
         return make(**{**stated, **options}).from_dataset(rows)
 
     def digest(self) -> str:
@@ -205,7 +207,7 @@ class RowStream:
         target = Path(path)
         check_folder_name(target, wanted="the name of a folder to write")
         check_nothing_at(target, "write")
-        schema, digest = dataset_schema(self.schema, self.about, self.path), RowDigest(self.schema)
+        schema, digest = dataset_schema(self.schema, self.metadata, self.path), RowDigest(self.schema)
         first = FirstRows()
         with making(target, "write") as partial:
             name = "data-00000-of-00001.arrow"
@@ -213,9 +215,9 @@ class RowStream:
                 for batch in embedded(self).watched(digest.update).watched(first.add):
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
             self.check_digest(digest.hexdigest())
-            describe(partial, schema, self.about, {name: digest.rows}, digest.hexdigest())
-            if videos and self.about.videos:
-                carry_videos(self.about.videos, self.image_folders(), partial)
+            describe(partial, schema, self.metadata, {name: digest.rows}, digest.hexdigest())
+            if videos and self.metadata.videos:
+                carry_videos(self.metadata.videos, self.image_folders(), partial)
         if self.alignment == "arrived":
             first.warn_of_rewards(self.path, stacklevel=2)
         return digest.hexdigest()

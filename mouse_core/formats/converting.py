@@ -11,7 +11,6 @@ from typing import Any, Self
 import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import link_or_copy, make_folder
 from mouse_core.formats._files.jobs import Job, job_folder
@@ -24,6 +23,7 @@ from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
 from mouse_core.formats.sources import in_place
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment
 from mouse_core.store.evidence import FirstRows
@@ -66,17 +66,17 @@ class SegmentWriter:
         self._tables.clear()
 
 
-def finish_store(job: Job, result: Path, schema: pa.Schema, about: About) -> None:
+def finish_store(job: Job, result: Path, schema: pa.Schema, metadata: DatasetMetadata) -> None:
     """Link the segments of a job into ``result``, an empty folder, and write the manifest that names them.
 
     Args:
         job: The job, whose parts ``SegmentWriter`` wrote.
         result: The empty folder.
         schema: Schema of all rows.
-        about: Metadata of the rows.
+        metadata: Metadata of the rows.
     """
     (result / "segments").mkdir()
-    manifest = Manifest(about, next_number=len(job.parts), identity=new_identity())
+    manifest = Manifest(metadata, next_number=len(job.parts), identity=new_identity())
     if not job.rows:
         manifest, _ = manifest.with_schema(one_batch(schema.empty_table()).schema)
     for part in job.parts.values():
@@ -178,18 +178,18 @@ def convert(
     shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     with job_folder(path, "converting", "convert") as folder:
         prepared = changed_stream(stream, changed)
-        if single and (prepared.about.videos or any(encoding.way == "video" for _, encoding in changed.values())):
+        if single and (prepared.metadata.videos or any(encoding.way == "video" for _, encoding in changed.values())):
             raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of one file")
         prepared = encoded_stream(prepared, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
         ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
         first_rows, is_store = FirstRows(), kind == "store"
-        schema, about = dataset_schema(prepared.schema, prepared.about, prepared.path), prepared.about
+        schema, metadata = dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
         fingerprint = {
             "source": os.path.abspath(prepared.path),
             "format": prepared.format,
             "schema": str(prepared.schema.remove_metadata()),
             "alignment": prepared.alignment,
-            "metadata": about.to_json(),
+            "metadata": metadata.to_json(),
             "kind": kind,
             "shard_bytes": shard_bytes,
             "layout": layout or "columns",
@@ -221,17 +221,17 @@ def convert(
             result = job.result_folder()
             names = {name: part.rows for part in job.parts.values() for name in part.files}
             if is_store:
-                finish_store(job, result, schema, about)
+                finish_store(job, result, schema, metadata)
             elif single:
                 result = result / path.name
                 join_parquet_files([folder / name for name in names], result, schema)
             else:
                 counts = link_parts(folder, result, names, kind)
                 if kind == "arrow":
-                    describe(result, schema, about, counts, digest)
-            if about.videos:
-                size = carry_videos(about.videos, prepared.image_folders(), result)
-                ways.append(f"{len(about.videos)} videos in the result, {size / 1e6:,.1f} MB")
+                    describe(result, schema, metadata, counts, digest)
+            if metadata.videos:
+                size = carry_videos(metadata.videos, prepared.image_folders(), result)
+                ways.append(f"{len(metadata.videos)} videos in the result, {size / 1e6:,.1f} MB")
             with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
                 read = open_rows(result, format="store" if is_store else "rows").watched(first_rows.add)
                 found = rows_digest(read.watched(lambda batch: advance(batch.num_rows)))

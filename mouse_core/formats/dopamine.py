@@ -82,7 +82,7 @@ def read_dopamine(
         notes.append(f"Checkpoints that are not there: {', '.join(map(str, absent[:20]))}.")
     first, every = next(rows(parts[:1], 1, 1)), partial(rows, parts, batch_rows, stack_size)
     metadata = {"checkpoints": numbers}
-    return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes), metadata=metadata)
+    return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes), format_metadata=metadata)
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:

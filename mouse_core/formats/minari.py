@@ -22,7 +22,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
-from mouse_core.about.dataset import About
 from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
@@ -35,6 +34,7 @@ from mouse_core.formats.columns.steps import at
 from mouse_core.formats.rows import file_batches
 from mouse_core.formats.sources import pieces_of
 from mouse_core.images.pixels import decode_into
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import path_of
 from mouse_core.spec import Composite, NonTensor, from_gymnasium
 
@@ -786,8 +786,8 @@ def read_minari(
         episodes=episodes,
         rows=None if steps is None or episodes is None else steps + episodes,
         notes=_notes(metadata, spaces),
-        metadata=metadata,
-        about=About(
+        format_metadata=metadata,
+        metadata=DatasetMetadata(
             "arrived",
             environments=_environments(metadata),
             spec=spec_of_columns(spaces["observations"], spaces["actions"], schema),

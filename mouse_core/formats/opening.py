@@ -371,7 +371,7 @@ def open(
         opened = opened.replace(batches=partial(_all_rows, opened), **kept)
     if alignment is None:
         return opened
-    stated = opened.about.alignment
+    stated = opened.metadata.alignment
     if stated not in (None, alignment):
         who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")

@@ -104,7 +104,7 @@ def read_openml(
         features += [attribute.name] if spread is None else [f"{attribute.name}={value}" for value in spread]
     about = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
     first = _columns(attributes, place, [], one_hot=one_hot, where=str(file))
-    stream = RowStream.of_columns(path, "openml", first, rows, notes=tuple(notes), metadata=about)
+    stream = RowStream.of_columns(path, "openml", first, rows, notes=tuple(notes), format_metadata=about)
     return stream.replace(alignment="outgoing")
 
 

@@ -23,7 +23,6 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
-from mouse_core.about.dataset import HUGGINGFACE, About, features_in
 from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading
@@ -34,6 +33,7 @@ from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.columns.values import read_values
 from mouse_core.images.decoding import fill_images
 from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, image_shape
+from mouse_core.metadata import HUGGINGFACE, DatasetMetadata, features_in
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.video.frames import VideoFiles
 from mouse_core.video.index import index_video
@@ -180,7 +180,7 @@ def _kind(column: pa.Field, stream: Any) -> str:
     kind, name = column_type(column.type), column.name
     if kind.kind == "video":
         return "video"
-    read = field_of(name, stream.about)
+    read = field_of(name, stream.metadata)
     if kind.kind == "image":
         said = features_in(stream.schema.metadata or {}).get(name, {}).get("_type", "Image")
         is_struct = pa.types.is_struct(getattr(column.type, "storage_type", column.type))
@@ -192,22 +192,22 @@ def _kind(column: pa.Field, stream: Any) -> str:
     return "raw" if (read is not None and read.image) or likely else ""
 
 
-def field_of(name: str, about: About) -> Field | None:
+def field_of(name: str, metadata: DatasetMetadata) -> Field | None:
     """Return the field that reads a column: from the metadata of the rows, or a standard field."""
-    return next((one for one in (*about.fields, *STANDARD_FIELDS) if one.column == name), None)
+    return next((one for one in (*metadata.fields, *STANDARD_FIELDS) if one.column == name), None)
 
 
 def _first_pictures(stream: Any, kinds: Mapping[str, str]) -> dict[str, Pictures]:
     """Return the first picture of each column; columns without pictures are left out."""
     found: dict[str, Pictures] = {}
-    videos, roots = VideoFiles(stream.about.videos), stream.image_folders()
+    videos, roots = VideoFiles(stream.metadata.videos), stream.image_folders()
     for batch in stream if kinds else ():
         for name in kinds.keys() - found.keys():
             values = without_nulls(plain(batch.column(name)))
             if not len(values):
                 continue
             try:
-                found[name] = _picture(name, kinds[name], values, videos, roots, field_of(name, stream.about))
+                found[name] = _picture(name, kinds[name], values, videos, roots, field_of(name, stream.metadata))
             except ValueError as error:
                 raise DataError(f"{stream.path}: column {name!r}: {error} in its first row") from error
         if len(found) == len(kinds):
@@ -238,20 +238,20 @@ def _picture(
     return Pictures(name, kind, shape, np.dtype(np.uint16 if wide else np.uint8))
 
 
-def said_after(about: About, changed: Changed, *, frames_stay: bool) -> About:
+def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
     """Return the metadata of rows after their pictures were encoded anew: each column has a field that reads it.
 
     Args:
-        about: The metadata before.
+        metadata: The metadata before.
         changed: New encodings by column.
         frames_stay: Whether other columns still name frames of the listed videos.
 
     Raises:
         SchemaError: A field crops or resizes frames of a column that holds no frames afterwards.
     """
-    fields = {one.name: one for one in about.fields}
+    fields = {one.name: one for one in metadata.fields}
     for name, (picture, kept) in changed.items():
-        read = field_of(name, about)
+        read = field_of(name, metadata)
         if read is not None and picture.kind == "video" and kept.way != "video":
             resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
             if read.crop is not None or resized:
@@ -262,7 +262,7 @@ def said_after(about: About, changed: Changed, *, frames_stay: bool) -> About:
         made = _field_after(name, picture, kept, read)
         if made is not None:
             fields[made.name] = made
-    return about.replace(fields=tuple(fields.values()), videos=about.videos if frames_stay else ())
+    return metadata.replace(fields=tuple(fields.values()), videos=metadata.videos if frames_stay else ())
 
 
 def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
@@ -338,8 +338,8 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
         schema = schema.set(schema.get_field_index(name), pa.field(name, data_type))
     schema = with_features(schema, changed)
     others = {one.name for one in schema if one.type == FRAME} - changed.keys()
-    about = said_after(stream.about, changed, frames_stay=bool(others))
-    return stream.replace(schema=schema, about=about, batches=partial(_batches, stream, changed, schema, fill))
+    metadata = said_after(stream.metadata, changed, frames_stay=bool(others))
+    return stream.replace(schema=schema, metadata=metadata, batches=partial(_batches, stream, changed, schema, fill))
 
 
 def _batches(stream: Any, changed: Changed, schema: pa.Schema, fill: bool) -> Iterator[pa.RecordBatch]:
@@ -410,7 +410,7 @@ class PixelReader:
 
     def __init__(self, stream: Any) -> None:
         self._where, self._roots = stream.path, stream.image_folders()
-        self._videos = VideoFiles(stream.about.videos)
+        self._videos = VideoFiles(stream.metadata.videos)
 
     def read(self, picture: Pictures, values: pa.Array, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return pixels ``[n, H, W, C]``, zeros for a row without a picture, and which rows have one, bool ``[n]``.
@@ -494,7 +494,7 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
     for name in changed:
         schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
     frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
-    schema, about = with_features(schema, changed), said_after(stream.about, changed, frames_stay=frames_stay)
+    schema, metadata = with_features(schema, changed), said_after(stream.metadata, changed, frames_stay=frames_stay)
     # Rows name videos that stay and videos that are encoded, so the source must not have a folder of this name.
     names = chain(["videos"], map("videos-{}".format, count(1)))
     roots = stream.image_folders()
@@ -509,7 +509,7 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
     with Job(folder, "convert", fingerprint) as job:
 
         def begin(number: int, row: int) -> _PartWriter:
-            first = len(about.videos) + sum(len(part.facts) for part in job.parts.values())
+            first = len(metadata.videos) + sum(len(part.facts) for part in job.parts.values())
             return _PartWriter(folder, stream, changed, schema, base, number, row, first)
 
         cut = partial(pieces, pictures=[picture for picture, _ in changed.values()])
@@ -534,7 +534,7 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
     return stream.replace(
         schema=schema,
         batches=batches,
-        about=about.replace(videos=(*about.videos, *(tuple(video) for part in parts for video in part.facts))),
+        metadata=metadata.replace(videos=(*metadata.videos, *(tuple(video) for part in parts for video in part.facts))),
         rows=job.rows,
         image_roots=(str(folder.resolve()), *roots),
     )
@@ -567,7 +567,7 @@ class _PartWriter:
     ) -> None:
         self._folder, self._changed, self._schema = folder, changed, schema
         self._base, self._number, self._row, self._first = base, number, row, first
-        self._reader, self._rate = PixelReader(stream), _rate(stream.about)
+        self._reader, self._rate = PixelReader(stream), _rate(stream.metadata)
         self._writers: dict[str, VideoWriter] = {}
         self._name = f"rows/part-{number:05d}.arrow"
         make_folder(folder / "rows", sync=False)
@@ -634,7 +634,7 @@ class _PartWriter:
         self._open.close()
 
 
-def _rate(about: About) -> float:
+def _rate(metadata: DatasetMetadata) -> float:
     """Frames per second of the recording if there is one rate, else 30."""
-    known = about.frames_per_second
+    known = metadata.frames_per_second
     return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from mouse_core._base.processes import results
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
 from mouse_core.files.checksum import RunningDigest
@@ -35,6 +34,7 @@ from mouse_core.formats.function_identity import identity, pickled
 from mouse_core.formats.opening import open
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import as_schema
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.spec import check_count, check_list
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import stored_types
@@ -129,7 +129,7 @@ def preprocess(
     if not isinstance(version, str):
         raise ConfigError(f"version: expected a text, found {version!r}")
     names = None if columns is None else check_list("columns", columns)
-    snapshot, about = _snapshot_of(rows)
+    snapshot, metadata = _snapshot_of(rows)
     schema = pa.schema(list(stored_types(snapshot.segments).items()))
     for name in names or ():
         if name not in schema.names:
@@ -137,11 +137,11 @@ def preprocess(
     made_of = {
         "rows": f"{len(snapshot)} rows {snapshot.fingerprint}",
         "columns of the rows": str(schema.remove_metadata()),
-        "metadata of the rows": about.to_json(),
+        "metadata of the rows": metadata.to_json(),
         **identity(function, version),
         "columns": names,
     }
-    work = Work(snapshot, schema, pickled(function), names, about, target)
+    work = Work(snapshot, schema, pickled(function), names, metadata, target)
     if (target / _MADE).is_file():
         return _reopened(target, made_of, work)
     blocks = [(number, *edges) for number, edges in enumerate(pairwise(_edges(snapshot, schema, block_rows)))]
@@ -171,7 +171,7 @@ def preprocess(
         job.save()
         result = job.result_folder()
         counts = link_parts(folder, result, {name: part.rows for part in parts for name in part.files}, "arrow")
-        describe(result, dataset_schema(made, about, "preprocess"), about, counts, whole.hexdigest())
+        describe(result, dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
         shutil.copyfile(folder / NOTE, result / _MADE)
         job.finish(result, target)
     return Preprocessed(str(target), len(snapshot), whole.hexdigest(), resumed)
@@ -189,7 +189,7 @@ def _make_parts(
             where = _called(begin, end)
             if made is None:
                 (table,) = ([*read_rows(work.folder / name)] for name in part.files)
-                _check_opens(pa.Table.from_batches(table), work.about, where)
+                _check_opens(pa.Table.from_batches(table), work.metadata, where)
                 made, job.facts["schema"] = schema, base64.b64encode(schema.serialize()).decode()
             elif schema != made:
                 raise DataError(f"{where}: expected columns as the first rows have them, {_in_words(made, schema)}")
@@ -201,26 +201,28 @@ def _noted_schema(facts: Mapping[str, Any]) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(facts["schema"])))
 
 
-def _snapshot_of(rows: Any) -> tuple[Snapshot, About]:
+def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
     """Return the snapshot and the metadata of ``rows``, in any form that ``preprocess`` takes."""
     if isinstance(rows, str | os.PathLike):
         rows = open(rows)
     if isinstance(rows, RowStream):
         rows = rows.to_store()
     elif not isinstance(rows, Store | Snapshot):
-        said = read_about(rows, label="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
+        said = (
+            read_metadata(rows, label="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
+        )
         rows = DatasetStore(alignment=said).from_dataset(rows)
     if isinstance(rows, Snapshot):
-        snapshot, about = rows, About("outgoing" if rows.alignment == "outgoing" else None)
+        snapshot, metadata = rows, DatasetMetadata("outgoing" if rows.alignment == "outgoing" else None)
     else:
-        snapshot, about = rows.snapshot(), rows.about
+        snapshot, metadata = rows.snapshot(), rows.metadata
     if snapshot.has_shares:
         raise ConfigError(
             "rows: expected those of a member of a mixture, found the mixture, whose shares would be lost"
         )
     if not len(snapshot):
         raise ConfigError("rows: expected some, found none")
-    return snapshot, about
+    return snapshot, metadata
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
@@ -261,7 +263,7 @@ class Work:
         schema: Schema of the columns that all rows have.
         function: The pickled function.
         columns: The columns that the function receives; None for all.
-        about: Metadata of the new rows.
+        metadata: Metadata of the new rows.
         folder: Folder of the files.
     """
 
@@ -269,7 +271,7 @@ class Work:
     schema: pa.Schema
     function: bytes
     columns: tuple[str, ...] | None
-    about: About
+    metadata: DatasetMetadata
     folder: Path
 
     def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
@@ -291,7 +293,7 @@ class Work:
         except Exception as error:  # of code that is not ours
             raise WorkerError(f"{where}: the function raised {type(error).__name__}: {error}") from error
         table = _replaced(table, given, returned, where)
-        schema = dataset_schema(table.schema, self.about, "preprocess")
+        schema = dataset_schema(table.schema, self.metadata, "preprocess")
         with ShardWriter(self.folder, number, "arrow", schema) as writer:
             for batch in table.to_batches(max_chunksize=BATCH_ROWS):
                 writer.write(batch)
@@ -373,13 +375,13 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
     return table
 
 
-def _check_opens(table: pa.Table, about: About, where: str) -> None:
+def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None:
     """Raise DataError if no store can open such rows, before all of them are made."""
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", AlignmentWarning)  # the source has said it, where it was opened
-                store = DatasetStore(alignment=about.alignment).from_dataset(with_about(table, about))
+                store = DatasetStore(alignment=metadata.alignment).from_dataset(with_metadata(table, metadata))
             len(store.snapshot().spec)
         except MouseError as error:
             raise DataError(f"{where}: expected rows that a store takes: {error}") from error

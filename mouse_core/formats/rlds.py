@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._base.checks import check_choice
-from mouse_core.about.dataset import About
 from mouse_core.columns.episode_rows import Columns, done_codes, placeholder
 from mouse_core.errors import ConfigError, DataError, EpisodeError, SchemaError
 from mouse_core.files.reading import reading
@@ -48,6 +47,7 @@ from mouse_core.formats.columns.steps import (
 )
 from mouse_core.formats.columns.transitions import check_final, one_later
 from mouse_core.formats.sources import episodes_of
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import flatten, map_tree, path_of, structure_of, unflatten
 from mouse_core.spec import FieldSpec
 
@@ -106,7 +106,7 @@ def read_rlds(
         for columns, where in stack_rows(pieces, final=final, path=path, last_step=last_step):
             yield to_batch(columns, first.schema, where=where)
 
-    return RowStream(path, "rlds", first.schema, batches, notes=notes, about=About("arrived"))
+    return RowStream(path, "rlds", first.schema, batches, notes=notes, metadata=DatasetMetadata("arrived"))
 
 
 def check_last_step(last_step: str, final: str | None, *, where: str) -> None:

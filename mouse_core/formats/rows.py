@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.threads import in_order
-from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files import arrow
 from mouse_core.files.manifest import check_counts, check_parquet_checksum, check_schemas, read_manifest
@@ -21,6 +20,7 @@ from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
+from mouse_core.metadata import DatasetMetadata, joined, read_metadata
 from mouse_core.spec import check_choice
 
 _INFO = "dataset_info.json"
@@ -58,7 +58,7 @@ def read_rows(
     check_schemas(files)
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
-    about = _about(schemas)
+    metadata = _metadata(schemas)
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
@@ -69,15 +69,15 @@ def read_rows(
         format="datasets" if any(file.suffix == ".arrow" for file in files) else "parquet",
         schema=schema,
         batches=partial(_batches, files, schema, batch_rows),
-        alignment=about.alignment or "arrived",
+        alignment=metadata.alignment or "arrived",
         rows=sum(counts.values()),
-        metadata={
+        format_metadata={
             "splits": {name: [str(file) for file in found[name]] for name in found},
             "split_rows": {name: sum(counts[file] for file in found[name]) for name in splits or found},
         },
         notes=(f"Left out, as datasets derived it from other rows: {', '.join(derived)}.",) if derived else (),
         mapped=partial(_mapped, files) if is_mapped else None,
-        about=about,
+        metadata=metadata,
         noted=_noted(files, whole=not splits),
     )
 
@@ -85,8 +85,8 @@ def read_rows(
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
     """Return the noted digest of all rows if the files are all files of one folder, else None."""
     folder, *others = {file.parent for file in files}
-    about = None if others or not whole else read_manifest(folder)
-    return None if about is None else about.digest
+    metadata = None if others or not whole else read_manifest(folder)
+    return None if metadata is None else metadata.digest
 
 
 def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None, root: Path) -> list[Path]:
@@ -144,25 +144,25 @@ def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
     return first
 
 
-def _about(schemas: Mapping[Path, pa.Schema]) -> About:
+def _metadata(schemas: Mapping[Path, pa.Schema]) -> DatasetMetadata:
     """Join the metadata of the files and of their datasets' descriptions."""
-    said = {file: _said(file, schema) for file, schema in schemas.items()}
-    about = joined((str(file), one) for file, one in said.items())
+    said = {file: _file_metadata(file, schema) for file, schema in schemas.items()}
+    metadata = joined((str(file), one) for file, one in said.items())
     silent = [file for file, one in said.items() if one.alignment is None]
-    if silent and about.alignment == "outgoing":
+    if silent and metadata.alignment == "outgoing":
         file = next(file for file in said if file not in silent)
         raise SchemaError(
             f"{silent[0]}: expected the alignment 'outgoing', as {file.name} says, found none said, which is taken "
             "for 'arrived'"
         )
-    return about.replace(alignment=None) if silent else about
+    return metadata.replace(alignment=None) if silent else metadata
 
 
-def _said(file: Path, schema: pa.Schema) -> About:
-    said = [(str(file), read_about(schema, label=str(file)))]
+def _file_metadata(file: Path, schema: pa.Schema) -> DatasetMetadata:
+    said = [(str(file), read_metadata(schema, label=str(file)))]
     info = file.parent / _INFO
     if file.suffix == ".arrow" and info.is_file():
-        said.append((str(info), read_about(str(read_json_object(info).get("description", "")), label=str(info))))
+        said.append((str(info), read_metadata(str(read_json_object(info).get("description", "")), label=str(info))))
     return joined(said)
 
 

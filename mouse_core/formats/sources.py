@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
-from mouse_core.about.dataset import read_about
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.named import from_arrow
+from mouse_core.metadata import read_metadata
 from mouse_core.store.views import Store
 
 
@@ -29,7 +29,7 @@ def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
         ConfigError: ``rows`` is none of these.
         SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
     """
-    _check_arrived(getattr(rows, "alignment", None) or read_about(rows, label="rows").alignment)
+    _check_arrived(getattr(rows, "alignment", None) or read_metadata(rows, label="rows").alignment)
     if isinstance(rows, Store):
         rows = rows.to_dataset()
     if isinstance(rows, pa.Table):
@@ -44,7 +44,7 @@ def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
             if not isinstance(batch, pa.RecordBatch):
                 raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
             check_rows(batch, "rows", whole=False)
-            _check_arrived(read_about(batch.schema, label="rows").alignment)
+            _check_arrived(read_metadata(batch.schema, label="rows").alignment)
             yield batch
     else:
         raise ConfigError(
@@ -76,16 +76,16 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
         batches,
         alignment=store.alignment,
         rows=len(dataset),
-        about=store.about,
+        metadata=store.metadata,
     )
 
 
 def in_place(stream: RowStream) -> RowStream:
     """Return the same rows with frames of videos in place of pixels, if the rows come from a dataset with videos."""
-    if stream.opened is None or stream.about.videos:
+    if stream.opened is None or stream.metadata.videos:
         return stream
     store = stream.opened()
-    if not store.about.videos:
+    if not store.metadata.videos:
         return stream
     made = stream_of(store)
     roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)

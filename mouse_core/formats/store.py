@@ -48,7 +48,7 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
         batch_rows: Most rows of a batch.
         opened: Function that opens the store again, with options of ``DatasetStore.open``.
     """
-    snapshot, about = store.snapshot(), store.about
+    snapshot, metadata = store.snapshot(), store.metadata
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
     return RowStream(
         path=path,
@@ -58,7 +58,7 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
         alignment=store.alignment,
         rows=snapshot.num_rows,
         opened=opened,
-        about=about,
+        metadata=metadata,
     )
 
 

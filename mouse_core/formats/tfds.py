@@ -28,7 +28,6 @@ import pyarrow as pa
 
 from mouse_core._base.checks import check_count
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, StateError, StorageError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
@@ -44,6 +43,7 @@ from mouse_core.formats.pictures import IMAGE, image_column
 from mouse_core.formats.rlds import check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.formats.sources import episodes_of
 from mouse_core.images.pixels import decode_image, encode_png
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import nest
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.spec import check_choice
@@ -907,9 +907,9 @@ def read_tfds(
         batches,
         episodes=None if -1 in lengths else sum(lengths),
         notes=notes,
-        metadata=info,
+        format_metadata=info,
         opened=partial(store_of, path, splits=splits, final=final, last_step=last_step) if kind == "tfrecord" else None,
-        about=About("arrived"),
+        metadata=DatasetMetadata("arrived"),
     )
 
 
@@ -945,7 +945,7 @@ def store_of(
     schema = pa.schema([pa.field(one.name, IMAGE) if one.name in pictures else one for one in schema])
     store = make(**options)
     files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
-    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, About("arrived"))
+    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, DatasetMetadata("arrived"))
     return store
 
 

@@ -84,7 +84,7 @@ def verify(
     known = {folder: noted for folder in folders if (noted := read_manifest(folder)) is not None}
     sealed = _check_files(root, known, progress)
     stream = opening.open(root, **options)
-    splits = stream.metadata["splits"] if stream.format in ("datasets", "parquet") else {}
+    splits = stream.format_metadata["splits"] if stream.format in ("datasets", "parquet") else {}
     files = [Path(file) for some in splits.values() for file in some]
     by_files = bool(known) and set(known) == {file.parent for file in files}
     rows, found = stream.rows, None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.checks import check_choice, check_count
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import About, joined, read_about, with_about
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.formats.columns.blocks import check_size
 from mouse_core.hub._card import (
@@ -33,6 +32,7 @@ from mouse_core.hub._card import (
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
 from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
+from mouse_core.metadata import DatasetMetadata, joined, read_metadata, with_metadata
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
 
@@ -53,7 +53,7 @@ class Plan:
 
     card: Card
     features: Features
-    about: About
+    metadata: DatasetMetadata
     kept: Sequence[SplitEntry]
     kept_bytes: int
     stale: Sequence[str]
@@ -65,7 +65,7 @@ class Job:
 
     parts: Mapping[str, Sequence[SplitPiece]]
     alignment: str
-    about: About
+    metadata: DatasetMetadata
     options: ShardOptions
     keep_other_splits: bool
     progress: bool
@@ -86,29 +86,31 @@ class Job:
         card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
         check_extendable(card, repo_id=repo_id)
         typed = [
-            (part.where, with_about(part.dataset.features, About())) for found in self.parts.values() for part in found
+            (part.where, with_metadata(part.dataset.features, DatasetMetadata()))
+            for found in self.parts.values()
+            for part in found
         ]
         kept: list[SplitEntry] = []
-        about = self.about
+        metadata = self.metadata
         if self.keep_other_splits:
             kept, kept_features = kept_splits(card, remote.files, pushed=self.parts, repo_id=repo_id)
             if kept:
                 where = f"the kept splits {[split.name for split in kept]} of {repo_id}"
-                typed.append((where, with_about(kept_features, About())))
+                typed.append((where, with_metadata(kept_features, DatasetMetadata())))
                 stated = card.metadata.get(ALIGNMENT_KEY, self.alignment)
                 if stated != self.alignment:
                     raise SchemaError(
                         f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
                     )
-                about = joined([(where, read_about(kept_features, label=where)), ("the stores", about)])
-                if self.about.alignment is None or ALIGNMENT_KEY not in card.metadata:
-                    about = about.replace(alignment=None)  # not all of the rows say it
+                metadata = joined([(where, read_metadata(kept_features, label=where)), ("the stores", metadata)])
+                if self.metadata.alignment is None or ALIGNMENT_KEY not in card.metadata:
+                    metadata = metadata.replace(alignment=None)  # not all of the rows say it
         self._check_others(card, repo_id)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         stale += stale_statistics(self.config, remote.files, kept=[split.name for split in kept])
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
-        return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)
+        return Plan(card, unify_features(typed), metadata, kept, kept_bytes, stale)
 
     def _check_others(self, card: Card, repo_id: str) -> None:
         """Raise SchemaError if other configurations, which the card describes too, have another alignment."""
@@ -129,7 +131,7 @@ class Job:
                     split=split,
                     prefix=config_folder(self.config),
                     features=features,
-                    about=self.about,
+                    metadata=self.metadata,
                     folder=inside,
                     options=self.options,
                     advance=advance,
@@ -148,11 +150,11 @@ class Job:
         return render_card(
             plan.card,
             repo_id=repo_id,
-            features=with_about(plan.features, plan.about),
+            features=with_metadata(plan.features, plan.metadata),
             splits=[*pushed, *plan.kept],
             download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
             alignment=self.alignment,
-            stated=plan.about.alignment is not None,
+            stated=plan.metadata.alignment is not None,
         )
 
 
@@ -206,13 +208,13 @@ def _check_config(config: object) -> None:
 
 def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
-) -> tuple[str, About, dict[str, list[SplitPiece]]]:
+) -> tuple[str, DatasetMetadata, dict[str, list[SplitPiece]]]:
     """Return the common alignment of all stores, their joined metadata, and their rows by split."""
     from mouse_core.store.views import Store
 
     parts: dict[str, list[SplitPiece]] = {}
     alignments: dict[str, str] = {}
-    said: list[tuple[str, About]] = []
+    said: list[tuple[str, DatasetMetadata]] = []
     for split, given in splits.items():
         stores = [given] if isinstance(given, Store) else given
         if not isinstance(stores, Sequence) or not all(isinstance(store, Store) for store in stores):
@@ -221,7 +223,7 @@ def collect_parts(
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
             alignments.setdefault(store.alignment, where)
-            said += [(where, store.about)] if len(store) else []
+            said += [(where, store.metadata)] if len(store) else []
             parts[split] += _parts_of(store, where)
             snapshot = store.snapshot()
             if last is not None and snapshot.segments and shows_no_join(last, snapshot.segments[0], snapshot.config):
@@ -235,10 +237,10 @@ def collect_parts(
     if len(alignments) > 1:
         found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
         raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
-    about = joined(said)
+    metadata = joined(said)
     if any(one.alignment is None for _, one in said):
-        about = about.replace(alignment=None)  # not all of the rows say it
-    return next(iter(alignments)), about, parts
+        metadata = metadata.replace(alignment=None)  # not all of the rows say it
+    return next(iter(alignments)), metadata, parts
 
 
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
@@ -259,7 +261,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
             dataset = segment.origin
         else:
             try:
-                dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, About())
+                dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, DatasetMetadata())
             except (ValueError, NotImplementedError) as error:
                 raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
         yield SplitPiece(where, dataset, first_row, segment.image_roots)
@@ -407,13 +409,13 @@ def push_to_hub(
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
-    alignment, about, parts = collect_parts(splits)
-    if about.videos:
+    alignment, metadata, parts = collect_parts(splits)
+    if metadata.videos:
         raise ConfigError(
             "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
             "convert --images png` has them in the rows"
         )
-    job = Job(parts, alignment, about, options, keep_other_splits, progress, config)
+    job = Job(parts, alignment, metadata, options, keep_other_splits, progress, config)
     check_statistics(statistics, splits, job.rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())

@@ -65,7 +65,7 @@ def from_hub(
     """
     import datasets
 
-    from mouse_core.about.dataset import read_about
+    from mouse_core.metadata import read_metadata
 
     known = datasets.get_dataset_config_names(repo_id, revision=revision, token=token)
     chosen = list(known) if names is None else list(names)
@@ -75,7 +75,7 @@ def from_hub(
     stores = {}
     for name in chosen:
         rows = _unnested(datasets.load_dataset(repo_id, name, split=split, revision=revision, token=token), name)
-        said = {"alignment": read_about(rows, label=name).alignment} | options
+        said = {"alignment": read_metadata(rows, label=name).alignment} | options
         stores[name] = DatasetStore(**said).from_dataset(rows)
     found = {name: read_statistics(repo_id, name, revision=revision, token=token) for name in chosen}
     return NamedStores(stores, {name: one for name, one in found.items() if one is not None})

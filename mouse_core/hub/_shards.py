@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mouse_core._arrow.addresses import check_rows
-from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.files.manifest import add_parquet_checksum
 from mouse_core.formats.columns.blocks import bytes_a_row
 from mouse_core.formats.columns.embedding import embed, names_files, read_image
+from mouse_core.metadata import DatasetMetadata, with_metadata
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -223,7 +223,7 @@ def write_shards(
     *,
     split: str,
     features: Features,
-    about: About,
+    metadata: DatasetMetadata,
     folder: str,
     options: ShardOptions,
     advance: Callable[[int], None],
@@ -238,7 +238,7 @@ def write_shards(
         parts: The rows, in order.
         split: The split's name.
         features: The schema, from ``unify_features``.
-        about: The metadata of the dataset.
+        metadata: The metadata of the dataset.
         folder: An existing folder for the files.
         options: Size limits and compression.
         advance: Called with the number of rows of each block that was written.
@@ -247,7 +247,7 @@ def write_shards(
     Raises:
         DataError: An image file that a row refers to cannot be read.
     """
-    schema = with_about(features.arrow_schema, about)
+    schema = with_metadata(features.arrow_schema, metadata)
 
     def blocks() -> Iterator[pa.Table]:
         for block in _blocks(parts, features, max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))):

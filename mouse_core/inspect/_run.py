@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -409,8 +408,8 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
             found.add(block)
             advance(block.num_rows)
     columns, episodes, actions = found.results()
-    if stream.about.spec is not None:
-        specs = {name: one.to_json() for name, one in stream.about.spec.items()}
+    if stream.metadata.spec is not None:
+        specs = {name: one.to_json() for name, one in stream.metadata.spec.items()}
         columns = [replace(column, spec=specs.get(column.name)) for column in columns]
     said = findings(
         columns,
@@ -435,7 +434,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         episodes=episodes,
         actions=actions,
         findings=sorted_by_level([finding for finding in said + notes if finding.code not in ignore]),
-        about=json.loads(stream.about.to_json()),
+        metadata=stream.metadata.to_json(),
     )
 
 
@@ -446,8 +445,8 @@ def _watched(
     hashes, lengths = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     if found.episodes is not None:
         hashes, lengths = found.episodes.all_of_them()
-    splits = stream.metadata.get("split_rows", {})
-    yield from found.watch.findings(stream.about.dimensions, hashes=hashes, lengths=lengths, splits=splits)
+    splits = stream.format_metadata.get("split_rows", {})
+    yield from found.watch.findings(stream.metadata.dimensions, hashes=hashes, lengths=lengths, splits=splits)
     yield from _about_statistics(stream, columns, actions)
 
 
@@ -455,7 +454,7 @@ def _about_statistics(
     stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
     """Statistics that came with the data, beside what was counted."""
-    said = stream.metadata.get("stats") or _saved_statistics(stream.path)
+    said = stream.format_metadata.get("stats") or _saved_statistics(stream.path)
     if not isinstance(said, Mapping):
         return
     stated = {_column_of(str(key)): one for key, one in said.items() if isinstance(one, Mapping)}
@@ -494,7 +493,7 @@ def _alignment(stream: RowStream, found: Scan) -> str:
     """Return the source of the alignment, and whether the rows agree with it."""
     if stream.format not in ("datasets", "parquet"):
         how = f"the {stream.format} reader lays rows out like this"
-    elif stream.about.alignment is not None:
+    elif stream.metadata.alignment is not None:
         how = "the data say so"
     else:
         how = "taken for granted, for the data do not say"

@@ -50,7 +50,7 @@ def layout_of(stream: RowStream) -> FileLayout | None:
     try:
         if stream.format == "store" and (path / NAME).is_file():
             return _of_store(path, stream.rows or 0)
-        splits = stream.metadata.get("splits")  # of other formats, names of files alone
+        splits = stream.format_metadata.get("splits")  # of other formats, names of files alone
         files = [Path(name) for names in splits.values() for name in names] if isinstance(splits, Mapping) else []
         if stream.format == "datasets" and files and all(file.suffix == ".arrow" for file in files):
             return _of_files(files, stream.rows or 0)

@@ -129,7 +129,7 @@ class Report:
         episodes: The episodes; None where the rows have no ``done``.
         actions: How actions are used; None without the column.
         findings: Errors, warnings and notes, in this order.
-        about: What the data say of themselves, as ``mouse_core.about`` writes it: ``environments``, ``tasks``, ...
+        metadata: The metadata of the data, as ``mouse_core.metadata`` writes it: ``environments``, ``tasks``, ...
     """
 
     source: str
@@ -141,7 +141,7 @@ class Report:
     episodes: EpisodesReport | None
     actions: ActionsReport | None
     findings: Sequence[Finding] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def warnings(self) -> list[Finding]:

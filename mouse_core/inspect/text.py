@@ -155,17 +155,19 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
 
 def said(report: Report) -> list[str]:
     """Return the metadata beside the alignment, one line each."""
-    about, lines = report.about, []
-    if about.get("environments"):
-        lines.append(f"environment: {', '.join(about['environments'])}")
-    if about.get("tasks"):
-        shown = [f"{task}: {text}" for task, text in list(about["tasks"].items())[:_MOST_TASKS]]
-        more = len(about["tasks"]) - _MOST_TASKS
+    metadata, lines = report.metadata, []
+    if metadata.get("environments"):
+        lines.append(f"environment: {', '.join(metadata['environments'])}")
+    if metadata.get("tasks"):
+        shown = [f"{task}: {text}" for task, text in list(metadata["tasks"].items())[:_MOST_TASKS]]
+        more = len(metadata["tasks"]) - _MOST_TASKS
         lines.append("tasks: " + "; ".join(shown) + (f"; and {more:,} more" if more > 0 else ""))
-    if about.get("fields"):
-        lines.append(f"fields of its own: {', '.join(item['name'] for item in about['fields'])}")
+    if metadata.get("fields"):
+        lines.append(f"fields of its own: {', '.join(item['name'] for item in metadata['fields'])}")
     lines += [f"values of {column.name}: {from_json(column.spec)!r}" for column in report.columns if column.spec]
-    return lines + [f"{name}: {about[name]}" for name in ("max_action_dim", "max_obs_continuous_dim") if name in about]
+    return lines + [
+        f"{name}: {metadata[name]}" for name in ("max_action_dim", "max_obs_continuous_dim") if name in metadata
+    ]
 
 
 def actions_text(report: Report) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.about.dataset import About, Recording
 from mouse_core.dtypes import convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.metadata import DatasetMetadata, Recording
 from mouse_core.nested import path_of
 from mouse_core.spec import Alignment, Bounded, Categorical, Composite, Field, NonTensor, check_choice, check_dtype
 
@@ -31,9 +31,11 @@ _MOST_BOUNDS = 1024
 _SIMULATORS = ("mujoco", "Box2D", "ale_py", "dm_control", "pybullet", "brax")
 
 
-def about_of(recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment) -> About:
+def metadata_of(
+    recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment
+) -> DatasetMetadata:
     """The metadata of the rows that a recorder appends."""
-    return About(
+    return DatasetMetadata(
         alignment,
         environments=[] if recording.environment is None else [recording.environment],
         fields=fields_of(observations, actions),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mouse_core.about.dataset import Recording
 from mouse_core.dtypes import convert, is_hidden, refuse_hidden, to_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
+from mouse_core.metadata import Recording
 from mouse_core.record import _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._running import TRUNCATED, Running, adopt
@@ -357,7 +357,7 @@ class StoreWriter:
             adopt(store, mark=self.on_interrupted == "mark")
         # None: unknown before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
-        store.describe(_columns.about_of(recording, self.observations, self.actions, store.alignment))
+        store.describe(_columns.metadata_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[EpisodeWriter] = []
         if isinstance(store, DatasetStore):
             store.interrupt_on_close(self)

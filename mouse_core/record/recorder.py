@@ -41,7 +41,7 @@ class Recorder:
     ``observation_image`` or ``observation_text``; of nested spaces ``observation_<key>`` and ``action_<key>``, each
     with a field of its name.
     ``done`` is 1 where an episode terminated, and 2 where it was only truncated. Environment, spec, spaces, versions
-    and policy stand in ``store.about.recordings``.
+    and policy stand in ``store.metadata.recordings``.
 
     Args:
         env: A ``gymnasium.Env`` or ``dm_env.Environment``. What is recorded has been through the wrappers

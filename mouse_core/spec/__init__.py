@@ -348,7 +348,7 @@ class Spec(Mapping[str, FieldSpec]):
         return Spec, (dict(self.fields), self.alignment, self.batch_dims)
 
     def composite(self, columns: Mapping[str, Any] | None = None) -> Any:
-        """Return the spec of one step's values; ``columns`` has specs of columns, such as ``store.about.spec``."""
+        """Return the spec of one step's values; ``columns`` has specs of columns, such as ``store.metadata.spec``."""
         return _lazy("of_fields")(self.fields.values(), columns or {})
 
 

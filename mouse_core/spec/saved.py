@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mouse_core._base.checks import UNREADABLE, is_whole
+from mouse_core._base.checks import UNREADABLE, without_version
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.categories import Categorical, MultiCategorical, MultiOneHot, OneHot
 from mouse_core.spec.choice import Choice
@@ -40,15 +40,7 @@ def from_json(content: Any) -> Any:
     Raises:
         DataError: Content that ``to_json`` did not write, or a newer version of it.
     """
-    content = _parsed(content) if isinstance(content, str | bytes) else content
-    version: Any = content.get("version") if isinstance(content, Mapping) else None
-    if not is_whole(version):
-        raise DataError(f"spec: expected a JSON object with a version, found {content!r:.80}")
-    if not 1 <= version <= VERSION:
-        raise DataError(
-            f"spec: expected version {VERSION} at most, found version {version}, which a newer mouse-data wrote"
-        )
-    return _spec({name: value for name, value in content.items() if name != "version"}, 0)
+    return _spec(without_version(content, VERSION, "spec"), 0)
 
 
 def from_arrow(schema: pa.Schema | pa.Field) -> Any:

@@ -28,7 +28,7 @@ from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 """Errors that building a column from a value may raise."""
@@ -50,15 +50,15 @@ class StoreSchema:
         image_roots: Iterable[str | os.PathLike[str]],
         spec: Any = None,
     ) -> None:
-        from mouse_core.about.dataset import About
         from mouse_core.images.files import check_roots
+        from mouse_core.metadata import DatasetMetadata
 
         self.image_roots = check_roots(image_roots, where="image_roots")
         self.alignment: Alignment = check_alignment(alignment, "arrived")
         # What the store was told, and what datasets said beside it.
         given: dict[str, Any] = {**dims, "alignment": None if alignment is None else self.alignment}
-        self.told = About(fields=list(fields), spec=spec, **given)
-        self.said = About()
+        self.told = DatasetMetadata(fields=list(fields), spec=spec, **given)
+        self.said = DatasetMetadata()
         self.all_say_alignment = True
         self._know_fields()
         self.types: dict[str, ColumnType] = {}
@@ -71,7 +71,7 @@ class StoreSchema:
             dict(self.fields), dict(self.types), self.dims, self.alignment, layout=self.said.layout or "mouse"
         )
 
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """Return the metadata of the rows."""
         said = self.all_say_alignment if self.arrow_types else self.said.alignment is not None
         stated = self.told.alignment is not None or said
@@ -79,7 +79,7 @@ class StoreSchema:
         whole = self.alignment if stated else None
         return self.said.replace(alignment=whole, fields=fields, spec=self.spec, **self.dims)
 
-    def merged(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> Self:
+    def merged(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> Self:
         """The schema with the columns of new segments, and what their datasets say of themselves.
 
         Args:
@@ -94,32 +94,32 @@ class StoreSchema:
         merged = copy.copy(self)
         merged._adopt(said)
         merged._merge_columns(segments)
-        for segment, (_, about) in zip(segments, said, strict=False):
-            merged.all_say_alignment &= about.alignment is not None or not segment.num_rows
+        for segment, (_, metadata) in zip(segments, said, strict=False):
+            merged.all_say_alignment &= metadata.alignment is not None or not segment.num_rows
         return merged
 
-    def _adopt(self, said: Sequence[tuple[str, About]]) -> None:
+    def _adopt(self, said: Sequence[tuple[str, DatasetMetadata]]) -> None:
         """Check what datasets say, and let it fill in what the store was not told."""
-        from mouse_core.about.dataset import joined
+        from mouse_core.metadata import joined
 
         told = {field.name: field for field in self.told.fields}
         unknown = []
-        for where, about in said:
+        for where, metadata in said:
             if self.arrow_types and self.said.layout is None:
-                about = about.replace(layout=None)  # the first rows decide
-            elif about.layout == "stored" and self.told.alignment is None and self.said.alignment is None:
-                self.alignment = about.alignment or self.alignment
-            if about.alignment not in (None, self.alignment):
+                metadata = metadata.replace(layout=None)  # the first rows decide
+            elif metadata.layout == "stored" and self.told.alignment is None and self.said.alignment is None:
+                self.alignment = metadata.alignment or self.alignment
+            if metadata.alignment not in (None, self.alignment):
                 raise SchemaError(
-                    f"from_dataset: expected rows of alignment {self.alignment!r}, found {about.alignment!r} in "
-                    f"{where}; a DatasetStore(alignment={about.alignment!r}) takes them"
+                    f"from_dataset: expected rows of alignment {self.alignment!r}, found {metadata.alignment!r} in "
+                    f"{where}; a DatasetStore(alignment={metadata.alignment!r}) takes them"
                 )
-            for field in about.fields:
+            for field in metadata.fields:
                 _check_alike(told.get(field.name, field), field, where)
-            _check_values_alike(self.told.spec, about.spec, where)
-            news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in DIMS}
-            news["fields"] = [field for field in about.fields if field.name not in told]
-            unknown.append((_called(where, about), about.replace(**news)))
+            _check_values_alike(self.told.spec, metadata.spec, where)
+            news: dict[str, Any] = {name: self._untold_dim(name, where, metadata) for name in DIMS}
+            news["fields"] = [field for field in metadata.fields if field.name not in told]
+            unknown.append((_called(where, metadata), metadata.replace(**news)))
         self.said = joined([(_called("the rows before", self.said), self.said), *unknown])
         self._know_fields()
         for column, width in self.widths.items():
@@ -129,11 +129,11 @@ class StoreSchema:
                     f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
                 )
 
-    def _untold_dim(self, name: str, label: str, about: About) -> int | None:
+    def _untold_dim(self, name: str, label: str, metadata: DatasetMetadata) -> int | None:
         """A dimension that a dataset says and the store was not told."""
-        told, found = getattr(self.told, name), getattr(about, name)
+        told, found = getattr(self.told, name), getattr(metadata, name)
         if told is not None and found is not None and told < found:
-            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, about)} says, found {told}")
+            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} says, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
@@ -141,7 +141,7 @@ class StoreSchema:
         self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
         self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims, self.said.layout or "mouse")
         self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
-        specs = [about.spec.entries for about in (self.said, self.told) if about.spec is not None]
+        specs = [metadata.spec.entries for metadata in (self.said, self.told) if metadata.spec is not None]
         #: Which values columns may have, a ``mouse_core.spec.Composite``; None: any.
         self.spec = self.said.replace(spec={name: one for each in specs for name, one in each.items()}).spec
 
@@ -291,10 +291,10 @@ class StoreSchema:
         return None if field.dim is None else (field.dim,)
 
 
-def _called(label: str, about: About) -> str:
+def _called(label: str, metadata: DatasetMetadata) -> str:
     """Return the name of rows in a message, with their environments, the usual reason why rows differ."""
-    more = ", ..." if len(about.environments) > 3 else ""
-    return label + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
+    more = ", ..." if len(metadata.environments) > 3 else ""
+    return label + (f" ({', '.join(metadata.environments[:3])}{more})" if metadata.environments else "")
 
 
 def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
@@ -391,7 +391,7 @@ class StoreBackend:
         segment = self.open_segment()
         return self.shown() if segment is None else [*self.shown(), segment]
 
-    def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
+    def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
         """Have more segments, behind the rows there are; see ``DatasetStore.from_dataset``.
 
         Args:
@@ -406,10 +406,10 @@ class StoreBackend:
             self.schema, self._kept = schema, None  # also where no row comes, columns may
             self.count += sum(segment.num_rows for segment in segments)
 
-    def check_first(self, columns: Mapping[str, Any], about: About) -> None:
-        """Raise what ``take`` and ``extend`` raise for the first rows, which are of ``about``; nothing changes."""
+    def check_first(self, columns: Mapping[str, Any], metadata: DatasetMetadata) -> None:
+        """Raise what ``take`` and ``extend`` raise for the first rows, which are of ``metadata``; nothing changes."""
         trial = StoreBackend(self.schema, self.budget)
-        trial.take([], [("the episode", about)])
+        trial.take([], [("the episode", metadata)])
         trial.extend(columns, len(columns["done"]))
 
     def clear(self) -> None:

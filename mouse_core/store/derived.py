@@ -38,7 +38,7 @@ from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
     from mouse_core.store._episode_table import Episodes
 
 Floats = npt.NDArray[np.float64]
@@ -1037,9 +1037,9 @@ class DerivedStore(Store):
         return len(self._store)
 
     @property
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """The metadata of the store's rows, with the derived fields."""
-        said = self._store.about
+        said = self._store.metadata
         if not len(self._store):
             return said
         derived = [one for name, one in self.snapshot().config.fields.items() if name in self._derivations]

@@ -14,24 +14,24 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import ColumnType, column_type
-from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.files.manifest import add_manifest
 from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.spec import Field
 from mouse_core.store._intake import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
 
 
-def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: About) -> Any:
+def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: DatasetMetadata) -> Any:
     """Return the rows of a snapshot as one dataset; see ``DatasetStore.to_dataset``.
 
     Args:
         snapshot: The rows.
         types: The Arrow types of all columns, in their order.
-        about: The metadata of the dataset.
+        metadata: The metadata of the dataset.
 
     Raises:
         ConfigError: The snapshot is empty.
@@ -48,7 +48,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     features = _features(snapshot, types)
     parts = []
     for segment, origin in zip(snapshot.segments, origins, strict=True):
-        if origin is not None and with_about(origin.features, About()) == features:
+        if origin is not None and with_metadata(origin.features, DatasetMetadata()) == features:
             check_rows(origin.data.table, "to_dataset")
             parts.append(origin)
         else:
@@ -57,9 +57,11 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     dataset = (
         parts[0]
         if len(parts) == 1
-        else datasets.concatenate_datasets([with_about(one, About()) if read_about(one) else one for one in parts])
+        else datasets.concatenate_datasets(
+            [with_metadata(one, DatasetMetadata()) if read_metadata(one) else one for one in parts]
+        )
     )
-    return dataset if read_about(dataset) == about else with_about(dataset, about)
+    return dataset if read_metadata(dataset) == metadata else with_metadata(dataset, metadata)
 
 
 def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
@@ -92,7 +94,7 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
             with pa.memory_map(str(file)) as source:
                 rows[file.name] = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
         add_manifest(partial_folder, rows, None)
-        videos = read_about(dataset).videos
+        videos = read_metadata(dataset).videos
         if videos:
             from mouse_core.video.frames import carry_videos  # imported only for rows with videos
 
@@ -108,7 +110,7 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
     for name, data_type in types.items():
         declared = _declared_feature(snapshot, name)
         features[name] = _feature_from_type(snapshot, name, data_type) if declared is None else declared
-    return with_about(datasets.Features(features), About())
+    return with_metadata(datasets.Features(features), DatasetMetadata())
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:

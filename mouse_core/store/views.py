@@ -21,7 +21,7 @@ from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
     from mouse_core.store._episode_table import Condition, Episodes, Rule
 
 
@@ -57,11 +57,11 @@ class Store(ABC):
         return self.snapshot().alignment
 
     @property
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """The metadata of the rows; the alignment is None if "arrived" is only an assumption."""
-        from mouse_core.about.dataset import About
+        from mouse_core.metadata import DatasetMetadata
 
-        return About("outgoing" if self.alignment == "outgoing" else None)
+        return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
@@ -104,15 +104,15 @@ class Store(ABC):
     def to_dataset(self) -> Any:
         """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
 
-        A store of one dataset gives that dataset. It says of itself what is ``about`` the store, which files, Parquet
-        and the Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
+        A store of one dataset gives that dataset. It has the ``metadata`` of the store, which files, Parquet and the
+        Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
 
         Raises:
             ConfigError: The store is empty.
         """
         from mouse_core.store.export import to_dataset
 
-        return to_dataset(self.snapshot(), self.columns, self.about)
+        return to_dataset(self.snapshot(), self.columns, self.metadata)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a folder that ``datasets.load_from_disk`` and ``formats.open`` open.
@@ -143,7 +143,7 @@ class Store(ABC):
         its rows; ``return``, the sum of its rewards in float64, without that of the first row where rows have
         "arrived"; ``done``, the code of its last row, 0 where it was broken off or still goes on; and every column of
         single numbers or texts whose value stays the same all through each episode, as the name of a task does. Where
-        rows have the number of a task, and the store is told its text (``about.tasks``), there is ``task``, too.
+        rows have the number of a task, and the store is told its text (``metadata.tasks``), there is ``task``, too.
 
         Rows with neither ``done`` nor ``time``, as prompts are, are an episode each; without rewards the return is 0.
 
@@ -217,7 +217,7 @@ class Store(ABC):
             known = _counted.get(self)
         if known is not None and known.rows is snapshot:
             return snapshot, known
-        episodes = episodes_of(snapshot, known, self.about.tasks)
+        episodes = episodes_of(snapshot, known, self.metadata.tasks)
         if rows is None:
             with _lock:
                 _counted[self] = episodes
@@ -252,9 +252,9 @@ class View(Store):
         return self._store.alignment
 
     @property
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """The metadata of the underlying store's rows."""
-        return self._store.about
+        return self._store.metadata
 
     @property
     def columns(self) -> dict[str, pa.DataType]:

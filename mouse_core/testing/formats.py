@@ -125,7 +125,7 @@ class FormatConformance:
         digest = stream.write(tmp_path / "rows")
         again = formats.open(tmp_path / "rows")
         assert again.digest() == digest == stream.digest(), "expected the rows that were written"
-        assert (again.alignment, again.about) == (stream.alignment, stream.about)
+        assert (again.alignment, again.metadata) == (stream.alignment, stream.metadata)
         assert len(stream.to_store()) == stream.to_table().num_rows
 
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:

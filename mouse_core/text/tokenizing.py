@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
 from mouse_core._base.processes import results
-from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import cached_json, json_with_digest
 from mouse_core.files.locking import FileLock
@@ -30,6 +29,7 @@ from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.converting import convert
 from mouse_core.formats.function_identity import digest_of
 from mouse_core.formats.rows import read_rows
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text.encoding import Encoder, known
@@ -490,8 +490,8 @@ def _make(
             left_out = ", all of which were left out" if read.rows else ""
             raise DataError(f"{source.name}: expected texts that become rows, found none among {read.rows}{left_out}")
 
-    about = About(fields=fields_of(recipe))
-    stream = RowStream(path=source.name, format="text", schema=recipe.schema, batches=batches, about=about)
+    metadata = DatasetMetadata(fields=fields_of(recipe))
+    stream = RowStream(path=source.name, format="text", schema=recipe.schema, batches=batches, metadata=metadata)
     try:
         convert(stream, target, to="store", shard_bytes=_SHARD_BYTES, progress=progress)
     except DataError:

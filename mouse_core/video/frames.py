@@ -1,7 +1,7 @@
 """Frames that rows name by two numbers, which file and which frame of it, decoded together for all rows of a batch.
 
 A column of them is ``struct<video: int32, frame: int32>``: the first is a place in the dataset's list of files
-(``about.About.videos``), the second counts frames in the order in which they are shown. A null is no frame.
+(``DatasetMetadata.videos``), the second counts frames in the order in which they are shown. A null is no frame.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import read_about
 from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.writing import StrPath, link_or_copy, storing
 from mouse_core.images.files import find_video
+from mouse_core.metadata import read_metadata
 from mouse_core.video.decoding import Crop, Decoder, FrameDecoder
 from mouse_core.video.index import SUFFIX, VideoIndex, index_video
 
@@ -180,14 +180,16 @@ def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def videos_of(dataset: Any) -> VideoFiles:
-    """Return the videos that a dataset lists, in any form that ``about.read_about`` takes.
+    """Return the videos that a dataset lists, in any form that ``metadata.read_metadata`` takes.
 
     Raises:
         SchemaError: It lists none.
     """
-    files = read_about(dataset).videos
+    files = read_metadata(dataset).videos
     if not files:
-        raise SchemaError("expected a list of videos (videos= of mouse_core.about.About) for frames, found none")
+        raise SchemaError(
+            "expected a list of videos (videos= of mouse_core.metadata.DatasetMetadata) for frames, found none"
+        )
     return VideoFiles(files)
 
 
@@ -198,7 +200,7 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
     them. Each is held against the digest that is listed.
 
     Args:
-        videos: Paths and digests, as ``about.About.videos`` has them.
+        videos: Paths and digests, as ``metadata.DatasetMetadata.videos`` has them.
         roots: Folders (absolute, without links) in which they may lie.
         folder: The other folder.
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.about import About
 from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
@@ -277,7 +277,7 @@ class Answers:
             one.refresh()
             rows = one.snapshot
             fields = rows.config.fields
-            about = About() if one.store is None else one.store.about
+            metadata = DatasetMetadata() if one.store is None else one.store.metadata
             found.append(
                 {
                     "name": one.name,
@@ -285,8 +285,8 @@ class Answers:
                     "generation": one.generation,
                     "alignment": rows.alignment,
                     "batches": one.batches is not None,
-                    "columns": described(rows, about.dimensions) if rows.num_rows else [],
-                    "tasks": [*about.tasks.values()][:_MOST_TASKS],
+                    "columns": described(rows, metadata.dimensions) if rows.num_rows else [],
+                    "tasks": [*metadata.tasks.values()][:_MOST_TASKS],
                     "inspected": "nothing" if one.inspection is None else one.inspection.state,
                     "done": list(fields["done"].labels) if "done" in fields else [],
                     "reward": rows.readers["reward"].spec.column if "reward" in rows.readers else None,

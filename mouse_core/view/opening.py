@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.locks import ProcessLock
-from mouse_core.about.dataset import read_about
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.files.arrow import is_stream, mapped
 from mouse_core.files.reading import reading
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.sources import stream_of
+from mouse_core.metadata import read_metadata
 from mouse_core.remote.clients import is_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.manifest import looks_like_store
@@ -90,7 +90,7 @@ def _open_mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
         if first is not None and pa.total_allocated_bytes() - allocated > first.nbytes // 2:
             return None
         table = reader.read_all()
-    stated = {"alignment": read_about(table, label=str(path)).alignment or "arrived"}
+    stated = {"alignment": read_metadata(table, label=str(path)).alignment or "arrived"}
     return DatasetStore(**as_store | ({} if as_store["alignment"] else stated)).from_dataset(table)
 
 
@@ -130,7 +130,7 @@ class Shown:
     made: dict[Any, BatchSource] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        tasks = {} if self.store is None else self.store.about.tasks
+        tasks = {} if self.store is None else self.store.metadata.tasks
         self.episodes = EpisodeList(self._current_snapshot(), tasks)
         rows = partial(stream_of, self.store) if self.store is not None else None
         self.inspection = None if rows is None else Inspection(self.stream or rows, self.ignore)

@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.about import About
 from mouse_core.files.checksum import page_checksums
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 from mouse_core.sampling import Blocks
@@ -118,7 +118,9 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
     for each in every:
         (target / each.name).symlink_to(one / sealed.name)
         (target / name_of_sums(each)).symlink_to(one / name_of_sums(sealed))
-    manifest = Manifest(About("arrived"), (bare_schema(schema),), every, next_number=objects, identity=new_identity())
+    manifest = Manifest(
+        DatasetMetadata("arrived"), (bare_schema(schema),), every, next_number=objects, identity=new_identity()
+    )
     write_manifest(target, manifest)
 
 

@@ -30,11 +30,11 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
-from mouse_core.about import About
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import write_lerobot
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.video import FrameDecoder, VideoIndex, index_video
 
 CAMERAS, EPISODES, FRAMES, FPS, BATCH, ROUNDS, BATCHES = ("top", "wrist"), 10, 300, 30, 8, 5, 6
@@ -82,7 +82,11 @@ def rows(size: tuple[int, int], episodes: int, cameras: tuple[str, ...], frames:
 
     fields = [Field(f"observation_images_{camera}", image=True) for camera in cameras]
     return RowStream(
-        "made", "ted", batch(0, 1).schema, lambda: map(batch, range(episodes)), about=About("arrived", fields=fields)
+        "made",
+        "ted",
+        batch(0, 1).schema,
+        lambda: map(batch, range(episodes)),
+        metadata=DatasetMetadata("arrived", fields=fields),
     )
 
 

@@ -21,8 +21,8 @@ import yaml
 from PIL import Image
 
 from mouse_core import DatasetStore
-from mouse_core.about import read_about
 from mouse_core.hub import PushResult, push_to_hub
+from mouse_core.metadata import read_metadata
 from tests.core.hub_server import READ_TOKEN, WRITE_TOKEN, Commit, HubServer, running_hub
 
 REPO = "tester/cartpole"
@@ -128,7 +128,7 @@ def assert_whole(commit: Commit) -> None:
         assert sum(file.metadata.num_rows for file in files) == split["num_examples"]
         for file in files:
             assert set(file.schema_arrow.names) <= set(features)
-            assert read_about(file.schema_arrow).alignment == metadata.get("mouse_alignment")
+            assert read_metadata(file.schema_arrow).alignment == metadata.get("mouse_alignment")
     named = [entry["path"] for config in metadata["configs"] for entry in config["data_files"]]
     in_data = [path for path in shards(commit) if path.startswith("data/")]
     assert all(any(fnmatchcase(path, pattern) for pattern in named) for path in in_data)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
-from mouse_core.about import About
 from mouse_core.errors import DataError, MissingFieldError, MouseError, SchemaError
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer
 from mouse_core.rollouts import RolloutStorage
 from mouse_core.spec import Unbounded
@@ -357,8 +357,8 @@ NO_TEXT = "obs_\ud800"
         lambda _: Field(NO_TEXT),
         lambda _: Field("x", column=NO_TEXT),
         lambda _: DatasetStore(spec={NO_TEXT: Unbounded((2,))}),
-        lambda _: About(environments=[NO_TEXT]),
-        lambda _: About(dimensions={"action": [NO_TEXT]}),
+        lambda _: DatasetMetadata(environments=[NO_TEXT]),
+        lambda _: DatasetMetadata(dimensions={"action": [NO_TEXT]}),
         lambda _: ReplayBuffer(ArrayStorage(4)).append({"x": {NO_TEXT: 1.0}}),
         lambda _: ReplayBuffer(ListStorage(4)).append({"x": {NO_TEXT: 1.0}}),
         lambda path: ReplayBuffer(MemmapStorage(4, path)).extend({NO_TEXT: [1.0]}),

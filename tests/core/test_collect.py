@@ -25,12 +25,12 @@ import pytest
 from PIL import Image
 
 from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field, SchemaError
-from mouse_core.about import About
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
 from mouse_core.collect.wire import MOST_BYTES, decoded, receive
 from mouse_core.errors import ForkError, MouseError, StorageError
 from mouse_core.groups.columns import Columns
 from mouse_core.groups.sharing import decode_rollouts
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
 
@@ -760,11 +760,11 @@ def test_recorders_write_to_a_client_what_they_write_to_a_store(alignment: Any, 
         assert client.columns == store.columns == known.columns
         assert client.written == 2 + 3 + 1
         with pytest.raises(SchemaError, match="alignment"):
-            client.describe(About(alignment="arrived" if alignment == "outgoing" else "outgoing"))
+            client.describe(DatasetMetadata(alignment="arrived" if alignment == "outgoing" else "outgoing"))
         with pytest.raises(ConfigError, match="expected episodes, as only a store knows how many it has"):
             record(Pictures(gym), until=9, store=client)
     assert store[:] == known[:]
-    assert store.about == known.about
+    assert store.metadata == known.metadata
     store.close()
 
 

@@ -97,7 +97,7 @@ def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: 
     if to == "store":
         store = DatasetStore.open(tmp_path / target)
         assert store[30]["action"] == table().column("action")[30].as_py()
-        assert store.about.alignment == source.about.alignment
+        assert store.metadata.alignment == source.metadata.alignment
         with DatasetStore.open(tmp_path / target, "a") as writer:
             writer.extend(store[:3])
         assert len(DatasetStore.open(tmp_path / target)) == 503
@@ -380,7 +380,7 @@ def test_what_is_recognised(tmp_path: Path, parquet: Path) -> None:
         (tmp_path / "hub" / "data" / f"{name}.parquet").write_bytes(parquet.read_bytes())
     hub = formats.open(tmp_path / "hub")
     assert hub.rows == 1500
-    assert {name: len(files) for name, files in hub.metadata["splits"].items()} == {"eval": 1, "train": 2}
+    assert {name: len(files) for name, files in hub.format_metadata["splits"].items()} == {"eval": 1, "train": 2}
     assert formats.open(tmp_path / "hub", splits=["train"]).rows == 1000
     with pytest.raises(ConfigError, match="split: expected one of"):
         formats.open(tmp_path / "hub", splits=["test"])

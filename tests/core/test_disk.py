@@ -52,7 +52,7 @@ def rows(count: int, seed: int = 0, **more: Any) -> dict[str, Any]:
 def assert_same(one: DatasetStore, other: DatasetStore) -> None:
     """Rows, fingerprints, batches and shards of both are the same."""
     assert one[:] == other[:]
-    assert one.about == other.about
+    assert one.metadata == other.metadata
     assert one.snapshot().fingerprint == other.snapshot().fingerprint
     for options in ({}, {"shard": (1, 2)}, {"sampling": "sequential"}):
         sources = [BatchSource(store, 16, 8, seed=3, **options) for store in (one, other)]
@@ -128,7 +128,7 @@ def test_what_the_rows_say_of_themselves_is_kept(folder: Path) -> None:
         writer.extend(rows(200, metadata_extra=np.arange(200)))
     reader = DatasetStore.open(folder)
     assert reader.alignment == "outgoing"
-    assert reader.about.max_action_dim == 5
+    assert reader.metadata.max_action_dim == 5
     assert "extra" in reader.snapshot().spec
     with pytest.raises(SchemaError, match="alignment 'arrived', found 'outgoing'"):
         DatasetStore.open(folder, alignment="arrived")

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
-from mouse_core.about import About, with_about
 from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError, StoreWarning
 from mouse_core.formats.verifying import verify
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
@@ -100,7 +100,7 @@ def test_rows_and_batches_are_those_of_the_folder(server, options, written):
     for url in ("s3://data/runs", f"{server.url}/data/runs", f"file://{written}"):
         told = {**options, "storage_options": server.options if url.startswith("s3") else {}}
         here, there = DatasetStore.open(written), DatasetStore.open(url, **told)
-        assert (len(there), there.columns, there.about, there.path) == (3 * ROWS, here.columns, here.about, url)
+        assert (len(there), there.columns, there.metadata, there.path) == (3 * ROWS, here.columns, here.metadata, url)
         assert there.snapshot().fingerprint == here.snapshot().fingerprint
         numbers = [0, 1, ROWS - 1, ROWS, 3 * ROWS - 1]
         assert there.snapshot().rows(numbers) == here.snapshot().rows(numbers)
@@ -321,7 +321,7 @@ def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
     fields = [Field("some", fill=-1), Field("square", shape=(2, 2))]
     here = DatasetStore(fields=fields).from_dataset(datasets.load_from_disk(tmp_path / "saved"))
     there = DatasetStore.open("s3://data/saved", fields=fields, **options)
-    assert (len(there), there.columns, there.about) == (4 * ROWS, here.columns, here.about)
+    assert (len(there), there.columns, there.metadata) == (4 * ROWS, here.columns, here.metadata)
     assert there.snapshot().fingerprint == here.snapshot().fingerprint
     assert there.snapshot().rows([0, ROWS, 4 * ROWS - 1]) == here.snapshot().rows([0, ROWS, 4 * ROWS - 1])
     same_batches(here, there)
@@ -379,7 +379,7 @@ def test_record_batches_that_differ_in_length_are_looked_for_from_several_places
 
 def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path):
     columns = {name: list(values) for name, values in rows(0, 2 * ROWS).items()}
-    table = with_about(pa.table(columns), About("outgoing"))
+    table = with_metadata(pa.table(columns), DatasetMetadata("outgoing"))
     (tmp_path / "parquet").mkdir()
     for part in range(2):
         target = tmp_path / "parquet" / f"part-{part}.parquet"

@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.about import read_about
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.hub import read_alignment
+from mouse_core.metadata import read_metadata
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.testing import example_store
 from tests.core.hub_client import (
@@ -245,7 +245,7 @@ def test_damage_is_noticed_by_a_reader_that_looks(hub: HubServer) -> None:
 def test_the_alignment_is_told(hub: HubServer) -> None:
     push(hub, {"train": make_store(5, alignment="outgoing")})
     assert card_of(head(hub))[0]["mouse_alignment"] == "outgoing"
-    assert read_about(table_of(head(hub), "train")).alignment == "outgoing"
+    assert read_metadata(table_of(head(hub), "train")).alignment == "outgoing"
     assert read_alignment(REPO, endpoint=hub.endpoint, token=READ_TOKEN) == "outgoing"
     hub.create("tester/other")
     assert read_alignment("tester/other", endpoint=hub.endpoint, token=READ_TOKEN) is None

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mouse_core.about import About, read_about, with_about
 from mouse_core.hub import _shards
 from mouse_core.hub._shards import unify_features
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow
@@ -77,16 +77,16 @@ def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dat
             named,
             split="train",
             features=features,
-            about=About("arrived"),
+            metadata=DatasetMetadata("arrived"),
             folder=folder,
             options=_shards.ShardOptions(max_bytes, None, "zstd"),
             advance=lambda count: None,
         )
         tables = [pq.read_table(shard.path) for shard in shards]
     assert [table.num_rows for table in tables] == [shard.num_rows for shard in shards]
-    said = with_about(features, About("arrived"))
+    said = with_metadata(features, DatasetMetadata("arrived"))
     assert all(datasets.Features.from_arrow_schema(table.schema) == said for table in tables)
-    assert all(read_about(table) == About("arrived") for table in tables)
+    assert all(read_metadata(table) == DatasetMetadata("arrived") for table in tables)
     rows = [row for part in parts for row in part.with_format("arrow")[:].to_pylist()]
     assert pa.concat_tables(tables).to_pylist() == [{name: row.get(name) for name in features} for row in rows]
     if max_bytes == 1 and all(shard.data_bytes for shard in shards):
@@ -113,7 +113,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
             [_shards.SplitPiece("split 'train'", dataset, image_roots=(str(tmp_path),))],
             split=f"train{n}",
             features=dataset.features,
-            about=About("arrived"),
+            metadata=DatasetMetadata("arrived"),
             folder=str(tmp_path),
             options=_shards.ShardOptions(64 * size, None, "snappy"),
             advance=advance,

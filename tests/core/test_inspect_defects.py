@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import formats
-from mouse_core.about import About
 from mouse_core.inspect import Finding, Report, inspect, show
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.statistics import statistics
 from tests.core import planted_defects
 from tests.core.planted_defects import Columns, stream
@@ -106,8 +106,8 @@ def test_what_only_looks_odd_is_a_note(clean: Columns, name: str) -> None:
 def test_a_finding_says_where(clean: Columns, capsys: pytest.CaptureFixture[str]) -> None:
     rows = spoiled(clean)
     rows["observation"][5 * 101 + 17, 1] = 1e9
-    about = About(dimensions={"observation": ["base", "elbow", "wrist"]})
-    report = inspect(stream(rows, about=about))
+    metadata = DatasetMetadata(dimensions={"observation": ["base", "elbow", "wrist"]})
+    report = inspect(stream(rows, metadata=metadata))
     finding = found(report, "outlier")
     assert (finding.column, finding.dimension, finding.name) == ("observation", 1, "elbow")
     assert (finding.episode, finding.step, finding.level) == (5, 17, "warning")
@@ -260,7 +260,7 @@ def test_statistics_of_other_rows_are_told(clean: Columns) -> None:
 
     def codes(**changed: Any) -> set[str]:
         stats = {key: values.tolist() for key, values in (said | changed).items()}
-        return loud(inspect(stream(clean, metadata={"stats": {"observation.state": stats}})))
+        return loud(inspect(stream(clean, format_metadata={"stats": {"observation.state": stats}})))
 
     assert codes() == set()
     for changed in (

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, Seconds, formats
-from mouse_core.about import About
 from mouse_core.formats import converting
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
 from mouse_core.images import decode_image, encode_png
 from mouse_core.inspect import inspect
+from mouse_core.metadata import DatasetMetadata
 
 FPS = 10
 SIDE = (48, 64)
@@ -214,12 +214,12 @@ def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_pat
         assert table.column(name).to_pylist() == wanted[name], name
     assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
     assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
-    assert stream.metadata["tasks"] == {0: "pick", 1: "place"}
-    known = About("arrived", tasks={0: "pick", 1: "place"}, frames_per_second=[FPS], robots=["arm"])
-    assert stream.about.replace(dimensions={}) == known
-    assert stream.metadata["stats"] == {"action": {"mean": [0.0] * 6}}
+    assert stream.format_metadata["tasks"] == {0: "pick", 1: "place"}
+    known = DatasetMetadata("arrived", tasks={0: "pick", 1: "place"}, frames_per_second=[FPS], robots=["arm"])
+    assert stream.metadata.replace(dimensions={}) == known
+    assert stream.format_metadata["stats"] == {"action": {"mean": [0.0] * 6}}
     joints = tuple(f"joint_{k}" for k in range(6))
-    assert stream.about.dimensions == {"observation": joints, "action": joints}
+    assert stream.metadata.dimensions == {"observation": joints, "action": joints}
     assert any("does not tell terminal states" in note for note in stream.notes)
     if final == "mark":
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
@@ -645,6 +645,6 @@ def test_language_is_text(tmp_path: Path) -> None:
         assert json.loads(rows["metadata_language_events"][1].as_py()) == said[1:]
         assert json.loads(rows["metadata_language_events"][0].as_py()) == []
         stream.to_store()
-    assert dict(stream.metadata["tasks"]) == {0: "pick", 1: "place"}
+    assert dict(stream.format_metadata["tasks"]) == {0: "pick", 1: "place"}
     converting.convert(stream, tmp_path / "converted")
     assert formats.open(tmp_path / "converted").digest() == stream.digest()

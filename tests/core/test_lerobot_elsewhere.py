@@ -40,12 +40,12 @@ def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_pa
     server.put_folder("data/robot", folder)
     here, url = formats.open(folder, final=final), "s3://data/robot"
     there = formats.open(url, final=final, **options)
-    for name in ("format", "schema", "rows", "episodes", "notes", "metadata", "about", "alignment"):
+    for name in ("format", "schema", "rows", "episodes", "notes", "format_metadata", "metadata", "alignment"):
         assert getattr(there, name) == getattr(here, name), name
     assert there.digest() == here.digest()
     stores = here.to_store(), formats.open(url, final=final, **options).to_store()
     assert stores[0].snapshot().fingerprint == stores[1].snapshot().fingerprint
-    assert stores[1].about == stores[0].about
+    assert stores[1].metadata == stores[0].metadata
     assert there.to_store().path == url  # it stays there
     last = len(stores[0]) - 1
     assert stores[0].snapshot().rows([0, 7, last]) == stores[1].snapshot().rows([0, 7, last])

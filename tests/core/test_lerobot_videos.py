@@ -65,7 +65,7 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
     assert all(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
     )
-    assert store.about.tasks == read_lerobot(root, final=final).about.tasks
+    assert store.metadata.tasks == read_lerobot(root, final=final).metadata.tasks
     with bench_opened(str(root), final=final) as found:  # by mouse bench and mouse stats, too
         assert found.to_store().columns == store.columns
     (kept,) = (root / ".mouse").glob("*/*.arrow")  # where few rows of many files lie together
@@ -166,7 +166,7 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
         formats.open(root, final="drop").to_store()
     left = read_lerobot(root, final="mark", skip_broken=True, videos="frames")
     assert left.to_table()["metadata_episode_index"].unique().to_pylist() == [2]
-    assert [path.split("/")[-1] for path, _ in left.about.videos] == ["file-001.mp4"] * 2  # none that is not there
+    assert [path.split("/")[-1] for path, _ in left.metadata.videos] == ["file-001.mp4"] * 2  # none that is not there
     (root / TOP / "file-001.mp4").unlink()
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
         formats.open(root, final="drop", skip_broken=True)

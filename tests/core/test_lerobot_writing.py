@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, Field, SchemaError, StorageError, formats
-from mouse_core.about import About, with_about
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
@@ -21,6 +20,7 @@ from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
 from mouse_core.formats.preprocessing import preprocess
 from mouse_core.images import decode_image, encode_png
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from tests.core.video_cases import SIDE, decoded, pictures
 
 av = pytest.importorskip("av")
@@ -53,16 +53,16 @@ class Rows:
             "metadata_next_force": np.where(begins, 0, random.normal(size=count)).astype(np.float32),
             "metadata_task_index": self.episode % 2 * 3,
         }
-        self.about = About("arrived", tasks={3: "place", 0: "pick"}, dimensions={"action": list("abcd")})
+        self.metadata = DatasetMetadata("arrived", tasks={3: "place", 0: "pick"}, dimensions={"action": list("abcd")})
 
     def table(self) -> pa.Table:
         columns = {name: to_arrow(values, where=name) for name, values in self.columns.items()}
-        return with_about(pa.table(columns), self.about)
+        return with_metadata(pa.table(columns), self.metadata)
 
     def stream(self, size: int = 5) -> RowStream:
         table = self.table()
         batches = table.to_batches(max_chunksize=size)
-        return RowStream("made", "ted", table.schema, lambda: iter(batches), rows=self.count, about=self.about)
+        return RowStream("made", "ted", table.schema, lambda: iter(batches), rows=self.count, metadata=self.metadata)
 
     def frames(self) -> list[tuple[int, int]]:
         """Of every frame its row, and the row that has what its action brought."""
@@ -178,7 +178,7 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     names = [name for name in tables(root).column_names if name not in left]
     assert tables(again).select(names).equals(tables(root).select(names))
     store = formats.open(again, final="drop").to_store()
-    assert store.about.dimensions["action"] == tuple("abcd")
+    assert store.metadata.dimensions["action"] == tuple("abcd")
 
 
 KEYS = {
@@ -211,8 +211,10 @@ def named(folder: Path) -> Path:
         "metadata_next_hand_force": np.arange(count, dtype=np.float32),
     }
     table = pa.table({name: to_arrow(values, where=name) for name, values in columns.items()})
-    about = About("arrived", frames_per_second=[12.5], robots=["two arms"], keys={v: k for k, v in KEYS.items()})
-    write_lerobot(with_about(table, about), folder, images="png")
+    metadata = DatasetMetadata(
+        "arrived", frames_per_second=[12.5], robots=["two arms"], keys={v: k for k, v in KEYS.items()}
+    )
+    write_lerobot(with_metadata(table, metadata), folder, images="png")
     return folder
 
 
@@ -225,8 +227,8 @@ def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     assert (said["fps"], said["robot_type"]) == (12.5, "two arms")
     assert said["features"].keys() > {*KEYS, "observation.state", "next.reward"}
     rows: Any = formats.open(source, final="mark")
-    assert rows.about.frames_per_second == (12.5,)
-    assert rows.about.robots == ("two arms",)
+    assert rows.metadata.frames_per_second == (12.5,)
+    assert rows.metadata.robots == ("two arms",)
     if way in ("store", "saved", "view"):
         rows = formats.open(source, final="mark").to_store()
     if way == "saved":
@@ -252,7 +254,7 @@ def test_rates_and_robots_of_several_are_said(tmp_path: Path) -> None:
     one, other = Rows((4,)).table(), Rows((3,)).table()
     store = DatasetStore()
     for table, rate, robot in ((one, 10, "arm"), (other, 30, "hand")):
-        store.from_dataset(with_about(table, About(frames_per_second=[rate], robots=[robot])))
+        store.from_dataset(with_metadata(table, DatasetMetadata(frames_per_second=[rate], robots=[robot])))
     with pytest.raises(ConfigError, match=r"expected one rate, found rows of \[10.0, 30.0\] frames a second"):
         write_lerobot(store, tmp_path / "robot", images="png")
     done = write_lerobot(store, tmp_path / "robot", images="png", frames_per_second=10)
@@ -314,7 +316,9 @@ def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> 
 def test_rows_need_no_pictures_nor_tasks(tmp_path: Path) -> None:
     step = np.arange(8) % 4
     columns = {"action": step % 2, "reward": step / 8, "done": np.where(step == 3, 2, 0), "observation_discrete": step}
-    rows = with_about(pa.table({**columns, "episode_step": step}), About("arrived", environments=["Lake-v1"]))
+    rows = with_metadata(
+        pa.table({**columns, "episode_step": step}), DatasetMetadata("arrived", environments=["Lake-v1"])
+    )
     store = DatasetStore().from_dataset(rows)
     write_lerobot(store, tmp_path / "robot", frames_per_second=2.5, robot_type="arm")
     said = info_of(tmp_path / "robot")
@@ -323,7 +327,7 @@ def test_rows_need_no_pictures_nor_tasks(tmp_path: Path) -> None:
     for name in ("action", "done"):
         assert found.column(name).to_pylist() == columns[name].tolist()
     assert found.column("observation_discrete").to_pylist() == [0, 1, 2, 0] * 2
-    assert read_lerobot(tmp_path / "robot", final="drop").metadata["tasks"] == {0: "Lake-v1"}
+    assert read_lerobot(tmp_path / "robot", final="drop").format_metadata["tasks"] == {0: "Lake-v1"}
 
 
 def test_episodes_of_one_row_are_left_out_and_said(tmp_path: Path) -> None:
@@ -371,7 +375,7 @@ def blind(rows: Rows) -> pa.Table:
 
 def without_action(rows: Rows) -> RowStream:
     table = rows.table().drop_columns(["action"])
-    return RowStream("made", "ted", table.schema, lambda: iter(table.to_batches()), about=rows.about)
+    return RowStream("made", "ted", table.schema, lambda: iter(table.to_batches()), metadata=rows.metadata)
 
 
 @pytest.mark.parametrize(
@@ -385,19 +389,33 @@ def without_action(rows: Rows) -> RowStream:
         (missing, DataError, "expected all observations but the last, found rows marked as missing"),
         (blind, DataError, f"column '{TOP}': expected a picture in every row, found 1 without"),
         (without_action, DataError, "expected a column 'action'"),
-        (About("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
-        (About("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),
-        (About(keys={TOP: "../../out", "metadata_speed": "../../out"}), DataError, "expected the name of a feature"),
-        (About(keys={TOP: "metadata/x", "metadata_speed": "metadata/x"}), DataError, "expected the name of a feature"),
-        (About(keys={TOP: "", "metadata_speed": ""}), DataError, "expected the name of a feature"),
-        (About(keys={TOP: "timestamp"}), DataError, "expected a feature of its own"),
+        (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
+        (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),
+        (
+            DatasetMetadata(keys={TOP: "../../out", "metadata_speed": "../../out"}),
+            DataError,
+            "expected the name of a feature",
+        ),
+        (
+            DatasetMetadata(keys={TOP: "metadata/x", "metadata_speed": "metadata/x"}),
+            DataError,
+            "expected the name of a feature",
+        ),
+        (DatasetMetadata(keys={TOP: "", "metadata_speed": ""}), DataError, "expected the name of a feature"),
+        (DatasetMetadata(keys={TOP: "timestamp"}), DataError, "expected a feature of its own"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
     make: Any, error: type[Exception], message: str, rows: Rows, tmp_path: Path
 ) -> None:
     options = make if isinstance(make, dict) else {"images": "png"}
-    written = with_about(rows.table(), make) if isinstance(make, About) else make(rows) if callable(make) else None
+    written = (
+        with_metadata(rows.table(), make)
+        if isinstance(make, DatasetMetadata)
+        else make(rows)
+        if callable(make)
+        else None
+    )
     with pytest.raises(error, match=message):
         write_lerobot(rows.table() if written is None else written, tmp_path / "robot", **options)
     assert not list(tmp_path.iterdir())

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, StorageError, formats
-from mouse_core.about import About
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.named import to_arrow
 from mouse_core.formats.converting import Conversion, convert
 from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.images import decode_image
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.video import VideoCodec, VideoWriter, index_video
 from tests.core.test_convert import Interrupted, cut
 from tests.core.video_cases import SIDE, decoded, pictures
@@ -54,7 +54,7 @@ def with_nulls(pixels: npt.NDArray[Any], nulls: npt.NDArray[np.bool_]) -> pa.Arr
     return pa.FixedSizeListArray.from_arrays(flat.values, flat.type.list_size, mask=pa.array(nulls))
 
 
-def rows_of(pixels: Mapping[str, Any], about: About | None = None, *, size: int = 7) -> RowStream:
+def rows_of(pixels: Mapping[str, Any], metadata: DatasetMetadata | None = None, *, size: int = 7) -> RowStream:
     """Episodes of half of the rows, with columns of pictures."""
     columns = {name: one if isinstance(one, pa.Array) else to_arrow(one, where=name) for name, one in pixels.items()}
     count = len(next(iter(columns.values())))
@@ -70,7 +70,9 @@ def rows_of(pixels: Mapping[str, Any], about: About | None = None, *, size: int 
         }
     )
     batches = rows.to_batches(max_chunksize=size)
-    return RowStream("made", "ted", rows.schema, lambda: iter(batches), rows=count, about=about or About("arrived"))
+    return RowStream(
+        "made", "ted", rows.schema, lambda: iter(batches), rows=count, metadata=metadata or DatasetMetadata("arrived")
+    )
 
 
 def kept(source: Any, folder: Path, images: Any, **options: Any) -> RowStream:
@@ -84,8 +86,8 @@ def values(stream: RowStream, column: str) -> list[Any]:
 
 def frames_of(stream: RowStream, folder: Path, column: str) -> npt.NDArray[np.uint8]:
     """The frames that rows name, from decoding every file in turn."""
-    files = [decoded(folder / path)[0] for path, _ in stream.about.videos if column in path]
-    places = {path: place for place, (path, _) in enumerate(stream.about.videos)}
+    files = [decoded(folder / path)[0] for path, _ in stream.metadata.videos if column in path]
+    places = {path: place for place, (path, _) in enumerate(stream.metadata.videos)}
     of = {places[path]: k for k, path in enumerate(path for path in places if column in path)}
     return np.stack([files[of[one["video"]]][one["frame"]] for one in values(stream, column)])
 
@@ -173,13 +175,13 @@ def test_frames_are_those_of_decoding_files_in_turn(way: str, to: str, tmp_path:
     source = rows_of({TOP: with_nulls(colours(), nulls), "observation_image": colours()[::-1]})
     folder = tmp_path / "video"
     video = kept(source, folder, {TOP: f"video:{way}"}, to=to, shard_bytes=1000)
-    assert len(video.about.videos) > 1 or "gop=250" in way  # whose encoder looks at all frames before it gives one
-    for number, (path, digest) in enumerate(video.about.videos):
+    assert len(video.metadata.videos) > 1 or "gop=250" in way  # whose encoder looks at all frames before it gives one
+    for number, (path, digest) in enumerate(video.metadata.videos):
         assert path == f"videos/{TOP}/chunk-000/file-{number:03d}.mp4"
         assert index_video(folder / path).digest == digest
     named = values(video, TOP)
     assert [one is None for one in named] == nulls.tolist()
-    frames = [decoded(folder / path)[0] for path, _ in video.about.videos]
+    frames = [decoded(folder / path)[0] for path, _ in video.metadata.videos]
     wanted = np.stack(
         [np.zeros((*SIDE, 3), np.uint8) if one is None else frames[one["video"]][one["frame"]] for one in named]
     )
@@ -206,7 +208,7 @@ def test_videos_are_encoded_anew(to: str, tmp_path: Path) -> None:
     for number in range(3):
         way = f"video:{['h264:crf=8', 'vp9:crf=8', 'hevc:pix_fmt=gbrp:lossless'][number]}"
         again = kept(first, tmp_path / f"again{number}", way, to=to)
-        assert [path.split("/")[0] for path, _ in again.about.videos] == ["videos-1" if number != 1 else "videos"]
+        assert [path.split("/")[0] for path, _ in again.metadata.videos] == ["videos-1" if number != 1 else "videos"]
         found = BatchSource(again.to_store(), len(colours()), 1, sampling="last")[0][TOP].reshape(-1, *SIDE, 3)
         assert np.abs(found.astype(int) - colours()).mean() < 20 < np.abs(found[1:].astype(int) - colours()[:-1]).mean()
         first = again
@@ -222,7 +224,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     assert [one.type.field(0).name for one in list(mixed.schema)[-3:]] == ["video", "video", "bytes"]
     # Of two that are in videos one becomes pixels: the other keeps its frames, and new ones get a folder of their own.
     other = kept(mixed, tmp_path / "other", {TOP: "png", "observation_image": "video:vp9"})
-    assert [path.split("/")[0] for path, _ in other.about.videos] == ["videos", "videos", "videos-1"]
+    assert [path.split("/")[0] for path, _ in other.metadata.videos] == ["videos", "videos", "videos-1"]
     batches = [BatchSource(one.to_store(), 4, 3, seed=3)[1] for one in (mixed, other)]
     for name in (TOP, DEPTH):
         np.testing.assert_array_equal(batches[0][name], batches[1][name])
@@ -276,9 +278,9 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({TOP: pictures(4)[:, :14]}, "video:hevc", ConfigError, "at least 16x16 .* found 14x64; h264 and vp9 take any"),
         ({TOP: pictures(4)[:, :, :30]}, "video:av1", ConfigError, "at least 4x32 .* found 48x30; h264 and vp9"),
     ):
-        about = About("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])
+        metadata = DatasetMetadata("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])
         with pytest.raises(error, match=message):
-            convert(rows_of(columns, about), target, images=way)
+            convert(rows_of(columns, metadata), target, images=way)
         assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="expected a folder for rows with videos, found the name of one file"):
         convert(rows_of({TOP: colours()}), tmp_path / "rows.parquet", images="video")
@@ -287,10 +289,10 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(tmp_path: Path) -> None:
     video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
     for field in (Field(TOP, image=True, crop=(0, 0, 8, 8)), Field(TOP, image=True, shape=(24, 32, 3))):
-        cropped = video.replace(about=video.about.replace(fields=[field]))
+        cropped = video.replace(metadata=video.metadata.replace(fields=[field]))
         with pytest.raises(SchemaError, match="expected a field of whole frames for png"):
             convert(cropped, tmp_path / "png", images="png")
-        assert kept(cropped, tmp_path / f"{field.crop}", "video").about.fields == (field,)
+        assert kept(cropped, tmp_path / f"{field.crop}", "video").metadata.fields == (field,)
 
 
 # ---------------------------------------------------------------------- videos go along
@@ -316,14 +318,14 @@ def test_videos_go_along_with_rows(tmp_path: Path) -> None:
 
 def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
     video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
-    (path, digest), *_ = video.about.videos
+    (path, digest), *_ = video.metadata.videos
     (tmp_path / "video" / "notes.txt").write_bytes((tmp_path / "video" / path).read_bytes())
     for listed, message in (
         ([("notes.txt", digest)], "expected videos that end in one of"),
         ([("gone.mp4", digest)], "expected a readable video"),
         ([(path, "0" * 32)], "expected the video that rows were made for"),
     ):
-        other = video.replace(about=video.about.replace(videos=listed), image_roots=(str(tmp_path / "video"),))
+        other = video.replace(metadata=video.metadata.replace(videos=listed), image_roots=(str(tmp_path / "video"),))
         with pytest.raises(DataError, match=message):
             convert(other, tmp_path / "out")
         with pytest.raises(DataError, match=message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
-from mouse_core.about import About, read_about
 from mouse_core.formats.columns.named import named_observation
+from mouse_core.metadata import DatasetMetadata, read_metadata
 from mouse_core.record import Recorder, VectorRecorder, record
 from mouse_core.spec import Categorical, from_gymnasium, from_json
 from tests.core.formats.recording import Counting
@@ -68,7 +67,7 @@ def test_rows_are_those_of_the_log(name: str, alignment: Any) -> None:
     play(Recorder(Logged(made(name), logs), store, infos=infos), 3)
     assert [log[1:] for log in logs if not log[1:]] == []
     check_rows(store, all_rows(logs, alignment=alignment, infos=infos))
-    assert store.snapshot().alignment == store.about.alignment == alignment
+    assert store.snapshot().alignment == store.metadata.alignment == alignment
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -347,23 +346,23 @@ def test_parts_of_nested_spaces_are_fields() -> None:
 
 def test_what_was_recorded_travels(tmp_path: Path) -> None:
     store = record("CartPole-v1", episodes=2, seed=0)
-    (said,) = store.about.recordings
+    (said,) = store.metadata.recordings
     assert (said.environment, said.policy) == ("CartPole-v1", "random")
     assert said.spec["max_episode_steps"] == 500
     assert from_json(said.action_space) == Categorical(2)
     assert from_json(said.observation_space) == from_gymnasium(gym.make("CartPole-v1").observation_space)
     assert {"gymnasium", "numpy", "python"} <= said.versions.keys()
-    assert store.about.environments == ("CartPole-v1",)
-    assert store.about.max_action_dim == 2
-    assert About.from_json(store.about.to_json()) == store.about
+    assert store.metadata.environments == ("CartPole-v1",)
+    assert store.metadata.max_action_dim == 2
+    assert DatasetMetadata.from_json(store.metadata.to_json()) == store.metadata
 
     store.to_dataset().to_parquet(tmp_path / "rows.parquet")
     import datasets
 
     loaded = datasets.load_dataset("parquet", data_files=str(tmp_path / "rows.parquet"), split="train")
-    assert read_about(loaded).recordings == (said,)
-    assert DatasetStore().from_dataset(loaded).about.recordings == (said,)
-    assert json.loads(store.about.to_json())["version"] == 1
+    assert read_metadata(loaded).recordings == (said,)
+    assert DatasetStore().from_dataset(loaded).metadata.recordings == (said,)
+    assert store.metadata.to_json()["version"] == 1
 
 
 def test_the_same_recording_is_said_once() -> None:
@@ -371,8 +370,8 @@ def test_the_same_recording_is_said_once() -> None:
     for seed in (0, 0, 1):
         record("CartPole-v1", episodes=1, seed=seed, store=store)
     record("CartPole-v1", lambda observation: 0, episodes=1, store=store, name="left")
-    assert [item.policy for item in store.about.recordings] == ["random", "left"]
-    assert store.about.environments == ("CartPole-v1",)
+    assert [item.policy for item in store.metadata.recordings] == ["random", "left"]
+    assert store.metadata.environments == ("CartPole-v1",)
 
 
 def test_seeds_give_the_episodes_again() -> None:
@@ -562,10 +561,10 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 def test_a_store_of_something_else_is_refused_and_stays_as_it_was() -> None:
     store = DatasetStore(max_action_dim=2)
     record("CartPole-v1", episodes=1, store=store)
-    rows, about = len(store), store.about
+    rows, metadata = len(store), store.metadata
     with pytest.raises(SchemaError, match="max_action_dim: expected at least 4"):
         Recorder(gym.make("LunarLander-v3"), store)
-    assert (len(store), store.about) == (rows, about)
+    assert (len(store), store.metadata) == (rows, metadata)
     other = record("CartPole-v1", episodes=1)
     found = r"found 2 in the rows before \(CartPole-v1\) and 3 in describe \(Acrobot-v1\)"
     with pytest.raises(SchemaError, match=found):
@@ -696,7 +695,7 @@ def test_an_environment_of_dm_env() -> None:
     for number in range(17):  # which begins episodes by itself
         env.step(np.float32([number, 0.5]))
     check_rows(store, all_rows(walk.log[:-1]) + rows_of(walk.log[-1])[: len(store) - len(all_rows(walk.log[:-1]))])
-    assert store.about.recordings[0].environment == "Walk"
+    assert store.metadata.recordings[0].environment == "Walk"
     recorded = record(Walk(), lambda observation: np.zeros(2), episodes=3)
     assert recorded.episodes["done"].to_pylist() == [1, 2, 1]
 

@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_function(capsys: pytest.CaptureFixture[str]) -> N
     store = record("CartPole-v1", upright, episodes=4, seed=3)
     found = DatasetStore.open("new")
     assert found[:] == store[:]
-    assert found.about.recordings[0].policy == "policies_here:upright"
+    assert found.metadata.recordings[0].policy == "policies_here:upright"
     assert capsys.readouterr().out == f"new: 4 episodes, {len(store)} rows added; 4 episodes, {len(store)} rows\n"
 
 

@@ -24,7 +24,7 @@ def test_what_was_saved_is_what_there_was(tmp_path: Path) -> None:
         formats.open(tmp_path / "deep" / "saved" / "data-00000-of-00001.arrow").to_store(),
     ):
         assert reopened.snapshot().fingerprint == store.snapshot().fingerprint
-        assert reopened.about == store.about
+        assert reopened.metadata == store.metadata
         assert stream_digest(BatchSource(reopened, 5, 4), 9) == stream_digest(BatchSource(store, 5, 4), 9)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["saved"]
 
@@ -88,7 +88,7 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
         options = {"max_action_dim": 9, "alignment": "outgoing"}
         for store in (formats.open(path).to_store(Mine, **options), Mine.open(path, **options)):
             assert type(store) is Mine
-            assert (len(store), store.about.max_action_dim, store.alignment) == (50, 9, "outgoing")
+            assert (len(store), store.metadata.max_action_dim, store.alignment) == (50, 9, "outgoing")
     assert not verify(table).compared
     for options in ({"max_rows": 10}, {"layout": "windows"}, {"skip_broken": True}, {"cache": tmp_path}):
         with pytest.raises(ConfigError, match="expected"):

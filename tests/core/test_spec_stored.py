@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError
-from mouse_core.about import About, joined, read_about
 from mouse_core.formats import open as open_rows
 from mouse_core.images.pixels import encode_png
 from mouse_core.inspect import inspect
+from mouse_core.metadata import DatasetMetadata, joined, read_metadata
 from mouse_core.spec import (
     Binary,
     Bounded,
@@ -163,7 +164,7 @@ def test_pictures_are_held_to_it() -> None:
 def test_it_goes_with_the_rows(tmp_path: Path) -> None:
     store = DatasetStore(spec=SPEC)
     store.extend(columns(4))
-    assert store.about.spec == SPEC
+    assert store.metadata.spec == SPEC
     store.to_dataset().save_to_disk(tmp_path / "saved")
     again = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "saved"))
     pq.write_table(store.to_dataset().data.table, tmp_path / "rows.parquet")
@@ -172,7 +173,7 @@ def test_it_goes_with_the_rows(tmp_path: Path) -> None:
         written.extend(columns(3))
     with DatasetStore.open(tmp_path / "store", "a") as reopened:
         for one in (again, read, reopened):
-            assert one.about.spec == SPEC
+            assert one.metadata.spec == SPEC
             with pytest.raises(DataError, match="column 'task'"):
                 one.append(row(task=2))
         reopened.append(row())
@@ -185,13 +186,18 @@ def test_what_is_said_differently_is_not_said_of_the_whole() -> None:
     other.extend(columns(1))
     both = DatasetStore().from_dataset(one.to_dataset()).from_dataset(other.to_dataset())
     whole = SPEC.with_fields({"task": Unbounded((), np.int64)})
-    assert both.about.spec == whole
-    assert both.from_dataset(one.to_dataset()).about.spec == whole, "what there was once is there still"
+    assert both.metadata.spec == whole
+    assert both.from_dataset(one.to_dataset()).metadata.spec == whole, "what there was once is there still"
     two = DatasetStore(spec=SPEC.with_fields({"task": OneHot(3), "speed": Unbounded((2,))}))
     two.extend(columns(1, task=[[True, False, False]], speed=np.zeros((1, 2))))
-    said = joined([("one", one.about), ("two", two.about)])
+    said = joined([("one", one.metadata), ("two", two.metadata)])
     assert said.spec == SPEC.with_fields({"task": NonTensor(), "speed": NonTensor()})
-    wider = joined([("a", About(spec={"x": Unbounded((2, 3))})), ("b", About(spec={"x": Binary((4, 3), np.float64)}))])
+    wider = joined(
+        [
+            ("a", DatasetMetadata(spec={"x": Unbounded((2, 3))})),
+            ("b", DatasetMetadata(spec={"x": Binary((4, 3), np.float64)})),
+        ]
+    )
     assert wider.spec == Composite({"x": Unbounded((-1, 3), np.float64)})
     with pytest.raises(SchemaError, match=r"column 'task': expected Categorical\(.* found Categorical\("):
         one.from_dataset(other.to_dataset())
@@ -205,38 +211,37 @@ def test_other_things_are_no_specs_of_columns() -> None:
         Composite({"a": Unbounded((2,))}, (2,)),
     ):
         with pytest.raises(ConfigError, match="spec: expected the spec of an array for each column"):
-            About(spec=spec)
+            DatasetMetadata(spec=spec)
     with pytest.raises(ConfigError, match="expected a spec"):
         DatasetStore(spec={"a": 3})
-    assert About(spec={"a": Unbounded(device="cuda:0")}) == About(spec={"a": Unbounded()})
-    assert About(spec={}).spec is None
-    assert About(spec=SPEC) == About.from_json(About(spec=SPEC).to_json())
-    assert '"version": 1' in About().to_json(), "what says no spec is read by releases that know none"
-    text = About(spec=SPEC).to_json().replace("OneHot", "TwoHot")
+    assert DatasetMetadata(spec={"a": Unbounded(device="cuda:0")}) == DatasetMetadata(spec={"a": Unbounded()})
+    assert DatasetMetadata(spec={}).spec is None
+    assert DatasetMetadata(spec=SPEC) == DatasetMetadata.from_json(DatasetMetadata(spec=SPEC).to_json())
+    text = json.dumps(DatasetMetadata(spec=SPEC).to_json()).replace("OneHot", "TwoHot")
     with pytest.raises(DataError, match="expected one of"):
-        read_about(f"mouse_data: {text}")
+        read_metadata(f"mouse_data: {text}")
 
 
 def test_batches_have_it() -> None:
     store = DatasetStore(spec=SPEC)
     store.extend(columns(8))
     source = BatchSource(store, 4, 2, fields=["action", "obs_continuous", "reward"])
-    spec = source.spec.composite(store.about.spec)
+    spec = source.spec.composite(store.metadata.spec)
     assert spec["action"] == SPEC["action"]
     assert spec["obs_continuous"] == SPEC["observation"].astype(np.float64)
     assert spec["reward"] == Unbounded((), np.float32)
     assert spec.contains(source[0])
     normal = BatchSource(store, 4, 2, fields=["obs_continuous"], normalize={"obs_continuous": "mean_std"})
-    assert normal.spec.composite(store.about.spec)["obs_continuous"] == Unbounded((2,), np.float32), "other numbers"
+    assert normal.spec.composite(store.metadata.spec)["obs_continuous"] == Unbounded((2,), np.float32), "other numbers"
     floats = BatchSource(DatasetStore(fields=[Field("task", dtype="float32")]).from_dataset(store.to_dataset()), 4, 2)
-    assert floats.spec.composite(store.about.spec)["task"] == Unbounded(()), "there are no codes that are floats"
+    assert floats.spec.composite(store.metadata.spec)["task"] == Unbounded(()), "there are no codes that are floats"
     assert source.spec.composite()["action"] == Unbounded((2,), np.float32)
 
 
 def test_inspection_shows_it_and_finds_what_is_beyond(tmp_path: Path) -> None:
     store = DatasetStore()
     store.extend(columns(4, action=np.zeros((4, 2))) | {"done": [0, 0, 0, 1]})
-    store.describe(About(spec=SPEC.with_fields({"observation": Bounded(0, 1, (2,))})))
+    store.describe(DatasetMetadata(spec=SPEC.with_fields({"observation": Bounded(0, 1, (2,))})))
     store.to_dataset().save_to_disk(tmp_path / "saved")
     report = inspect(open_rows(tmp_path / "saved"))
     assert report.column("action").spec == SPEC["action"].to_json()
@@ -251,7 +256,7 @@ def beyond(tmp_path: Path, spec: Any, **rows: Any) -> list[str]:
     store = DatasetStore()
     n = len(next(iter(rows.values())))
     store.extend({"action": np.zeros(n), "reward": np.zeros(n), "done": np.zeros(n, int)} | rows)
-    store.describe(About(spec=spec))
+    store.describe(DatasetMetadata(spec=spec))
     store.to_dataset().save_to_disk(tmp_path / "rows")
     return [one.message for one in inspect(open_rows(tmp_path / "rows")).findings if one.code == "beyond-spec"]
 

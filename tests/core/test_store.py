@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, SchemaError, Snapshot
-from mouse_core.about import About, with_about
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from tests.core.oracle import Rule, assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, add_part, build, parts, worlds
 
@@ -581,6 +581,6 @@ def test_the_alignment_is_saved_and_checked(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
         arrived.from_dataset(reopened)
     assert len(arrived) == 0
-    table = with_about(pa.table({"action": [0], "reward": [0.5], "done": [0]}), About("outgoing"))
+    table = with_metadata(pa.table({"action": [0], "reward": [0.5], "done": [0]}), DatasetMetadata("outgoing"))
     with pytest.raises(SchemaError, match="alignment"):
         arrived.from_dataset(table)

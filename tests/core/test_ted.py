@@ -216,7 +216,7 @@ def test_what_is_written_is_read(layout: str, name: str, size: int, tmp_path: Pa
     assert write_ted(stream, tmp_path / name, layout=layout) == 15
     read = formats.open(tmp_path / name, batch_rows=size)
     assert read.format == "ted"
-    assert read.metadata["layout"] == (layout if layout != "ted" else "steps with next") or layout == "nested"
+    assert read.format_metadata["layout"] == (layout if layout != "ted" else "steps with next") or layout == "nested"
     table = read.to_table()
     wanted = stream.to_table()
     assert set(table.column_names) == set(wanted.column_names)

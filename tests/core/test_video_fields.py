@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
-from mouse_core.about import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.mixtures import Mixture
 from mouse_core.video import FrameDecoder, decoder_version
 from tests.core.video_cases import SIDE, decoded, frames_of, video_rows, write_video
@@ -82,7 +82,7 @@ def test_threads_views_files_and_pickles_give_the_same(rows: pa.Table, folder: P
         wanted = [loader.next_batch() for _ in range(4)]
     store.save(tmp_path / "saved")
     again = store_of(datasets.load_from_disk(str(tmp_path / "saved")), folder)
-    assert again.about.videos == store.about.videos == read_about(rows).videos
+    assert again.metadata.videos == store.metadata.videos == read_metadata(rows).videos
     view = store.where(length=(2, None))
     for one, workers in ((store, 2), (again, 1), (view, 0)):
         with PrefetchBatchifier(one, **options, num_workers=workers) as loader:
@@ -165,9 +165,9 @@ def test_the_fingerprint_goes_with_the_videos_and_not_with_their_place(
     found = store_of(rows, folder).snapshot().fingerprint
     shutil.copytree(folder, tmp_path / "copy")
     assert store_of(rows, tmp_path / "copy").snapshot().fingerprint == found
-    about = read_about(rows)
-    others = (about.videos[1], about.videos[0], about.videos[2])
-    assert store_of(with_about(rows, about.replace(videos=others)), folder).snapshot().fingerprint != found
+    metadata = read_metadata(rows)
+    others = (metadata.videos[1], metadata.videos[0], metadata.videos[2])
+    assert store_of(with_metadata(rows, metadata.replace(videos=others)), folder).snapshot().fingerprint != found
 
 
 def test_a_state_of_another_decoder_is_refused(rows: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +210,11 @@ def test_a_field_may_have_another_decoder(rows: pa.Table, folder: Path, truth: n
         np.testing.assert_array_equal(batches[0][TOP], 255 - batches[1][TOP])
         np.testing.assert_array_equal(batches[0][WRIST], batches[1][WRIST])
     # A dataset does not say what decodes it.
-    assert "decoder" not in read_about(rows).replace(fields=fields).to_json()
-    said = read_about(rows).replace(fields=plain).to_json().replace('"image": true', '"image": true, "decoder": "x"')
-    with pytest.raises(DataError, match="expected attributes of a field"):
-        About.from_json(said)
+    assert "decoder" not in read_metadata(rows).replace(fields=fields).to_json()["fields"][0]
+    said = read_metadata(rows).replace(fields=plain).to_json()
+    said["fields"][0]["decoder"] = "x"
+    with pytest.raises(DataError, match="fields: expected attributes among"):
+        DatasetMetadata.from_json(said)
 
 
 def state_of(store: DatasetStore) -> dict[str, Any]:
@@ -225,13 +226,13 @@ def state_of(store: DatasetStore) -> dict[str, Any]:
 
 
 def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, folder: Path, tmp_path: Path) -> None:
-    about = read_about(rows)
+    metadata = read_metadata(rows)
     for path in ("../0.mp4", "/etc/passwd", "a\\b", ""):
         with pytest.raises(ConfigError, match="videos: expected paths below"):
-            about.replace(videos=[(path, "")])
+            metadata.replace(videos=[(path, "")])
     for wrong in ("x", [("a",)], [(1, "")]):
         with pytest.raises(ConfigError, match="videos: expected"):
-            About(videos=wrong)  # type: ignore[arg-type]
+            DatasetMetadata(videos=wrong)  # type: ignore[arg-type]
     (tmp_path / "in").mkdir()
     for k in range(3):
         os.symlink(folder / f"{k}.mp4", tmp_path / "in" / f"{k}.mp4")
@@ -271,13 +272,15 @@ def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> 
     made = made.set_column(made.schema.get_field_index(TOP), TOP, column)
     with pytest.raises(DataError, match=r"expected videos 0 to 0, as the dataset lists them, found 3"):
         BatchSource(store_of(made, folder), 2, 1)[0]
-    with pytest.raises(DataError, match=r"expected a list of videos \(videos= of mouse_core.about.About\)"):
-        BatchSource(store_of(with_about(made, About(fields=read_about(made).fields)), folder), 2, 1)
+    with pytest.raises(
+        DataError, match=r"expected a list of videos \(videos= of mouse_core.metadata.DatasetMetadata\)"
+    ):
+        BatchSource(store_of(with_metadata(made, DatasetMetadata(fields=read_metadata(made).fields)), folder), 2, 1)
     with pytest.raises(SchemaError, match=r"expected numbers or lists of numbers, found video"):
         BatchSource(store_of(made, folder, fields=[Field("x", TOP)]), 2, 1)
 
 
 def test_a_newer_list_is_kept_by_releases_that_know_it(rows: pa.Table) -> None:
-    about = read_about(rows)
-    assert About.from_json(about.to_json()) == about
-    assert '"version": 1' in about.replace(videos=()).to_json()
+    metadata = read_metadata(rows)
+    assert DatasetMetadata.from_json(metadata.to_json()) == metadata
+    assert metadata.replace(videos=()).to_json()["version"] == 1

@@ -30,11 +30,11 @@ from PIL import Image
 
 import mouse_core.view
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
-from mouse_core.about import About
 from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.images import encode_png
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, to_rerun, view
 from mouse_core.view.counting import EpisodeList, Query
 from mouse_core.view.opening import opened_store, shown_of
@@ -319,7 +319,7 @@ def test_rows_that_come_are_shown_and_those_that_were_counted_are_not_counted_ag
 def test_the_texts_of_tasks_stand_for_their_numbers() -> None:
     table = recording(images=False).append_column("task_index", pa.array([0] * 8 + [1] * 12))
     store = DatasetStore()
-    store.describe(About(tasks={0: "pick", 1: "place"}))
+    store.describe(DatasetMetadata(tasks={0: "pick", 1: "place"}))
     with view(store.from_dataset(table)) as viewer:
         client = Client(viewer)
         found = client("episodes", has__task="pl")
@@ -466,7 +466,7 @@ def spoiled() -> pa.Table:
 
 def test_nothing_is_inspected_until_somebody_asks_and_then_findings_name_their_steps() -> None:
     store = DatasetStore()
-    store.describe(About(dimensions={"observation": ["base", NASTY, "wrist"]}))
+    store.describe(DatasetMetadata(dimensions={"observation": ["base", NASTY, "wrist"]}))
     with view(store.from_dataset(spoiled())) as viewer:
         client = Client(viewer)
         (source,) = client("sources")["sources"]
@@ -505,7 +505,7 @@ def test_nothing_is_inspected_until_somebody_asks_and_then_findings_name_their_s
 
 def test_names_of_dimensions_that_there_are_not_do_not_count() -> None:
     store = DatasetStore()
-    store.describe(About(dimensions={"observation": ["base"], "reward": [], "nothing": ["x"]}))
+    store.describe(DatasetMetadata(dimensions={"observation": ["base"], "reward": [], "nothing": ["x"]}))
     with view(store.from_dataset(recording((4,), images=False))) as viewer:
         (source,) = Client(viewer)("sources")["sources"]
         assert all(not one["names"] for one in source["columns"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mouse_core import DatasetStore
-from mouse_core.about import About
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, view
 from tests.browser import BROWSER, Tab, tab
 from tests.core.test_view import NASTY, recording, spoiled
@@ -25,7 +25,7 @@ def viewer() -> Iterator[Viewer]:
     first = DatasetStore().from_dataset(recording())
     second = DatasetStore().from_dataset(recording(LENGTHS, images=False))
     odd = DatasetStore()
-    odd.describe(About(dimensions={"observation": ["base", f"elbow {NASTY}", "wrist"]}))
+    odd.describe(DatasetMetadata(dimensions={"observation": ["base", f"elbow {NASTY}", "wrist"]}))
     odd.from_dataset(spoiled())
     with view(first, second, odd, names=[f"first {NASTY}", "second", "odd"]) as made:
         yield made

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot, formats
-from mouse_core.about import About, with_about
 from mouse_core.inspect import inspect
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.mixtures import Mixture
 from mouse_core.replay import ReplayBuffer
 from mouse_core.store import Store
@@ -223,7 +223,7 @@ def test_numbers_of_tasks_are_texts_where_the_dataset_says_them() -> None:
     columns = columns_of([2, 3, 2, 4], 1, tasks=False)
     columns["metadata_task_index"] = [0] * 2 + [7] * 3 + [0] * 2 + [5] * 4
     table = pa.table({name: list(values) for name, values in columns.items()})
-    store = DatasetStore().from_dataset(with_about(table, About(tasks={0: "push", 7: "pull"})))
+    store = DatasetStore().from_dataset(with_metadata(table, DatasetMetadata(tasks={0: "push", 7: "pull"})))
     assert store.episodes.column("task").to_pylist() == ["push", "pull", "push", None]
     assert store.where(task="push").episodes.column("episode").to_pylist() == [0, 2]
     assert store.snapshot().stretch_starts("").tolist() == [0, 2, 5, 7]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import Field
-from mouse_core.about import About, with_about
+from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.video import index_video
 
 SIDE = (48, 64)
@@ -189,4 +189,4 @@ def video_rows(
         columns[name] = frames_of(which, list(frames) * videos)
     made = [Field(name, image=True) for name in cameras] if fields is None else fields
     listed = [(f"{k}.mp4", index_video(folder / f"{k}.mp4").digest) for k in range(videos)]
-    return with_about(pa.table(columns), About("arrived", fields=made, videos=listed))
+    return with_metadata(pa.table(columns), DatasetMetadata("arrived", fields=made, videos=listed))

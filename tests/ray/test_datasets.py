@@ -15,7 +15,7 @@ import ray
 
 import mouse_ray
 from mouse_core import ConfigError, DatasetStore, MissingFieldError
-from mouse_core.about import About, read_about
+from mouse_core.metadata import DatasetMetadata, read_metadata
 
 ROWS = 1_000
 
@@ -62,12 +62,12 @@ def test_blocks_hold_whole_episodes(tmp_path: Path, kind: str) -> None:
     dataset = mouse_ray.read(store, rows_per_block=100)
     blocks = ray.get(dataset.to_arrow_refs())
     assert len(blocks) > 5
-    said = About("arrived") if kind == "memory" else About()  # what was saved does not say it
-    assert all(read_about(block) == said for block in blocks)
+    said = DatasetMetadata("arrived") if kind == "memory" else DatasetMetadata()  # what was saved does not say it
+    assert all(read_metadata(block) == said for block in blocks)
     dataset.write_parquet(str(tmp_path / "written"))
     files = sorted((tmp_path / "written").glob("*.parquet"))
     assert files
-    assert all(read_about(pq.read_schema(file)) == said for file in files)
+    assert all(read_metadata(pq.read_schema(file)) == said for file in files)
     # Ray delivers blocks in the order in which they are finished.
     per_block = sorted(block.column("episode").to_pylist() for block in blocks)
     assert sum(per_block, []) == episodes()  # noqa: RUF017

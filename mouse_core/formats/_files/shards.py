@@ -12,11 +12,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.writing import link_or_copy, remove
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
+from mouse_core.metadata import DatasetMetadata, with_metadata
 
 _ROW_GROUP_BYTES = 4 << 20
 
@@ -100,8 +100,8 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
     return rows
 
 
-def dataset_schema(schema: pa.Schema, about: About, where: str) -> pa.Schema:
-    """Return a schema in the types of ``datasets``, with ``about`` in its metadata.
+def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> pa.Schema:
+    """Return a schema in the types of ``datasets``, with ``metadata`` in its metadata.
 
     Raises:
         SchemaError: ``datasets`` has no such type; the message begins with ``where``.
@@ -112,23 +112,23 @@ def dataset_schema(schema: pa.Schema, about: About, where: str) -> pa.Schema:
         converted = datasets.Features.from_arrow_schema(schema).arrow_schema
     except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
         raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
-    return with_about(converted, about)
+    return with_metadata(converted, metadata)
 
 
-def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, int], digest: str) -> None:
+def describe(folder: Path, schema: pa.Schema, metadata: DatasetMetadata, rows: Mapping[str, int], digest: str) -> None:
     """Write the JSON files that ``datasets.load_from_disk`` needs beside Arrow files, and the manifest of the folder.
 
     Args:
         folder: The folder with all Arrow files.
         schema: The schema of the files.
-        about: The metadata of the dataset.
+        metadata: The metadata of the dataset.
         rows: The number of rows by file name.
         digest: The digest of all rows.
     """
     import datasets
 
     info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(schema))
-    with_about(info, about).write_to_directory(str(folder))
+    with_metadata(info, metadata).write_to_directory(str(folder))
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in rows],
         "_fingerprint": digest[:16],

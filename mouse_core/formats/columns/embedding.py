@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core.about.dataset import features_in
 from mouse_core.errors import DataError, MouseError
 from mouse_core.images.files import open_inside
+from mouse_core.metadata import features_in
 
 _FIRST_ROWS, _MOST_ROWS = 16, 8192
 _PIECE_BYTES = 16 << 20

@@ -370,7 +370,7 @@ def read_layouts(
         unseen = "may be cut off where nothing shows it, unless episode_steps says after how many steps"
         absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
         notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
-    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), metadata=about)
+    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), format_metadata=about)
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:

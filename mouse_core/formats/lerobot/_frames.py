@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import About
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
@@ -26,6 +25,7 @@ from mouse_core.formats.columns.values import Values, read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, Int64s, column_of, dimensions, feature_of, is_action
 from mouse_core.formats.pictures import FRAME, IMAGE, encoded_images, image_column, unreadable_images
 from mouse_core.images.files import find_video
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import Field
 from mouse_core.video.decoding import FrameDecoder, undecodable
 from mouse_core.video.index import VideoIndex, index_video
@@ -115,7 +115,7 @@ class Videos:
 
     @property
     def files(self) -> list[tuple[str, str]]:
-        """Path and digest of each video, as in ``about.About``."""
+        """Path and digest of each video, as in ``metadata.DatasetMetadata``."""
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
@@ -427,13 +427,13 @@ class Frames:
         there[list(self.skipped)] = False
         return self.episodes.index[there]
 
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """Return the dataset's metadata, except fields and videos."""
         described = self.described
         columns = {self.picture_column(key) if key in self._cameras else column_of(key): key for key in self.stored}
         columns |= {self.picture_column(key): key for key in self.pictures}
         robot = described.info.get("robot_type")
-        return About(
+        return DatasetMetadata(
             "arrived",
             tasks=described.tasks,
             dimensions=dimensions(described),

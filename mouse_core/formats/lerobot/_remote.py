@@ -69,8 +69,8 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
     files = LeRobotFiles(
         place, infos_of(place.client, [file.name for file in described.episodes.files]), described, final, cameras
     )
-    about = files.frames.about().replace(fields=files.frames.fields(files.frames.encoded))
-    store._rows = FileRows(where, store._rows.schema, store._rows.budget, files, about)
+    metadata = files.frames.metadata().replace(fields=files.frames.fields(files.frames.encoded))
+    store._rows = FileRows(where, store._rows.schema, store._rows.budget, files, metadata)
     return store
 
 

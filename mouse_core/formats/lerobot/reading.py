@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from mouse_core._base.checks import check_choice, check_seconds
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import read_about
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
@@ -42,6 +41,7 @@ from mouse_core.formats.lerobot._meta import (
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video
+from mouse_core.metadata import read_metadata
 from mouse_core.remote.clients import Reaching, is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.video.index import SUFFIX, index_video
@@ -221,7 +221,7 @@ def _has_its_videos(place: Path, root: Path) -> bool:
     """Whether all videos have the digests that the kept rows noted."""
     try:
         base = os.path.realpath(base_of(root))
-        listed = read_about(_mapped(place)).videos
+        listed = read_metadata(_mapped(place)).videos
         return all(index_video(find_video(path, [base])).digest == digest for path, digest in listed)
     except (DataError, ConfigError, ImportError):
         return False
@@ -229,8 +229,12 @@ def _has_its_videos(place: Path, root: Path) -> bool:
 
 def _mapped(place: Path) -> Any:
     """Return kept rows after comparing all their bytes with the checksums."""
-    about = read_manifest(place)
-    wrong = [f"{place}: expected checksums, found none"] if about is None else check_bytes(place, about, lambda _: None)
+    metadata = read_manifest(place)
+    wrong = (
+        [f"{place}: expected checksums, found none"]
+        if metadata is None
+        else check_bytes(place, metadata, lambda _: None)
+    )
     if wrong:
         raise DataError("; ".join(wrong))
     mapped = read_rows(place).mapped
@@ -322,7 +326,7 @@ def read_lerobot(
     frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
     check_inside((root / file.name for file in described.episodes.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
-    about, notes = frames.about(), [*_notes(described)]
+    metadata, notes = frames.metadata(), [*_notes(described)]
     found: Videos | None = None
     faults: tuple[tuple[str, str, str], ...] = ()
     if skip_broken or (recorded and frames.in_place):
@@ -335,9 +339,9 @@ def read_lerobot(
         notes += (
             f"episode {described.episodes.index[place]} is left out: {why}" for place, why in sorted(broken.items())
         )
-    about = about.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
+    metadata = metadata.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
     if found is not None and frames.in_place:
-        about = about.replace(videos=found.files)
+        metadata = metadata.replace(videos=found.files)
     reader = _Reader(root, frames, batch_rows, found, tolerance, cut=skip_broken)
     lengths = np.delete(described.episodes.lengths, [*frames.skipped])
     asked: dict[str, Any] = {"final": final, "cameras": cameras, "tolerance": tolerance}
@@ -351,11 +355,11 @@ def read_lerobot(
         episodes=len(lengths),
         rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
-        metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
+        format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
         opened=again if frames.pictures and videos != "pixels" else None,
         faults=faults,
         mended=None if skip_broken else partial(read_lerobot, root, skip_broken=True, **asked),
-        about=about,
+        metadata=metadata,
         image_roots=() if found is None else (os.path.realpath(base_of(root)),),
     )
 
@@ -402,7 +406,7 @@ def _read_remote(url: str, final: str | None, cameras: bool, batch_rows: int, re
         opened=opened,
         episodes=len(described.episodes.index),
         notes=tuple(notes),
-        metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
+        format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
     )
 
 

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
-from mouse_core.about.dataset import About
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
@@ -43,6 +42,7 @@ from mouse_core.formats.pictures import (
     pictures_of,
 )
 from mouse_core.formats.sources import pieces_of, stream_of
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store
 from mouse_core.video.index import SUFFIX, index_video
@@ -175,7 +175,7 @@ def write_lerobot(
     with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store the last observation
     of an episode, so it is left out; ``read_lerobot(final="mark")`` returns the rows with zeros there.
 
-    Features have the names in the metadata of the rows (``About.keys``). Other columns: ``observation`` becomes
+    Features have the names in ``keys`` of the metadata of the rows. Other columns: ``observation`` becomes
     ``observation.state``, ``observation_images_top`` ``observation.images.top``, ``observation_<name>``
     ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
     new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics, of every episode and of all,
@@ -206,19 +206,19 @@ def write_lerobot(
     check_nothing_at(target, "write_lerobot")
     most = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     stream = embedded(_stream(rows))
-    about = stream.about
-    if frames_per_second is None and len(about.frames_per_second) > 1:
+    metadata = stream.metadata
+    if frames_per_second is None and len(metadata.frames_per_second) > 1:
         raise ConfigError(
-            f"frames_per_second (--fps): expected one rate, found rows of {[*about.frames_per_second]} frames a "
+            f"frames_per_second (--fps): expected one rate, found rows of {[*metadata.frames_per_second]} frames a "
             "second; give the one that is meant, or write the rows of each rate by themselves"
         )
-    rate = float(next(iter(about.frames_per_second), _RATE) if frames_per_second is None else frames_per_second)
+    rate = float(next(iter(metadata.frames_per_second), _RATE) if frames_per_second is None else frames_per_second)
     if not 0 < rate < 1e4:
         raise ConfigError(f"frames_per_second (--fps): expected a positive number, found {rate!r:.40}")
     stream, cameras = _with_pixels(stream, images)
-    task = task or next(iter(about.environments), "task")
-    robots = about.robots if robot_type is None else (robot_type,)
-    with making(target, "write_lerobot") as folder, _Writer(folder, about, cameras, rate, task, most) as writer:
+    task = task or next(iter(metadata.environments), "task")
+    robots = metadata.robots if robot_type is None else (robot_type,)
+    with making(target, "write_lerobot") as folder, _Writer(folder, metadata, cameras, rate, task, most) as writer:
         with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
             writer.write(stream.watched(lambda batch: advance(batch.num_rows)))
         if not writer.episodes:
@@ -230,7 +230,7 @@ def write_lerobot(
         said.append(f"{writer.left} episodes of one row are left out, as no transition is in them")
     if len(robots) > 1:
         said.append(f"robot_type is left out: expected one robot, found {', '.join(robots)}")
-    if frames_per_second is None and not about.frames_per_second:
+    if frames_per_second is None and not metadata.frames_per_second:
         said.append(f"{rate:g} frames a second are taken for granted, as the source does not say how many there were")
     return Conversion(str(target), writer.frames, digest, writer.count, 0, tuple(said))
 
@@ -258,7 +258,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
             raise
         found = {}
     pixels = {name: (picture, PictureEncoding("raw")) for name, (picture, _) in found.items()}
-    cameras = {_key(name, stream.about): (name, picture, kept) for name, (picture, kept) in found.items()}
+    cameras = {_key(name, stream.metadata): (name, picture, kept) for name, (picture, kept) in found.items()}
     return changed_stream(stream.watched(partial(_check_pictures, list(found))), pixels, fill=True), cameras
 
 
@@ -277,7 +277,7 @@ class _Writer:
 
     Args:
         root: The dataset's folder.
-        about: The metadata of the rows.
+        metadata: The metadata of the rows.
         cameras: See ``_with_pixels``.
         rate: Frames a second.
         task: Text of the task of rows that name none.
@@ -287,14 +287,14 @@ class _Writer:
     def __init__(
         self,
         root: Path,
-        about: About,
+        metadata: DatasetMetadata,
         cameras: Mapping[str, tuple[str, Pictures, PictureEncoding]],
         rate: float,
         task: str,
         most_bytes: int,
     ) -> None:
-        self.root, self.about, self.cameras, self.rate, self.most_bytes = root, about, cameras, rate, most_bytes
-        texts = dict(about.tasks) or {0: task}
+        self.root, self.metadata, self.cameras, self.rate, self.most_bytes = root, metadata, cameras, rate, most_bytes
+        texts = dict(metadata.tasks) or {0: task}
         self.tasks = {number: place for place, number in enumerate(texts)}
         self.texts = list(texts.values())
         self.features: dict[str, dict[str, Any]] = {}
@@ -372,7 +372,7 @@ class _Writer:
             raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as the rows say, found {unknown}")
         found = {}
         for name, values in frames.items():
-            key = _key(name, self.about)
+            key = _key(name, self.metadata)
             if name in _OWN:
                 continue
             if key in found or key in _NUMBERS:
@@ -411,7 +411,7 @@ class _Writer:
         if values.dtype.kind not in "biufOSU" or (values.dtype.kind in "OSU" and values.ndim != 1):
             raise DataError(f"write_lerobot: {key}: expected numbers or texts, found {values.dtype}")
         dtype = "string" if values.dtype.kind in "OSU" else values.dtype.name
-        names = self.about.dimensions.get(self.columns.get(key, key))
+        names = self.metadata.dimensions.get(self.columns.get(key, key))
         return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": None if names is None else list(names)}
 
     # ------------------------------------------------------------------ files of frames and videos
@@ -610,9 +610,9 @@ def _alike(held: Columns, piece: Columns) -> list[str]:
     return list(held)
 
 
-def _key(column: str, about: About) -> str:
+def _key(column: str, metadata: DatasetMetadata) -> str:
     """Return the feature of a column."""
-    key = about.keys.get(column, feature_of(column))
+    key = metadata.keys.get(column, feature_of(column))
     if os.path.basename(key) != key or key in ("", ".", ".."):  # it is the name of a folder of videos, too
         raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
     return key

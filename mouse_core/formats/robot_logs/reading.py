@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core.about.dataset import About
 from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, reading
@@ -40,6 +39,7 @@ from mouse_core.formats.robot_logs._messages import Decode, decoder
 from mouse_core.formats.robot_logs.layout import Place, Stretch, TopicLayout, is_names
 from mouse_core.formats.robot_logs.recordings import Channel, Recording, recordings_of, topics_in
 from mouse_core.images.pixels import decode_image
+from mouse_core.metadata import DatasetMetadata
 
 # Encodings of images: dtype, channels, and whether blue comes before red.
 _PIXELS = {
@@ -621,8 +621,8 @@ def read_robot_logs(
         episodes=len(first.runs) if len(recordings) == 1 else None,
         rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
         notes=tuple(_notes(first, options)),
-        metadata={"files": [str(recording.path) for recording in recordings]},
-        about=About("arrived", frames_per_second=[] if options.rate is None else [options.rate]),
+        format_metadata={"files": [str(recording.path) for recording in recordings]},
+        metadata=DatasetMetadata("arrived", frames_per_second=[] if options.rate is None else [options.rate]),
     )
 
 

@@ -587,7 +587,7 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
         rows.add(observations, arriving, np.zeros(len(first.begins), bool), following),
         partial(_rows, root, naming, batch_rows),
         notes=("one-hot actions were read as the numbers of the actions",) if naming.one_hot else (),
-        metadata={"layout": layout},
+        format_metadata={"layout": layout},
     )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import is_whole
-from mouse_core.about.dataset import joined, read_about
 from mouse_core.batches.source import BatchSource
 from mouse_core.episodes import Windows
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
+from mouse_core.metadata import joined, read_metadata
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import EPISODE, Draw, FieldKey, Slots, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
@@ -245,8 +245,8 @@ def as_storage(storage: Any) -> Storage:
         return DatasetStorage(storage.snapshot(), storage)
     try:
         parts = storage if isinstance(storage, Mapping) else {"dataset": storage}
-        about = joined((str(name), read_about(part, label=str(name))) for name, part in parts.items())
-        return DatasetStorage(DatasetStore(alignment=about.alignment).from_dataset(storage).snapshot())
+        metadata = joined((str(name), read_metadata(part, label=str(name))) for name, part in parts.items())
+        return DatasetStorage(DatasetStore(alignment=metadata.alignment).from_dataset(storage).snapshot())
     except ConfigError as error:
         raise ConfigError(f"storage: expected a Storage, a DatasetStore or a dataset, found {storage!r:.80}") from error
 

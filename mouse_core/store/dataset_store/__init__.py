@@ -22,7 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
 
 
 class DatasetStore(Store):
@@ -224,12 +224,12 @@ class DatasetStore(Store):
         return dict(self._rows.seen().schema.arrow_types)
 
     @property
-    def about(self) -> About:
+    def metadata(self) -> DatasetMetadata:
         """The metadata of the rows, from the store's arguments and from its datasets.
 
         The alignment is None if "arrived" is only an assumption, stated by neither.
         """
-        return self._rows.seen().schema.about()
+        return self._rows.seen().schema.metadata()
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -256,7 +256,7 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Add recorded steps after those there are, by reference, in constant time.
 
-        What a dataset says of itself (see ``mouse_core.about``) is checked, and fills in what the store was not told:
+        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and fill in what the store was not told:
         fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field that the store was given decides how values
         are delivered; it must be read from the same column, in the same shape. A width may be larger than the one said.
 
@@ -280,13 +280,13 @@ class DatasetStore(Store):
 
         The store is unchanged after an error.
         """
-        from mouse_core.about.dataset import read_about
+        from mouse_core.metadata import read_metadata
         from mouse_core.store._intake import segment_of, select_splits
         from mouse_core.store.evidence import check_flags_of, warn_of_rewards
 
         parts = select_splits(dataset, splits, split_pattern)
         segments = [segment_of(part, self._rows.schema.image_roots) for _, part in parts]
-        said = [(where, read_about(part, label=where)) for where, part in parts]
+        said = [(where, read_metadata(part, label=where)) for where, part in parts]
         for segment, (where, _) in zip(segments, parts, strict=True):
             check_flags_of(segment, self._rows.schema.fields["done"].column, where)
         self._rows.take(segments, said)
@@ -299,25 +299,25 @@ class DatasetStore(Store):
 
     lock = property(lambda self: self._rows.lock, doc="Who holds it appends with no rows of other threads in between.")
 
-    def describe(self, about: About) -> None:
+    def describe(self, metadata: DatasetMetadata) -> None:
         """Say something of the rows that are appended: where they are recorded, which fields they have.
 
         It is checked, and fills in what the store was not told, as what a dataset says of itself is in
         ``from_dataset``. Recorders (``mouse_core.record``) do it by themselves.
 
         Raises:
-            ConfigError: Not a ``mouse_core.about.About``.
+            ConfigError: Not a ``mouse_core.metadata.DatasetMetadata``.
             SchemaError: Another alignment, or something else that contradicts the store or the rows there are.
 
         The store is unchanged after an error.
         """
-        from mouse_core.about.dataset import About
+        from mouse_core.metadata import DatasetMetadata
 
-        if not isinstance(about, About):
-            raise ConfigError(f"describe: expected a mouse_core.about.About, found {about!r:.200}")
-        rows, said = self._rows, [("describe", about)]
+        if not isinstance(metadata, DatasetMetadata):
+            raise ConfigError(f"describe: expected a mouse_core.metadata.DatasetMetadata, found {metadata!r:.200}")
+        rows, said = self._rows, [("describe", metadata)]
         # Without the lock: a store in a folder waits in here for a thread that needs it.
-        if rows.schema.merged([], said).about() != rows.schema.about():
+        if rows.schema.merged([], said).metadata() != rows.schema.metadata():
             rows.take([], said)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -437,18 +437,18 @@ class DatasetStore(Store):
             >>> len(store.add_episode(episode, terminated=True, task="go right"))
             3
         """
-        from mouse_core.about.dataset import About
+        from mouse_core.metadata import DatasetMetadata
         from mouse_core.store._adding import PARTS, EpisodeColumns, parts_of  # what only some stores need
 
         given = dict(zip(PARTS, (observations, actions, rewards, terminated, truncated, infos), strict=True))
         parts = parts_of(episode, {name: one for name, one in given.items() if one is not None} | columns)
         schema = self._rows.schema
         is_first = not schema.arrow_types
-        added = EpisodeColumns.of(parts, schema.about().alignment if is_first else self.alignment)
+        added = EpisodeColumns.of(parts, schema.metadata().alignment if is_first else self.alignment)
         if is_first:
-            about = About(added.alignment, layout="stored", fields=added.fields)
-            self._rows.check_first(added.columns, about)
-            self.describe(about)
+            metadata = DatasetMetadata(added.alignment, layout="stored", fields=added.fields)
+            self._rows.check_first(added.columns, metadata)
+            self.describe(metadata)
         self.extend(added.columns)
         return self
 

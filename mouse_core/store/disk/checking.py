@@ -328,7 +328,7 @@ def _first_episode(table: pa.Table, manifest: Manifest) -> int:
     """The first row that an episode begins with, as far as rows say so; all rows if none does."""
     segment, dims = Segment(table), {"max_action_dim": None, "max_obs_continuous_dim": None}
     try:
-        schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.about)])
+        schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.metadata)])
         snapshot = Snapshot([segment], schema.config(), budget=DenseBudget(DENSE_BYTES))
         if not {"time", "done"} & snapshot.readers.keys():
             return 0

@@ -3,7 +3,7 @@
 It is one JSON file that is replaced, never edited, so whoever reads it sees one state of the store. It begins with the
 digest of its own text, as ``files.checksum.json_with_digest`` writes it::
 
-    {"digest": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
+    {"digest": "5f0c...", "mouse_store": {"format": 1, "metadata": {...}, "schemas": [...], "segments": {...}, ...}}
 
 What is known of segments stands in lists, an entry a segment, so that ten thousand of them are read in 20 ms::
 
@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from mouse_core._base.identity import common_start
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import About
 from mouse_core.errors import DataError, StorageError
 from mouse_core.files.checksum import check_json, has_json_digest, json_with_digest
 from mouse_core.files.reading import MOST_JSON, damaged, reading
 from mouse_core.files.writing import write_file
+from mouse_core.metadata import DatasetMetadata
 
 NAME = "manifest.json"
 """Name of the manifest in a store's folder."""
@@ -113,7 +113,7 @@ class Manifest:
     """One state of a store.
 
     Args:
-        about: What the rows say of themselves.
+        metadata: What the rows say of themselves.
         schemas: Names and Arrow types of columns, of which each segment has one.
         segments: The sealed ones, in the order of their rows.
         tails: The files of rows behind them that are not sealed yet; at most the last is appended to.
@@ -123,7 +123,7 @@ class Manifest:
             another; "" of none yet.
     """
 
-    about: About = field(default_factory=About)
+    metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
     schemas: tuple[pa.Schema, ...] = ()
     segments: tuple[Sealed, ...] = ()
     tails: tuple[Tail, ...] = ()
@@ -177,7 +177,7 @@ class Manifest:
         """The text of the file."""
         said = {
             "format": FORMAT,
-            "about": json.loads(self.about.to_json()),
+            "metadata": self.metadata.to_json(),
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
             "segments": self.lists,
             "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
@@ -287,11 +287,11 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
     new["nulls"] = [tuple(map(str, said["nulls"].get(str(number), ()))) for number in new["number"]]
     of_each = zip(*(new[name] for name in Sealed._fields), strict=True)
     segments = (*before.segments[:same], *starmap(Sealed, of_each))
-    about = About.from_json(json.dumps(said["about"]), label="the manifest")
+    metadata = DatasetMetadata.from_json(said["metadata"], label="the manifest")
     identities = [said["identity"], *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:
         raise DataError(f"expected identities that are texts, found {identities}")
-    manifest = Manifest(about, schemas, segments, tails, dropped, next_number, identities[0])
+    manifest = Manifest(metadata, schemas, segments, tails, dropped, next_number, identities[0])
     manifest.__dict__["lists"] = lists
     return manifest
 

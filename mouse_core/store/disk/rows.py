@@ -58,18 +58,18 @@ from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import shows_no_join
 
 if TYPE_CHECKING:
-    from mouse_core.about.dataset import About
+    from mouse_core.metadata import DatasetMetadata
 
 
 def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
     """The schema of the rows that a manifest names, which are to fit what a store was told of them."""
-    about = manifest.about
-    if told.told.alignment is None and about.alignment is not None:
+    metadata = manifest.metadata
+    if told.told.alignment is None and metadata.alignment is not None:
         told = copy.copy(told)
-        told.alignment = check_alignment(about.alignment)
+        told.alignment = check_alignment(metadata.alignment)
     examples = [Segment(pa.Table.from_batches([], schema)) for schema in manifest.schemas]
-    schema = told.merged(examples, [(label, about)] * max(len(examples), 1))
-    schema.all_say_alignment &= about.alignment is not None or not examples
+    schema = told.merged(examples, [(label, metadata)] * max(len(examples), 1))
+    schema.all_say_alignment &= metadata.alignment is not None or not examples
     return schema
 
 
@@ -140,7 +140,7 @@ class FolderRows(StoreBackend):
         schema = manifest.schemas[sealed.schema]
         file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
         file.kept = self._shared
-        roots, videos = self.schema.image_roots, manifest.about.videos
+        roots, videos = self.schema.image_roots, manifest.metadata.videos
         if not videos:
             return SealedSegment([file], roots, self._token)
         from mouse_core.video.frames import VideoFiles  # loaded where there are some
@@ -669,7 +669,7 @@ class WrittenRows(FolderRows):
         now, places = self._folder.manifest.with_schemas(sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
-        self._replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
+        self._replace(replace(now, metadata=self.schema.metadata(), segments=segments, tails=tails))
 
     def _segments_of(self, sealed: Sequence[Sealed], first: int) -> list[SealedSegment]:
         made: list[SealedSegment] = []
@@ -731,16 +731,16 @@ class WrittenRows(FolderRows):
 
     def _finish(self) -> None:
         self._folder.have_manifest()
-        about = self.schema.about()
-        if about != self._folder.manifest.about:
-            self._replace(replace(self._folder.manifest, about=about))
+        metadata = self.schema.metadata()
+        if metadata != self._folder.manifest.metadata:
+            self._replace(replace(self._folder.manifest, metadata=metadata))
         self._refuse(partial(_closed, self.folder_path))
 
     def _is_sealed(self) -> bool:
         """Whether all rows are in sealed segments; another thread may have appended some meanwhile."""
         return not self._waiting and self.tail is None
 
-    def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
+    def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
         """Write the rows of segments into the folder; see ``StoreBackend``."""
         while True:
             with self.lock:
@@ -790,7 +790,7 @@ class WrittenRows(FolderRows):
         if dropped:
             # All that were before these are older.
             _, places = now.with_schemas(sealed, manifest.schemas)
-            known = replace(manifest, about=self.schema.about(), segments=tuple(places), tails=())
+            known = replace(manifest, metadata=self.schema.metadata(), segments=tuple(places), tails=())
             self._replace(replace(known, dropped=first + dropped))
             self.segments, self.count, first = [], 0, first + dropped
         else:
@@ -901,7 +901,7 @@ class WrittenRows(FolderRows):
             rows = waiting[0] if waiting else self.open_count or None
             tails += [] if rows is None else [last._replace(rows=rows)]
         tails.append(Tail(number, schema, identity=tail.layout.identity))
-        self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
+        self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
     def commit(self) -> None:
         """Let readers see the rows so far, once they are on the disk unless ``sync`` of the store is "none"."""

@@ -21,13 +21,13 @@ from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError, StorageError, StoreWarning
 from mouse_core.files.checksum import digest, with_digest, without_digest
 from mouse_core.files.ipc.batches import Message
 from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
+from mouse_core.metadata import DatasetMetadata, joined, read_metadata
 from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching
 from mouse_core.store._intake import StoreBackend, StoreSchema
@@ -86,12 +86,14 @@ class FileRows(RemoteRows):
         told: The schema that the store was told; the rows must fit it.
         budget: The limit of dense copies.
         files: The files.
-        about: The metadata of the rows.
+        metadata: The metadata of the rows.
     """
 
-    def __init__(self, url: str, told: StoreSchema, budget: DenseBudget, files: Files, about: About) -> None:
-        super().__init__(url, settled(told, Manifest(about, (files.schema,)), url), budget)
-        self.files, self._arguments = files, (url, told, budget, files, about)
+    def __init__(
+        self, url: str, told: StoreSchema, budget: DenseBudget, files: Files, metadata: DatasetMetadata
+    ) -> None:
+        super().__init__(url, settled(told, Manifest(metadata, (files.schema,)), url), budget)
+        self.files, self._arguments = files, (url, told, budget, files, metadata)
         segment = ElsewhereSegment(files, self.schema.image_roots, (object(), 0))
         self.segments[:], self.count = [segment] if segment.num_rows else [], segment.num_rows
 
@@ -100,8 +102,11 @@ class FileRows(RemoteRows):
 
 
 def joined_metadata(
-    place: Place, infos: Sequence[ObjectInfo], schemas: Sequence[pa.Schema], said: Mapping[str, About] | None = None
-) -> tuple[pa.Schema, About]:
+    place: Place,
+    infos: Sequence[ObjectInfo],
+    schemas: Sequence[pa.Schema],
+    said: Mapping[str, DatasetMetadata] | None = None,
+) -> tuple[pa.Schema, DatasetMetadata]:
     """Return the columns that all files have, and the metadata of the files together.
 
     Args:
@@ -120,7 +125,7 @@ def joined_metadata(
             raise SchemaError(
                 f"{where}: expected the columns of {infos[0].path}, {columns.names}, found {schema.names}"
             )
-        parts += [(where, read_about(schema, label=where)), (where, (said or {}).get(info.path, About()))]
+        parts += [(where, read_metadata(schema, label=where)), (where, (said or {}).get(info.path, DatasetMetadata()))]
     return columns, joined(parts)
 
 
@@ -330,7 +335,7 @@ def parquet_among(listed: Sequence[str]) -> list[str]:
     return []
 
 
-def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, About]:
+def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, DatasetMetadata]:
     """Return Parquet files, one behind the other, and their metadata; reads their footers.
 
     Raises:
@@ -339,12 +344,12 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
     """
     found = ParquetObjects(Objects(place, infos))
     opened = [found.file(number) for number in range(len(infos))]
-    schema, about = joined_metadata(place, infos, [one.schema_arrow for one in opened])
+    schema, metadata = joined_metadata(place, infos, [one.schema_arrow for one in opened])
     files = []
     for info, one in zip(infos, opened, strict=True):
         groups = range(one.metadata.num_row_groups)
         files.append(ArrowFile(info, np.array([one.metadata.row_group(group).num_rows for group in groups], np.int64)))
-    return _ParquetFiles(place, files, schema), about
+    return _ParquetFiles(place, files, schema), metadata
 
 
 class ParquetObjects:
@@ -529,8 +534,8 @@ _MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
 
 
 def open_saved(
-    place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, About], schemas: Mapping[str, str]
-) -> tuple[Files, About]:
+    place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, DatasetMetadata], schemas: Mapping[str, str]
+) -> tuple[Files, DatasetMetadata]:
     """Return the streams of a saved dataset, all splits one behind the other, and their metadata.
 
     Args:
@@ -546,12 +551,12 @@ def open_saved(
     found = indexes(place, infos)
     for info, index in zip(infos, found, strict=True):
         check_schema(place.client.shown(info.path), schemas.get(info.path), index.schema_digest)
-    schema, about = joined_metadata(place, infos, [one.schema for one in found], said)
+    schema, metadata = joined_metadata(place, infos, [one.schema for one in found], said)
     files = [ArrowFile(info, one.rows, one.begins) for info, one in zip(infos, found, strict=True) if len(one.rows)]
-    return Files(place, files, schema), about
+    return Files(place, files, schema), metadata
 
 
-_Saved = tuple[list[str], dict[str, About], dict[str, str]]
+_Saved = tuple[list[str], dict[str, DatasetMetadata], dict[str, str]]
 
 
 def files_saved(client: FolderClient) -> _Saved | None:
@@ -566,7 +571,7 @@ def files_saved(client: FolderClient) -> _Saved | None:
     if splits is None:
         return _files_in(client, "")
     names = _plain(splits.get("splits"), client.shown(SPLITS))
-    paths, said, schemas = list[str](), dict[str, About](), dict[str, str]()
+    paths, said, schemas = list[str](), dict[str, DatasetMetadata](), dict[str, str]()
     for name in names:
         found = _files_in(client, f"{name}/")
         if found is None:
@@ -589,10 +594,10 @@ def _files_in(client: FolderClient, folder: str) -> _Saved | None:
     entries = [one.get("filename") if isinstance(one, Mapping) else None for one in listed or ()]
     paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
     info = _json(client, folder + INFO) or {}
-    about = read_about(str(info.get("description", "")), label=client.shown(folder + INFO))
+    metadata = read_metadata(str(info.get("description", "")), label=client.shown(folder + INFO))
     known = manifest_in(state, client.shown(folder + STATE))
     schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
-    return paths, dict.fromkeys(paths, about), schemas
+    return paths, dict.fromkeys(paths, metadata), schemas
 
 
 def _plain(names: Any, label: str) -> list[str]:

@@ -77,7 +77,7 @@ def upload(
     try:
         # Its lease keeps the files until they are sent.
         manifest, lease = found.manifest, found.lease
-        if manifest.about.videos:
+        if manifest.metadata.videos:
             raise ConfigError(
                 f"{source}: expected rows with their pictures, found frames of videos, which are not read elsewhere; "
                 "`mouse convert --images png` has them in the rows"

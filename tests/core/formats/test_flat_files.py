@@ -65,7 +65,7 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
     table = stream.to_table()
     check_rows(table, logs, final=final, reward_dtype="float64")
     assert read_layouts(path, layout="d4rl", final=final).digest() == stream.digest()
-    assert stream.metadata["env"] == "counting"
+    assert stream.format_metadata["env"] == "counting"
     # What lies beside stays with its observation; what belongs to actions moves with them.
     speeds = np.array(table.column("metadata_infos_speed").to_pylist())
     steps = table.column("episode_step").to_numpy()

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core.about import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import rows_digest
 from mouse_core.formats.minari import read_minari, write_minari
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import from_gymnasium
 from tests.core.formats.recording import Counting, Episode, check_rows, leaves
 
@@ -93,8 +93,8 @@ def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: P
     stream = read_minari(root / "counting-v0", batch_rows=5)
     check_rows(stream.to_table(), logs, infos="metadata_infos", reward_dtype="float64")
     assert (stream.episodes, stream.rows, stream.format) == (6, 26, "minari")
-    assert stream.metadata["algorithm_name"] == "random"
-    assert stream.metadata["observation_space"]["type"]
+    assert stream.format_metadata["algorithm_name"] == "random"
+    assert stream.format_metadata["observation_space"]["type"]
     assert stream.to_table().column("metadata_episode_seed").to_pylist()[:6] == [0] * 5 + [1]
     assert read_minari(root / "counting-v0" / "data", batch_rows=1000).digest() == stream.digest()
     assert max(batch.num_rows for batch in stream) <= 5
@@ -204,10 +204,10 @@ def test_given_spaces_and_metadata(root: Path) -> None:
     assert loaded.observation_space == env.observation_space
     assert loaded.action_space == env.action_space
     assert loaded.env_spec.id == "CartPole-v1"
-    about = read_minari(root / "given-v0").about
-    assert about.replace(spec=None) == About("arrived", environments=["CartPole-v1"])
-    assert about.spec["action"] == from_gymnasium(env.action_space)
-    assert about.spec["observation"] == from_gymnasium(env.observation_space)
+    metadata = read_minari(root / "given-v0").metadata
+    assert metadata.replace(spec=None) == DatasetMetadata("arrived", environments=["CartPole-v1"])
+    assert metadata.spec["action"] == from_gymnasium(env.action_space)
+    assert metadata.spec["observation"] == from_gymnasium(env.observation_space)
     assert loaded.storage.metadata["author"] == {"me"}
 
 

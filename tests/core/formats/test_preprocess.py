@@ -82,7 +82,7 @@ def test_what_the_rows_say_of_themselves_is_kept(tmp_path: Path) -> None:
     store = DatasetStore(alignment="outgoing", max_action_dim=4)
     store.extend(example_columns(60))
     done = preprocess(store, doubled, tmp_path / "new")
-    assert done.to_store().about == store.about
+    assert done.to_store().metadata == store.metadata
     assert done.to_store().alignment == "outgoing"
     for number, rows in enumerate((store.to_dataset(), every_format.open(done.path), done.path)):
         again = preprocess(rows, doubled, tmp_path / str(number), columns=["reward", "observation"])

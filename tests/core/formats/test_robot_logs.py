@@ -215,11 +215,11 @@ def test_every_recording_of_a_folder_is_an_episode(tmp_path: Path) -> None:
     layout = STATE | {"rate": 20}
     rows = formats.open(tmp_path, format=layout)
     names = ["episode_1.mcap", "episode_2.mcap", "episode_3", "episode_10.mcap"]
-    assert [Path(name).name for name in rows.metadata["files"]] == names
+    assert [Path(name).name for name in rows.format_metadata["files"]] == names
     alone = [formats.open(tmp_path / name, format=layout).to_table() for name in names]
     assert column(rows, "observation") == [value for one in alone for value in one.column("observation").to_pylist()]
     few = formats.open(tmp_path, format=layout | {"files": "episode_1*.mcap"})
-    assert len(few.metadata["files"]) == 2
+    assert len(few.format_metadata["files"]) == 2
 
 
 @pytest.mark.parametrize("bag", [{"storage": "sqlite3"}, {"compressed": True}, {"storage": "mcap", "compressed": True}])

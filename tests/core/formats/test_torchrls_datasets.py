@@ -324,13 +324,13 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
     assert table.column("reward").to_pylist() == [1, 1, 1]
     assert table.column("done").to_pylist() == [1, 1, 1]
     assert table.column("episode_step").to_pylist() == [0, 0, 0]
-    assert dict(stream.metadata) == {
+    assert dict(stream.format_metadata) == {
         "features": ["cap shape", "width", "stalk"],
         "target": "class",
         "classes": ["edible", "poisonous"],
     }
     spread = read_openml(tmp_path / "mushroom.arff", target="class", one_hot=True)
-    assert spread.metadata["features"][:3] == ["cap shape=flat", "cap shape=it's, odd", "cap shape=two words"]
+    assert spread.format_metadata["features"][:3] == ["cap shape=flat", "cap shape=it's, odd", "cap shape=two words"]
     assert spread.to_table().column("observation").to_pylist()[1] == [0, 0, 1, -20, 0, 1]
     numbers = read_openml(tmp_path / "mushroom.arff", target="width").to_table()
     assert numbers.column("action").to_pylist() == [[1.5], [-20], [3]]
@@ -340,11 +340,11 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
 def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
     """Whose descriptions say which attribute is the class; else it is the last."""
     client = write_openml(tmp_path / "org/openml/www/datasets/24/dataset.arff")
-    assert formats.open(client).metadata["target"] == "stalk"
+    assert formats.open(client).format_metadata["target"] == "stalk"
     description = "<oml:name>x</oml:name><oml:default_target_attribute>class</oml:default_target_attribute>"
     (client.parent / "description.xml").write_text(description)
     found = formats.open(client.parent)
-    assert found.metadata["target"] == "class"
+    assert found.format_metadata["target"] == "class"
     cache = tmp_path / "scikit_learn_data" / "openml" / "openml.org"
     packed = write_openml(cache / "data" / "v1" / "download" / "24.gz")
     said = {"data_set_description": {"file_id": "24", "default_target_attribute": "class"}}

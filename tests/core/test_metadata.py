@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, Field, SchemaError
-from mouse_core.about import KEY, About, joined, read_about, with_about
+from mouse_core.metadata import KEY, DatasetMetadata, joined, read_metadata, with_metadata
 
-WHOLE = About(
+WHOLE = DatasetMetadata(
     alignment="outgoing",
     environments=["Hopper-v5"],
     tasks={7: "pick up the cube", 2: 'say "ä\n"'},
@@ -57,7 +57,7 @@ def plain(rows: int = 6, **columns: Any) -> datasets.Dataset:
 
 @given(
     st.builds(
-        About,
+        DatasetMetadata,
         alignment=st.sampled_from([None, "arrived", "outgoing"]),
         environments=st.lists(st.text(max_size=5), max_size=3),
         tasks=st.dictionaries(st.integers(), st.text(max_size=8), max_size=3),
@@ -65,19 +65,20 @@ def plain(rows: int = 6, **columns: Any) -> datasets.Dataset:
         max_action_dim=st.none() | st.integers(1, 99),
     )
 )
-def test_what_is_said_comes_back(about: About) -> None:
-    text = about.to_json()
+def test_what_is_said_comes_back(metadata: DatasetMetadata) -> None:
+    text = json.dumps(metadata.to_json())
     assert "\n" not in text
-    assert About.from_json(text) == about
-    assert pickle.loads(pickle.dumps(about)) == about
-    said = with_about(plain(), about)
-    assert read_about(said) == about
-    assert read_about(said.data.table) == about
+    assert DatasetMetadata.from_json(text) == DatasetMetadata.from_json(metadata.to_json()) == metadata
+    assert json.loads(text) == metadata.to_json()
+    assert pickle.loads(pickle.dumps(metadata)) == metadata
+    said = with_metadata(plain(), metadata)
+    assert read_metadata(said) == metadata
+    assert read_metadata(said.data.table) == metadata
     # The features are all that datasets writes to Parquet.
     schema = said.features.arrow_schema
-    assert read_about(schema) == about
-    assert read_about(with_about(said, About())) == About()
-    assert bool(about) == (about != About())
+    assert read_metadata(schema) == metadata
+    assert read_metadata(with_metadata(said, DatasetMetadata())) == DatasetMetadata()
+    assert bool(metadata) == (metadata != DatasetMetadata())
 
 
 WAYS: dict[str, Callable[[datasets.Dataset], Any]] = {
@@ -104,47 +105,47 @@ WAYS: dict[str, Callable[[datasets.Dataset], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_survives_what_datasets_does(way: str) -> None:
-    assert read_about(WAYS[way](with_about(plain(), WHOLE))) == WHOLE
+    assert read_metadata(WAYS[way](with_metadata(plain(), WHOLE))) == WHOLE
 
 
 def test_tables_that_datasets_did_not_make_tell_it_too(tmp_path: Path) -> None:
     table = pa.table({"done": [0, 1], "reward": pa.array([0, 1], pa.float32()), "text": ["a", "b"]})
-    said = with_about(table, WHOLE)
-    assert read_about(datasets.Dataset(said)) == WHOLE
+    said = with_metadata(table, WHOLE)
+    assert read_metadata(datasets.Dataset(said)) == WHOLE
     pq.write_table(said, tmp_path / "rows.parquet")
     loaded = datasets.load_dataset("parquet", data_files=str(tmp_path / "rows.parquet"), cache_dir=str(tmp_path / "c"))
-    assert read_about(loaded["train"]) == WHOLE
-    assert read_about(with_about(said, About())) == About()
+    assert read_metadata(loaded["train"]) == WHOLE
+    assert read_metadata(with_metadata(said, DatasetMetadata())) == DatasetMetadata()
     # What others keep under the name of datasets is theirs.
     theirs = table.replace_schema_metadata({"huggingface": "none of it"})
-    assert with_about(theirs, WHOLE).schema.metadata[b"huggingface"] == b"none of it"
-    assert read_about(with_about(theirs, WHOLE)) == WHOLE
+    assert with_metadata(theirs, WHOLE).schema.metadata[b"huggingface"] == b"none of it"
+    assert read_metadata(with_metadata(theirs, WHOLE)) == WHOLE
 
 
 def test_it_survives_files(tmp_path: Path) -> None:
-    said = with_about(plain(), WHOLE)
+    said = with_metadata(plain(), WHOLE)
     said.save_to_disk(str(tmp_path / "saved"))
-    assert read_about(datasets.load_from_disk(str(tmp_path / "saved"))) == WHOLE
+    assert read_metadata(datasets.load_from_disk(str(tmp_path / "saved"))) == WHOLE
     file = next((tmp_path / "saved").glob("*.arrow"))
-    assert read_about(datasets.Dataset.from_file(str(file))) == WHOLE
+    assert read_metadata(datasets.Dataset.from_file(str(file))) == WHOLE
     said.to_parquet(tmp_path / "rows.parquet")
-    assert read_about(pq.read_table(tmp_path / "rows.parquet")) == WHOLE
-    assert read_about(pq.read_schema(tmp_path / "rows.parquet")) == WHOLE
+    assert read_metadata(pq.read_table(tmp_path / "rows.parquet")) == WHOLE
+    assert read_metadata(pq.read_schema(tmp_path / "rows.parquet")) == WHOLE
     loaded = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "rows.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert read_about(loaded) == WHOLE
-    assert read_about(loaded.map(lambda row: {"reward": 1.0}).select([0])) == WHOLE
+    assert read_metadata(loaded) == WHOLE
+    assert read_metadata(loaded.map(lambda row: {"reward": 1.0}).select([0])) == WHOLE
     streamed = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "rows.parquet"), split="train", streaming=True
     )
-    assert read_about(streamed) == WHOLE
+    assert read_metadata(streamed) == WHOLE
     # Another type for one column takes its feature along; the alignment stands at two of them.
     recast = loaded.cast_column("done", datasets.Value("int8"))
-    assert read_about(recast).alignment == "outgoing"
+    assert read_metadata(recast).alignment == "outgoing"
     # As the Hub's card says it.
     yaml = said.features._to_yaml_list()
-    assert read_about(with_features(datasets.Features._from_yaml_list(yaml))) == WHOLE
+    assert read_metadata(with_features(datasets.Features._from_yaml_list(yaml))) == WHOLE
 
 
 def with_features(features: datasets.Features) -> datasets.Dataset:
@@ -153,23 +154,23 @@ def with_features(features: datasets.Features) -> datasets.Dataset:
 
 def test_plain_tables() -> None:
     table = pa.table({"done": [0], "reward": [0.0]})
-    said = with_about(table, WHOLE)
-    assert read_about(said) == read_about(said.slice(0, 1)) == read_about(said.to_batches()[0]) == WHOLE
+    said = with_metadata(table, WHOLE)
+    assert read_metadata(said) == read_metadata(said.slice(0, 1)) == read_metadata(said.to_batches()[0]) == WHOLE
     assert said.schema.metadata.keys() == {KEY.encode(), b"huggingface"}
-    assert read_about(with_about(said, About())) == About()
-    assert KEY.encode() not in with_about(said, About()).schema.metadata
-    assert read_about(datasets.Features(x=datasets.Value("int8")).arrow_schema) == About()
+    assert read_metadata(with_metadata(said, DatasetMetadata())) == DatasetMetadata()
+    assert KEY.encode() not in with_metadata(said, DatasetMetadata()).schema.metadata
+    assert read_metadata(datasets.Features(x=datasets.Value("int8")).arrow_schema) == DatasetMetadata()
 
 
 def test_other_texts_stay() -> None:
     features = datasets.Features(done=datasets.Value("int64", id="theirs"), reward=datasets.Value("float32"))
     info = datasets.DatasetInfo(description="Recorded on a Sunday.", features=features)
     rows = datasets.Dataset.from_dict({"done": [0], "reward": [0.0]}, features=features, info=info)
-    said = with_about(with_about(rows, About("arrived")), WHOLE)
-    assert read_about(said) == WHOLE
+    said = with_metadata(with_metadata(rows, DatasetMetadata("arrived")), WHOLE)
+    assert read_metadata(said) == WHOLE
     assert said.info.description.startswith("Recorded on a Sunday.\n")
     assert said.features["done"].id.startswith("theirs\n")
-    again = with_about(said, About())
+    again = with_metadata(said, DatasetMetadata())
     assert again.info.description == "Recorded on a Sunday."
     assert again.features == rows.features
     assert rows.features["done"].id == "theirs"
@@ -180,7 +181,7 @@ def test_results_that_datasets_has_cached_are_of_other_rows(tmp_path: Path) -> N
     plain().save_to_disk(str(tmp_path / "saved"))
     rows = datasets.load_from_disk(str(tmp_path / "saved"))
     rows.map(_double)
-    assert read_about(with_about(rows, WHOLE).map(_double).features) == WHOLE
+    assert read_metadata(with_metadata(rows, WHOLE).map(_double).features) == WHOLE
 
 
 def _double(row: dict[str, Any]) -> dict[str, Any]:
@@ -189,17 +190,23 @@ def _double(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_contradictions_name_both() -> None:
     parts = [
-        ("a", About("arrived", ["X"], {1: "pick"}, [Field("f", dtype="int8")], 2, 3)),
-        ("b", About("outgoing", ["Y"], {1: "place"}, [Field("f", dtype="int16")], 4, 5)),
+        ("a", DatasetMetadata("arrived", ["X"], {1: "pick"}, [Field("f", dtype="int8")], 2, 3)),
+        ("b", DatasetMetadata("outgoing", ["Y"], {1: "place"}, [Field("f", dtype="int16")], 4, 5)),
     ]
-    same = About(environments=["X", "Y"])
-    one, other = About(dimensions={"a": ["x"], "b": ["y"]}), About(dimensions={"a": ["z"], "c": ["y"]})
-    assert joined([("a", one), ("b", other), ("c", one)]) == About(dimensions={"b": ["y"], "c": ["y"]})
+    same = DatasetMetadata(environments=["X", "Y"])
+    one, other = (
+        DatasetMetadata(dimensions={"a": ["x"], "b": ["y"]}),
+        DatasetMetadata(dimensions={"a": ["z"], "c": ["y"]}),
+    )
+    assert joined([("a", one), ("b", other), ("c", one)]) == DatasetMetadata(dimensions={"b": ["y"], "c": ["y"]})
     keys = ({"a": "b", "c": "d"}, {"a": "b", "c": "e"})
-    rates = [About(frames_per_second=[9 - k], robots=["arm"], keys=keys[k]) for k in range(2)]
-    several = About(frames_per_second=[9, 8], robots=["arm"], keys={"a": "b"})
+    rates = [DatasetMetadata(frames_per_second=[9 - k], robots=["arm"], keys=keys[k]) for k in range(2)]
+    several = DatasetMetadata(frames_per_second=[9, 8], robots=["arm"], keys={"a": "b"})
     assert joined([("a", rates[0]), ("b", rates[1]), ("c", rates[0])]) == several
-    assert joined([("a", About(environments=["X"])), ("b", About(environments=["Y"])), ("c", same)]) == same
+    assert (
+        joined([("a", DatasetMetadata(environments=["X"])), ("b", DatasetMetadata(environments=["Y"])), ("c", same)])
+        == same
+    )
     for name, message in {
         "alignment": "alignment: expected one, found 'arrived' in a and 'outgoing' in b",
         "tasks": "tasks: expected one text for task 1, found 'pick' in a and 'place' in b",
@@ -208,13 +215,13 @@ def test_contradictions_name_both() -> None:
         "max_obs_continuous_dim": "max_obs_continuous_dim: expected one, found 3 in a and 5 in b",
     }.items():
         with pytest.raises(SchemaError, match=message):
-            joined((where, About(**{name: getattr(about, name)})) for where, about in parts)
+            joined((where, DatasetMetadata(**{name: getattr(metadata, name)})) for where, metadata in parts)
     # Datasets join descriptions, and so what their parts say.
     one, other = plain(), plain()
     for described, alignment in ((one, "arrived"), (other, "outgoing")):
-        described.info.description = f"mouse_data: {About(alignment).to_json()}"
+        described.info.description = f"mouse_data: {json.dumps(DatasetMetadata(alignment).to_json())}"
     with pytest.raises(SchemaError, match=r"'arrived' in the description of rows, line 1 and 'outgoing' in .* line 2"):
-        read_about(datasets.concatenate_datasets([one, other]), label="rows")
+        read_metadata(datasets.concatenate_datasets([one, other]), label="rows")
 
 
 @pytest.mark.parametrize(
@@ -224,12 +231,12 @@ def test_contradictions_name_both() -> None:
         ("[]", "expected a JSON object with a version"),
         ('{"alignment": "arrived"}', "expected a JSON object with a version"),
         ('{"version": 2}', "expected version 1 at most, found version 2, which a newer mouse-data wrote"),
-        ('{"version": 1, "colour": 1}', r"expected attributes of version 1, found also \['colour'\]"),
+        ('{"version": 1, "colour": 1}', "metadata: expected attributes among .*, found .*colour"),
         ('{"version": 1, "alignment": "sideways"}', "alignment: expected one of"),
         ('{"version": 1, "tasks": {"one": "x"}}', "mouse_data: invalid literal"),
         ('{"version": 1, "tasks": [1]}', "mouse_data: "),
         ('{"version": 1, "environments": "Hopper"}', "environments: expected names"),
-        ('{"version": 1, "fields": [{"name": "x", "colour": 1}]}', "fields: expected attributes of a field"),
+        ('{"version": 1, "fields": [{"name": "x", "colour": 1}]}', "fields: expected attributes among"),
         ('{"version": 1, "fields": [{"name": "x", "dtype": "rainbow"}]}', "expected a NumPy dtype"),
         ('{"version": 1, "max_action_dim": 0}', "max_action_dim: expected a positive integer or None, found 0"),
         ('{"version": 1, "max_obs_continuous_dim": 100000000000}', "dim: expected at most 16777216 values a step"),
@@ -248,12 +255,12 @@ def test_contradictions_name_both() -> None:
 )
 def test_what_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=f"the metadata of rows: .*{message}"):
-        read_about(pa.table({"x": [1]}).replace_schema_metadata({KEY: text}), label="rows")
+        read_metadata(pa.table({"x": [1]}).replace_schema_metadata({KEY: text}), label="rows")
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    about = About(tasks={np.int64(3): "x"}, max_action_dim=np.int32(4))
-    assert json.loads(about.to_json()) == {"version": 1, "tasks": {"3": "x"}, "max_action_dim": 4}
+    metadata = DatasetMetadata(tasks={np.int64(3): "x"}, max_action_dim=np.int32(4))
+    assert metadata.to_json() == {"version": 1, "tasks": {"3": "x"}, "max_action_dim": 4}
 
 
 @pytest.mark.parametrize(
@@ -261,4 +268,4 @@ def test_numbers_of_numpy_are_numbers() -> None:
 )
 def test_values_that_are_none(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
-        About(**values)
+        DatasetMetadata(**values)

@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field, MouseError, SchemaError, cli, formats
-from mouse_core.about import About, read_about, with_about
 from mouse_core.errors import AlignmentWarning
 from mouse_core.formats.converting import convert
 from mouse_core.formats.rlds import write_rlds
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_to_hub
 from mouse_core.inspect import inspect
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.replay import ReplayBuffer
 from tests.core.test_inspect_page import stored_in
 
-OUTGOING = About("outgoing", ["Hopper-v5"], {3: "hop"})
+OUTGOING = DatasetMetadata("outgoing", ["Hopper-v5"], {3: "hop"})
 
 
 def columns(rows: int = 40, *, length: int = 20, reward_at_start: float = 0.0, **more: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_an_alignment_survives_convert_and_what_datasets_does(target: str, tmp_p
     arguments = ["--to", "parquet"] if target == "parts" else []
     assert cli.main(["convert", str(tmp_path / "saved"), str(tmp_path / target), *arguments]) == 0
     read = formats.open(tmp_path / target)
-    assert (read.alignment, read.about.alignment) == ("outgoing", "outgoing")
+    assert (read.alignment, read.metadata.alignment) == ("outgoing", "outgoing")
     path = tmp_path / target if target != "parts" else next((tmp_path / target).glob("*.parquet"))
     loaded = datasets.load_from_disk(str(path)) if target == "rows" else parquet(path, tmp_path / "cache")
     for rows in (loaded, loaded.map(lambda row: {"reward": 2.0}).select(range(5)), loaded.data.table):
@@ -81,7 +81,7 @@ def test_an_alignment_survives_convert_and_what_datasets_does(target: str, tmp_p
         read.to_store(alignment="arrived")
     assert read.to_store().alignment == "outgoing"
     with pytest.raises(SchemaError, match="expected rows of alignment 'outgoing', found 'arrived'"):
-        DatasetStore(alignment="outgoing").from_dataset(with_about(loaded, About("arrived")))
+        DatasetStore(alignment="outgoing").from_dataset(with_metadata(loaded, DatasetMetadata("arrived")))
 
 
 def test_what_datasets_writes_to_parquet_is_checked(tmp_path: Path) -> None:
@@ -96,17 +96,19 @@ def test_what_datasets_writes_to_parquet_is_checked(tmp_path: Path) -> None:
 def test_a_store_takes_over_what_it_was_not_told(tmp_path: Path) -> None:
     store = DatasetStore(5, 7, fields=[Field("log_prob", dtype="float32", shape=()), Field("action", dtype="int16")])
     store.extend(columns(log_prob=np.arange(40) / 8))
-    said = with_about(store.to_dataset(), store.about.replace(environments=["Hopper-v5"], tasks={3: "hop"}))
+    said = with_metadata(store.to_dataset(), store.metadata.replace(environments=["Hopper-v5"], tasks={3: "hop"}))
     said.to_parquet(tmp_path / "rows.parquet")
     loaded = parquet(tmp_path / "rows.parquet", tmp_path / "cache")
     again = DatasetStore().from_dataset(loaded)
-    assert again.about == read_about(loaded) == store.about.replace(environments=["Hopper-v5"], tasks={3: "hop"})
+    assert (
+        again.metadata == read_metadata(loaded) == store.metadata.replace(environments=["Hopper-v5"], tasks={3: "hop"})
+    )
     assert BatchSource(again, 2, 4).spec == BatchSource(store, 2, 4).spec
     assert BatchSource(again, 2, 4)[0]["obs_continuous"].shape == (4, 2, 7)
     # What the caller says goes, where both can be true.
     wider = DatasetStore(9, fields=[Field("log_prob", dtype="float64", shape=())]).from_dataset(loaded)
     spec = BatchSource(wider, 2, 4).spec
-    assert (spec["log_prob"].dtype, wider.about.max_action_dim) == (np.dtype("float64"), 9)
+    assert (spec["log_prob"].dtype, wider.metadata.max_action_dim) == (np.dtype("float64"), 9)
     for options, message in (
         ({"max_action_dim": 4}, r"max_action_dim: expected at least 5, as dataset \(Hopper-v5\) says, found 4"),
         (
@@ -118,65 +120,72 @@ def test_a_store_takes_over_what_it_was_not_told(tmp_path: Path) -> None:
         empty = DatasetStore(**options)  # type: ignore[arg-type]
         with pytest.raises(SchemaError, match=message):
             empty.from_dataset(loaded)
-        assert (len(empty), empty.about.environments, empty.columns) == (0, (), {})
+        assert (len(empty), empty.metadata.environments, empty.columns) == (0, (), {})
 
 
 def test_datasets_that_contradict_each_other(tmp_path: Path) -> None:
     rows = table()
-    one = with_about(rows, About(tasks={0: "pick"}, environments=["A"], max_action_dim=4))
+    one = with_metadata(rows, DatasetMetadata(tasks={0: "pick"}, environments=["A"], max_action_dim=4))
     for other, message in (
-        (About(tasks={0: "place"}), r"task 0.*found 'pick' in the rows before \(A\) and 'place' in dataset"),
-        (About(max_action_dim=6), r"max_action_dim: expected one, found 4 in the rows before \(A\) and 6 in dataset"),
+        (DatasetMetadata(tasks={0: "place"}), r"task 0.*found 'pick' in the rows before \(A\) and 'place' in dataset"),
+        (
+            DatasetMetadata(max_action_dim=6),
+            r"max_action_dim: expected one, found 4 in the rows before \(A\) and 6 in dataset",
+        ),
     ):
         store = DatasetStore().from_dataset(one)
         with pytest.raises(SchemaError, match=message):
-            store.from_dataset(with_about(rows, other))
+            store.from_dataset(with_metadata(rows, other))
         with pytest.raises(SchemaError, match=r"in split 'a' \(A\) and .* in split 'b'"):
-            DatasetStore().from_dataset({"a": one, "b": with_about(rows, other)})
+            DatasetStore().from_dataset({"a": one, "b": with_metadata(rows, other)})
         assert len(store) == 40
-        assert store.about == About(tasks={0: "pick"}, environments=["A"], max_action_dim=4)
+        assert store.metadata == DatasetMetadata(tasks={0: "pick"}, environments=["A"], max_action_dim=4)
     # Steps of several environments may stand in one store.
     store = (
-        DatasetStore().from_dataset(one).from_dataset(with_about(rows, About(tasks={1: "wait"}, environments=["B"])))
+        DatasetStore()
+        .from_dataset(one)
+        .from_dataset(with_metadata(rows, DatasetMetadata(tasks={1: "wait"}, environments=["B"])))
     )
-    assert store.about == About(tasks={0: "pick", 1: "wait"}, environments=["A", "B"], max_action_dim=4)
+    assert store.metadata == DatasetMetadata(tasks={0: "pick", 1: "wait"}, environments=["A", "B"], max_action_dim=4)
     exported = store.to_dataset()
     assert len(exported) == 80
-    assert read_about(exported) == store.about
+    assert read_metadata(exported) == store.metadata
 
 
 def test_what_is_taken_for_granted_is_not_stated() -> None:
     silent = datasets.Dataset(table())
     store = DatasetStore().from_dataset(silent)
-    assert store.about == About()
-    assert read_about(store.to_dataset()) == About()
-    assert DatasetStore(alignment="arrived").from_dataset(silent).about == About("arrived")
-    mixed = DatasetStore().from_dataset(with_about(silent, About("arrived"))).from_dataset(silent)
-    assert mixed.about == About()
-    assert DatasetStore().from_dataset(with_about(silent, About("arrived"))).about == About("arrived")
+    assert store.metadata == DatasetMetadata()
+    assert read_metadata(store.to_dataset()) == DatasetMetadata()
+    assert DatasetStore(alignment="arrived").from_dataset(silent).metadata == DatasetMetadata("arrived")
+    mixed = DatasetStore().from_dataset(with_metadata(silent, DatasetMetadata("arrived"))).from_dataset(silent)
+    assert mixed.metadata == DatasetMetadata()
+    assert DatasetStore().from_dataset(with_metadata(silent, DatasetMetadata("arrived"))).metadata == DatasetMetadata(
+        "arrived"
+    )
     appended = DatasetStore()
     appended.extend(columns())
-    assert appended.about == About()
+    assert appended.metadata == DatasetMetadata()
     told = DatasetStore()
-    told.describe(About("arrived"))
+    told.describe(DatasetMetadata("arrived"))
     told.extend(columns())
-    assert told.about == About("arrived")
-    assert DatasetStore().about == About()
+    assert told.metadata == DatasetMetadata("arrived")
+    assert DatasetStore().metadata == DatasetMetadata()
 
 
 def test_what_nobody_said_of_appended_rows_stays_unsaid(tmp_path: Path) -> None:
     for name, told in (("silent", {}), ("told", {"alignment": "arrived"})):
-        stated = About("arrived" if told else None)
+        stated = DatasetMetadata("arrived" if told else None)
         with DatasetStore.open(tmp_path / name, "a", **told) as store:
             store.extend(columns())
             store.append({column: values[0] for column, values in columns().items()})
             store.save(tmp_path / f"{name} saved")
         with DatasetStore.open(tmp_path / name, "a") as store:
             store.extend(columns())
-            assert store.about == stated
-        assert DatasetStore.open(tmp_path / name).about == stated
-        assert read_about(datasets.load_from_disk(str(tmp_path / f"{name} saved"))) == stated
-    assert DatasetStore.open(tmp_path / "silent", alignment="outgoing").about == About("outgoing")
+            assert store.metadata == stated
+        assert DatasetStore.open(tmp_path / name).metadata == stated
+        assert read_metadata(datasets.load_from_disk(str(tmp_path / f"{name} saved"))) == stated
+    assert DatasetStore.open(tmp_path / "silent", alignment="outgoing").metadata == DatasetMetadata("outgoing")
     with pytest.raises(SchemaError, match="expected rows of alignment 'outgoing', found 'arrived'"):
         DatasetStore.open(tmp_path / "told", alignment="outgoing")
 
@@ -300,13 +309,13 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     assert "alignment: arrived, which the source does not say" in out
     assert err.count("mouse convert: warning: ") == 1
     assert "speak against the alignment 'arrived'" in err
-    assert formats.open(tmp_path / "assumed").about == About()
+    assert formats.open(tmp_path / "assumed").metadata == DatasetMetadata()
     assert cli.main(["inspect", str(tmp_path / "assumed")]) == 0
     assert "taken for granted, for the data do not say" in capsys.readouterr().out
     arguments = ["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "said"), "--alignment", "outgoing"]
     assert cli.main(arguments) == 0
     assert capsys.readouterr().err == ""
-    assert formats.open(tmp_path / "said").about == About("outgoing")
+    assert formats.open(tmp_path / "said").metadata == DatasetMetadata("outgoing")
     refused(datasets.load_from_disk(str(tmp_path / "said")))
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--alignment", "outgoing"]) == 0
     assert "alignment: outgoing" in capsys.readouterr().out
@@ -315,8 +324,8 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
 
 
 def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    about = About("arrived", ["Hopper-v5"], {3: "hop", 9: "<b>rest</b>"}, [Field("log_prob")], 4)
-    pq.write_table(with_about(table(), about), tmp_path / "rows.parquet")
+    metadata = DatasetMetadata("arrived", ["Hopper-v5"], {3: "hop", 9: "<b>rest</b>"}, [Field("log_prob")], 4)
+    pq.write_table(with_metadata(table(), metadata), tmp_path / "rows.parquet")
     page = tmp_path / "page.html"
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--html", str(page)]) == 0
     out = capsys.readouterr().out
@@ -331,7 +340,7 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
     assert "environment: Hopper-v5" in facts
     assert "tasks: 3: hop; 9: <b>rest</b>" in facts
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["about"] == json.loads(about.to_json())
+    assert json.loads(capsys.readouterr().out)["metadata"] == metadata.to_json()
 
 
 @pytest.mark.slow
@@ -345,46 +354,46 @@ def test_bench_takes_rows_as_they_say(tmp_path: Path) -> None:
 
 
 def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
-    one, other = with_about(table(), About("outgoing")), table()
+    one, other = with_metadata(table(), DatasetMetadata("outgoing")), table()
     pq.write_table(one, tmp_path / "a.parquet")
     pq.write_table(other, tmp_path / "b.parquet")
     with pytest.raises(
         SchemaError, match=r"b\.parquet: expected the alignment 'outgoing', as a\.parquet says, found none"
     ):
         formats.open(tmp_path)
-    pq.write_table(with_about(table(), About("arrived")), tmp_path / "b.parquet")
+    pq.write_table(with_metadata(table(), DatasetMetadata("arrived")), tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"'outgoing' in .*a\.parquet and 'arrived' in .*b\.parquet"):
         formats.open(tmp_path)
-    pq.write_table(with_about(table(), About("arrived")), tmp_path / "a.parquet")
-    assert formats.open(tmp_path).about == About("arrived")
+    pq.write_table(with_metadata(table(), DatasetMetadata("arrived")), tmp_path / "a.parquet")
+    assert formats.open(tmp_path).metadata == DatasetMetadata("arrived")
     pq.write_table(table(), tmp_path / "b.parquet")
-    assert formats.open(tmp_path).about == About()
+    assert formats.open(tmp_path).metadata == DatasetMetadata()
 
 
 @pytest.mark.parametrize("how", ["write", "convert", "parquet"])
 def test_all_of_it_survives_files(how: str, tmp_path: Path) -> None:
-    pq.write_table(with_about(table(), OUTGOING), tmp_path / "rows.parquet")
+    pq.write_table(with_metadata(table(), OUTGOING), tmp_path / "rows.parquet")
     stream = formats.open(tmp_path / "rows.parquet")
-    assert stream.about == OUTGOING
+    assert stream.metadata == OUTGOING
     target = tmp_path / ("out.parquet" if how == "parquet" else "out")
     if how == "write":
         stream.write(target)
     else:
         convert(stream, target)
-    assert formats.open(target).about == OUTGOING
+    assert formats.open(target).metadata == OUTGOING
     loaded = parquet(target, tmp_path / "cache") if how == "parquet" else datasets.load_from_disk(str(target))
-    assert read_about(loaded) == OUTGOING
-    assert formats.open(target).to_store().about == OUTGOING
+    assert read_metadata(loaded) == OUTGOING
+    assert formats.open(target).to_store().metadata == OUTGOING
 
 
 def test_streams_that_contradict_themselves() -> None:
     stream = formats.RowStream("x", "rows", table().schema, lambda: iter(table().to_batches()))
-    assert stream.about == About()
+    assert stream.metadata == DatasetMetadata()
     said = stream.replace(alignment="outgoing")
-    assert said.about == About("outgoing")
-    assert read_about(said.to_table()) == About("outgoing")
-    with pytest.raises(MouseError, match="alignment: expected 'outgoing' as about says, found 'arrived'"):
-        formats.RowStream("x", "rows", table().schema, lambda: iter(()), about=About("outgoing"))
+    assert said.metadata == DatasetMetadata("outgoing")
+    assert read_metadata(said.to_table()) == DatasetMetadata("outgoing")
+    with pytest.raises(MouseError, match="alignment: expected 'outgoing' as the metadata says, found 'arrived'"):
+        formats.RowStream("x", "rows", table().schema, lambda: iter(()), metadata=DatasetMetadata("outgoing"))
 
 
 # ---------------------------------------------------------------------- others that take rows
@@ -418,7 +427,7 @@ def test_a_push_says_only_what_is_known() -> None:
     card = push_to_hub({"train": silent}, repo_id="you/rows", dry_run=True, progress=False).readme
     assert "mouse_alignment" not in card
     assert "taken for granted" in card
-    said = DatasetStore().from_dataset(with_about(table(), OUTGOING.replace(alignment="arrived")))
+    said = DatasetStore().from_dataset(with_metadata(table(), OUTGOING.replace(alignment="arrived")))
     card = push_to_hub({"train": said}, repo_id="you/rows", dry_run=True, progress=False).readme
     assert "mouse_alignment: arrived" in card
     assert "Hopper-v5" in card
