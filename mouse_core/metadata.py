@@ -217,7 +217,7 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]]) -> DatasetMetadata:
     def agree(key: Any, what: str, value: Any, label: str, hint: str = "") -> None:
         first_label, first_value = first.setdefault(key, (label, value))
         if first_value != value:
-            found = f"found {first_value!r:.500} in {first_label} and {value!r:.500} in {label}"
+            found = f"found {first_value!r:.200} in {first_label} and {value!r:.200} in {label}"
             raise SchemaError(f"{what}, {found}{hint}")
 
     for label, part in parts:
