@@ -489,10 +489,10 @@ def _check_values(metadata: DatasetMetadata) -> None:
         raise ConfigError(f"keys: expected names by column, found {metadata.keys!r:.200}")
     if not all(is_whole(number) and is_text(text) for number, text in dict(metadata.tasks).items()):
         raise ConfigError(f"tasks: expected texts by whole numbers, found {metadata.tasks!r:.200}")
-    for name, kind in {"fields": Field, "recordings": Recording}.items():
+    for name, kind, called in (("fields", Field, "mouse_core.Field"), ("recordings", Recording, "Recording")):
         for item in getattr(metadata, name):
             if not isinstance(item, kind):
-                raise ConfigError(f"{name}: expected {kind.__name__} objects, found {item!r:.200}")
+                raise ConfigError(f"{name}: expected {called} objects, found {item!r:.200}")
     for name in DIMS:
         dim = getattr(metadata, name)
         if dim is not None and (not is_whole(dim) or dim < 1):
