@@ -78,7 +78,7 @@ def test_rows_stand_where_an_oracle_has_them(first: str, seed: int) -> None:
         store.add_episode(given)
         begins.append(len(expected))
         expected += rows_of(given, alignment)
-    assert store.alignment == store.about.alignment == alignment
+    assert store.alignment == store.metadata.alignment == alignment
     assert [{name: row[name] for name in expected[0]} for row in store[:]] == expected
     assert store.episodes["start"].to_pylist() == begins
     ends = [
@@ -217,7 +217,7 @@ def test_forms_of_one_episode_are_the_same_rows() -> None:
         DatasetStore().add_episode({**parts, "terminations": True, "rewards": given["rewards"][:, None]}, **said),
     ):
         assert made[:] == expected[:]
-        assert made.about == expected.about
+        assert made.metadata == expected.metadata
     assert expected.episodes["task"].to_pylist() == ["pick"]
     assert len(expected.where(success=True).episodes) == 1
 
@@ -292,10 +292,10 @@ def test_what_is_refused_changes_nothing(case: str, before: str, tmp_path: Path)
     store = DatasetStore.open(tmp_path / "store", "a") if before == "disk" else DatasetStore()
     if before == "episode":
         store.add_episode(episode(0))
-    rows, columns, about = store[:], store.columns, store.about
+    rows, columns, metadata = store[:], store.columns, store.metadata
     with pytest.raises(error, match=match):
         store.add_episode(episode(1) | change)
-    assert (store[:], store.columns, store.about) == (rows, columns, about)
+    assert (store[:], store.columns, store.metadata) == (rows, columns, metadata)
     store.add_episode(episode(1))
     assert len(store) == len(rows) + 5
     store.close()

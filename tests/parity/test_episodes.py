@@ -50,7 +50,7 @@ def episode(steps: int, make: Any = np.asarray) -> dict[str, Any]:
 def test_arrays_of_all_frameworks_are_the_same_rows(make: Any) -> None:
     expected = DatasetStore().add_episodes(episode(steps) for steps in (3, 1, 5))
     store = DatasetStore().add_episodes(episode(steps, make) for steps in (3, 1, 5))
-    assert (store[:], store.columns, store.about) == (expected[:], expected.columns, expected.about)
+    assert (store[:], store.columns, store.metadata) == (expected[:], expected.columns, expected.metadata)
 
 
 def test_a_tensor_with_a_gradient_is_refused() -> None:
