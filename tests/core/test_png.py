@@ -145,13 +145,8 @@ def damaged(shape: tuple[int, int, int]) -> dict[str, bytes]:
         "wrong checksum of a chunk": png(shape, good, before=PHYS[:-1] + b"x"),
         "a chunk too short": png(shape, good, before=chunk(b"pHYs", bytes(8))),
         "a chunk too late": png(shape, good, after=PHYS),
-        "a chunk between": png(shape, good[:9]).removesuffix(chunk(b"IEND", b""))
-        + PHYS
-        + chunk(b"IDAT", good[9:])
-        + chunk(b"IEND", b""),
-        "a chunk as long as can be": png(shape, good).replace(
-            struct.pack(">I", len(good)) + b"IDAT", b"\xff\xff\xff\xffIDAT"
-        ),
+        "a chunk between": png(shape, good[:9])[:-12] + PHYS + chunk(b"IDAT", good[9:]) + chunk(b"IEND", b""),
+        "a chunk too long": png(shape, good).replace(struct.pack(">I", len(good)) + b"IDAT", b"\xff\xff\xff\xffIDAT"),
         "no end": png(shape, good)[:-12],
         "more after the end": png(shape, good) + b"x",
         "interlaced": png(shape, good, interlaced=1),
@@ -167,7 +162,7 @@ def test_files_that_are_not_as_they_should_be(shape: tuple[int, int, int], kind:
     check(damaged(shape)[kind], shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_damage(data: Any) -> None:
     shape = data.draw(st.sampled_from(SHAPES))
