@@ -84,15 +84,22 @@ def test_damage_is_an_error_and_what_a_power_cut_leaves_is_none(tmp_path: Path) 
         assert found == [bytes([number]) * 40 for number in range(len(found))]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_one_that_was_not_finished_has_no_records(tmp_path: Path) -> None:
     path = tmp_path / "records"
     written = MappedLog(path)
     written.append(b"first")
     content = bytearray(path.read_bytes())
     content[FIRST + HEAD] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"{path}: expected the record at byte 24 as it was written"):
-        read_mapped_log(path)
+    for damaged, message in (
+        (content, "expected the record at byte 24 as it was written"),
+        (b"anything" * 10, "expected a mapped log"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"{path}: {message}"):
+            read_mapped_log(path)
+    for unfinished in (b"", bytes(100), b"mouserec"):
+        path.write_bytes(unfinished)
+        assert read_mapped_log(path) == []
 
 
 def test_records_from_before_a_clear_do_not_come_back(tmp_path: Path) -> None:
@@ -109,18 +116,6 @@ def test_records_from_before_a_clear_do_not_come_back(tmp_path: Path) -> None:
     page = FIRST + records * (HEAD + 50)
     path.write_bytes(newer[:8] + bytes(8) + newer[16:page] + older[page:])
     assert read_mapped_log(path) == [b"newer" * 10] * records
-
-
-@pytest.mark.parametrize("content", [b"", bytes(100), b"mouserec"])
-def test_a_file_that_was_not_finished_has_no_records(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "records").write_bytes(content)
-    assert read_mapped_log(tmp_path / "records") == []
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "records").write_bytes(b"anything" * 10)
-    with pytest.raises(DataError, match="expected a mapped log"):
-        read_mapped_log(tmp_path / "records")
 
 
 # ---------------------------------------------------------------------- kills and damage
@@ -182,15 +177,15 @@ def test_records_survive_kills(is_mapped: bool, tmp_path: Path) -> None:
     assert kills(tmp_path, 8, is_mapped=is_mapped) > 8
 
 
-def damages(folder: Path, count: int) -> None:
+def test_a_damaged_log_is_an_error_and_its_note_does_no_harm(tmp_path: Path) -> None:
     """Flip bits of a log, cut it, or remove it: each is an error."""
-    rng, path, records = random.Random(count), folder / "log", [record_of(number) for number in range(20)]
+    rng, path, records = random.Random(60), tmp_path / "log", [record_of(number) for number in range(20)]
     log = Log(path)
     for record in records:
         log.append(record, sync=False)
     log.close()
     whole = path.read_bytes()
-    for _ in range(count):
+    for _ in range(60):
         damaged, at = bytearray(whole), rng.randrange(len(whole))
         damaged[at] ^= 1 << rng.randrange(8)
         path.write_bytes(rng.choice((damaged, whole[:at])))
@@ -200,7 +195,7 @@ def damages(folder: Path, count: int) -> None:
     path.unlink()
     with pytest.raises(DataError, match="found no file"):
         read_log(path)
-    note = folder / "log.size"
+    note = tmp_path / "log.size"
     noted = note.read_bytes()
     path.write_bytes(whole)
     for at in range(8 * len(noted)):
@@ -208,10 +203,6 @@ def damages(folder: Path, count: int) -> None:
         damaged[at // 8] ^= 1 << at % 8
         note.write_bytes(damaged)
         assert read_log(path) == records
-
-
-def test_a_damaged_log_is_an_error_and_its_note_does_no_harm(tmp_path: Path) -> None:
-    damages(tmp_path, 60)
 
 
 def test_rewritten_records_are_acknowledged(tmp_path: Path) -> None:
@@ -233,18 +224,15 @@ def test_a_sync_brings_records_to_the_disk(is_mapped: bool, tmp_path: Path) -> N
     root.mkdir()
     disk = Disk(root, by_page=is_mapped)
     with disk.watched():
-        if is_mapped:
-            mapped = MappedLog(root / "log")
-            sync_folders([root])
-            for record in (b"first", b"second" * 999):
-                mapped.append(record)
-                mapped.sync()
-                disk.promise(record)
-        else:
-            log = Log(root / "log")
-            for record in (b"first", b"second" * 999):
+        log = MappedLog(root / "log") if is_mapped else Log(root / "log")
+        sync_folders([root])
+        for record in (b"first", b"second" * 999):
+            if isinstance(log, MappedLog):
+                log.append(record)
+                log.sync()
+            else:
                 log.append(record, sync=True)
-                disk.promise(record)
+            disk.promise(record)
     for moment, machine in disk.machines(tmp_path / "machines"):
         if moment.promised:
             found = (read_mapped_log if is_mapped else read_log)(machine / "log")

@@ -116,10 +116,8 @@ def test_windows_lie_in_one_episode(
             assert short or there == length
             assert mask == [True] * there + [False] * (length - there)
             last = start + there - 1
-            assert rewards == [
-                *range(start, start + there),
-                *[0 if pad == 0 and pad is not False else last] * (length - there),
-            ]
+            filled = 0 if pad == 0 and pad is not False else last
+            assert rewards == [*range(start, start + there), *[filled] * (length - there)]
             assert time[:there] == list(range(start - begin, start - begin + there))
             if sampling != "random":
                 assert (start - begin) % length == 0
@@ -323,10 +321,7 @@ def test_the_mask_is_a_field_like_others() -> None:
         ({"boundary": "episode", "pad": 0.5}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": np.nan}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": 0, "views": 2}, "pad: expected True or False with augment or views"),
-        (
-            {"boundary": "episode", "pad": False, "sequence_length": 10},
-            "an episode of at least 10 steps, found the longest",
-        ),
+        ({"boundary": "episode", "pad": False, "sequence_length": 10}, "at least 10 steps, found the longest"),
         ({"boundary": "episode", "sampling": "everywhere"}, "sampling: expected one of"),
         ({"boundary": "episode", "sampling": EpisodeWindows(4, 2)}, "boundary, weighting, pad: expected them with"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import flax.nnx as nnx
@@ -53,15 +55,6 @@ def test_two_that_are_the_same_agree_in_everything() -> None:
 
 
 @pytest.mark.long
-def test_initialization() -> None:
-    found = compare(FlaxModel(), same=False)
-    assert found.first is not None
-    assert (found.first.stage, found.first.tensor) == ("initial weights", "embed.embedding")
-    assert names(found) == {"initialization"}
-    assert not any(one.beyond for one in found.of("gradients"))  # made with the same weights
-
-
-@pytest.mark.long
 def test_weights_drawn_alike_are_no_difference() -> None:
     theirs = FlaxModel()
     torch.manual_seed(4)
@@ -69,40 +62,106 @@ def test_weights_drawn_alike_are_no_difference() -> None:
     assert compare(theirs, same=False).first is None
 
 
+def with_padding() -> Comparison:
+    ours = TorchModel()
+    ours.embed = torch.nn.Embedding(11, 16, padding_idx=2)
+    return compare(FlaxModel(), ours)
+
+
+def with_sum() -> Comparison:
+    def summed(model: Any, batch: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).sum()
+
+    return compare(FlaxModel(), flax_loss=summed)
+
+
+def with_bfloat16() -> Comparison:
+    theirs = FlaxModel()
+    theirs.blocks[1].up.dtype = jnp.bfloat16
+    return compare(theirs)
+
+
+NORMS = [f"blocks.{block}.norm{norm}" for block in (0, 1) for norm in (1, 2)]
+GELUS = [f"between output of blocks.{block}.up and input of blocks.{block}.down" for block in (0, 1)]
+# What is compared, the stage and the tensor that part first, and each cause: its name, where it is, and what is said.
+PARTED: dict[str, tuple[Callable[[], Comparison], str, str, list[str]]] = {
+    "gelu": (
+        lambda: compare(FlaxModel(gelu=nnx.gelu)),
+        *("forward", "input of blocks.0.down", [f"activation @ {where}: .*erf.*, .*tanh.*" for where in GELUS]),
+    ),
+    "weight decay": (
+        lambda: stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3)),
+        *("update", "", ["weight decay @ .*"]),
+    ),
+    "padding of an embedding": (
+        with_padding,
+        *("gradients", "embed.embedding", ["padding_idx @ embed: .*row 2 never learns.*"]),
+    ),
+    "a mean and a sum": (with_sum, "loss", "", ["reduction of the loss @ .*, its sum over 32"]),
+    "other activations": (
+        lambda: images(FlaxImages(relu=lambda x: nnx.leaky_relu(x, 0.2))),
+        *("forward", "input of head", [".*"] * 2),  # a mean lies between, so its name is not known
+    ),
+    "initialization": (
+        lambda: compare(FlaxModel(), same=False),
+        *("initial weights", "embed.embedding", ["initialization @ .*"]),
+    ),
+    "epsilon of layer norm": (
+        lambda: compare(FlaxModel(epsilon=1e-6)),
+        *("forward", "output of blocks.0.norm1", [f"epsilon @ {norm}: .*" for norm in NORMS]),
+    ),
+    "float32 inside the attention": (
+        lambda: compare(FlaxModel(attention=nnx.dot_product_attention)),
+        *("forward", "output of blocks.0.attention", ["float32 inside jax.nn.dot_product_attention @ .*"] * 2),
+    ),
+    "a layer in bfloat16": (
+        with_bfloat16,
+        *("forward", "output of blocks.1.up", ["dtype of a layer @ blocks.1.up: .*"]),
+    ),
+    "running statistics of batch norm": (
+        lambda: images(FlaxImages()),
+        *("statistics", "norm.var", ["running variance @ norm: .*100/99.*"]),
+    ),
+    "momentum of batch norm": (
+        lambda: images(FlaxImages(momentum=0.99)),
+        *("statistics", "norm.mean", ["momentum of running statistics @ .*", "running variance @ .*"]),
+    ),
+}
+IN_SLOW = list(PARTED)[:5]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in IN_SLOW else pytest.mark.long) for one in PARTED]
+)
+def test_what_parts_first_and_why_is_named(name: str) -> None:
+    make, stage, tensor, causes = PARTED[name]
+    found = make()
+    assert found.first is not None
+    assert (found.first.stage, found.first.tensor) == (stage, tensor or found.first.tensor)
+    said = [f"{cause.name} @ {cause.where}: {cause.torch}, {cause.flax}" for cause in found.causes]
+    assert len(said) == len(causes), said
+    for cause, wanted in zip(said, causes, strict=True):
+        assert re.fullmatch(wanted, cause), said
+    if name == "gelu":
+        assert 1e-6 < found.first.relative < 1e-3
+    elif name == "float32 inside the attention":
+        assert 1e-11 < found.first.relative < 1e-6
+    elif name == "initialization":
+        assert not any(one.beyond for one in found.of("gradients"))  # made with the same weights
+    elif name == "epsilon of layer norm":
+        assert [one.tensor for one in found.of("layer alone") if one.beyond] == NORMS
+    elif name == "padding of an embedding":
+        assert len(found.differences) == 1
+
+
 @pytest.mark.long
-def test_epsilon_of_layer_norm() -> None:
-    found = compare(FlaxModel(epsilon=1e-6))
+def test_mode_of_batch_norm() -> None:
+    theirs = FlaxImages()
+    theirs.norm.use_running_average = True
+    found = images(theirs)
     assert found.first is not None
-    assert (found.first.stage, found.first.tensor) == ("forward", "output of blocks.0.norm1")
-    assert [cause.where for cause in found.causes if cause.name == "epsilon"] == [
-        f"blocks.{block}.norm{norm}" for block in (0, 1) for norm in (1, 2)
-    ]
-    assert names(found) == {"epsilon"}
-    assert [one.tensor for one in found.of("layer alone") if one.beyond] == [
-        f"blocks.{block}.norm{norm}" for block in (0, 1) for norm in (1, 2)
-    ]
-
-
-def test_the_two_forms_of_gelu() -> None:
-    found = compare(FlaxModel(gelu=nnx.gelu))
-    assert found.first is not None
-    assert found.first.tensor == "input of blocks.0.down"
-    assert 1e-6 < found.first.relative < 1e-3
-    gelus = [cause for cause in found.causes if cause.name == "activation"]
-    assert [cause.where for cause in gelus] == [
-        f"between output of blocks.{block}.up and input of blocks.{block}.down" for block in (0, 1)
-    ]
-    assert ("erf" in gelus[0].torch, "tanh" in gelus[0].flax) == (True, True)
-    assert names(found) == {"activation"}
-
-
-@pytest.mark.long
-def test_float32_inside_the_attention_of_jax() -> None:
-    found = compare(FlaxModel(attention=nnx.dot_product_attention))
-    assert found.first is not None
-    assert found.first.tensor == "output of blocks.0.attention"
-    assert 1e-11 < found.first.relative < 1e-6
-    assert names(found) == {"float32 inside jax.nn.dot_product_attention"}
+    assert found.first.tensor == "output of norm"
+    assert "mode of batch norm" in names(found)
 
 
 @pytest.mark.long
@@ -113,43 +172,6 @@ def test_everything_at_once_is_named() -> None:
     assert names(found) == {
         *("initialization", "epsilon", "activation", "float32 inside jax.nn.dot_product_attention", "weight decay")
     }
-
-
-def test_weight_decay_by_default() -> None:
-    found = stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3))
-    assert found.first is not None
-    assert found.first.stage == "update"
-    assert names(found) == {"weight decay"}
-
-
-def test_padding_of_an_embedding() -> None:
-    ours = TorchModel()
-    ours.embed = torch.nn.Embedding(11, 16, padding_idx=2)
-    found = compare(FlaxModel(), ours)
-    assert found.first is not None
-    assert [(one.stage, one.tensor) for one in found.differences] == [("gradients", "embed.embedding")]
-    assert [(cause.name, cause.where) for cause in found.causes] == [("padding_idx", "embed")]
-    assert "row 2 never learns" in found.causes[0].torch
-
-
-def test_a_mean_and_a_sum() -> None:
-    def summed(model: Any, batch: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).sum()
-
-    found = compare(FlaxModel(), flax_loss=summed)
-    assert found.first is not None
-    assert found.first.stage == "loss"
-    assert [(cause.name, cause.flax) for cause in found.causes] == [("reduction of the loss", "its sum over 32")]
-
-
-@pytest.mark.long
-def test_a_layer_that_computes_in_bfloat16() -> None:
-    theirs = FlaxModel()
-    theirs.blocks[1].up.dtype = jnp.bfloat16
-    found = compare(theirs)
-    assert found.first is not None
-    assert found.first.tensor == "output of blocks.1.up"
-    assert [(cause.name, cause.where) for cause in found.causes] == [("dtype of a layer", "blocks.1.up")]
 
 
 class TorchImages(torch.nn.Module):
@@ -185,44 +207,12 @@ def images(theirs: Any, offset: float = 0.0) -> Comparison:
 
 
 @pytest.mark.long
-def test_running_statistics_of_batch_norm() -> None:
-    found = images(FlaxImages())
-    assert found.first is not None
-    assert (found.first.stage, found.first.tensor) == ("statistics", "norm.var")
-    assert [(cause.name, cause.where) for cause in found.causes] == [("running variance", "norm")]
-    assert "100/99" in found.causes[0].torch
-
-
-@pytest.mark.long
-def test_momentum_of_batch_norm() -> None:
-    found = images(FlaxImages(momentum=0.99))
-    assert [one.tensor for one in found.of("statistics") if one.beyond] == ["norm.mean", "norm.var"]
-    assert names(found) == {"momentum of running statistics", "running variance"}
-
-
-@pytest.mark.long
-def test_mode_of_batch_norm() -> None:
-    theirs = FlaxImages()
-    theirs.norm.use_running_average = True
-    found = images(theirs)
-    assert found.first is not None
-    assert found.first.tensor == "output of norm"
-    assert "mode of batch norm" in names(found)
-
-
-@pytest.mark.long
 def test_padding_and_fast_variance() -> None:
     assert "padding" in names(images(FlaxImages(padding="VALID")))
     theirs = FlaxImages()
     theirs.norm.use_fast_variance = True
     found = images(theirs, offset=1e4)
     assert "fast variance" in names(found)
-
-
-def test_other_activations() -> None:
-    found = images(FlaxImages(relu=lambda x: nnx.leaky_relu(x, 0.2)))
-    assert found.first is not None
-    assert found.first.tensor == "input of head"  # a mean lies between, so its name is not known
 
 
 class TorchFlattened(torch.nn.Module):
