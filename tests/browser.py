@@ -163,13 +163,7 @@ class Tab:
 
     def _mouse(self, kind: str, place: tuple[float, float], buttons: int) -> None:
         self.call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=place[0],
-            y=place[1],
-            button="left",
-            buttons=buttons,
-            clickCount=1,
+            "Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", buttons=buttons, clickCount=1
         )
 
     def press(self, key: str) -> None:

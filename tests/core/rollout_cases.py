@@ -114,8 +114,7 @@ def n_step(one: dict[str, list[float]], row: int, n: int, discount: float, *, tr
 
 def n_step_returns(case: Case, discount: float, n: int, *, truncation: bool = True) -> np.ndarray:
     return each_env(
-        case,
-        lambda one: [n_step(one, row, n, discount, truncation=truncation) for row in range(len(one["rewards"]))],
+        case, lambda one: [n_step(one, row, n, discount, truncation=truncation) for row in range(len(one["rewards"]))]
     )
 
 

@@ -30,8 +30,7 @@ keys = st.builds(Key, words, st.sampled_from(list(Purpose)), words, words)
 def reference_bits(key: Key, n: int) -> np.ndarray:
     """The same words from a generator made for the purpose."""
     generator = np.random.Philox(
-        key=np.array([key.seed, int(key.purpose)], np.uint64),
-        counter=np.array([0, key.call, key.index, 0], np.uint64),
+        key=np.array([key.seed, int(key.purpose)], np.uint64), counter=np.array([0, key.call, key.index, 0], np.uint64)
     )
     return np.array([generator.random_raw() for _ in range(n)], np.uint64)
 
@@ -112,9 +111,7 @@ def test_streams_are_the_same_on_a_processor_that_can_do_less() -> None:
     from numpy._core._multiarray_umath import (  # type: ignore[attr-defined]
         __cpu_dispatch__ as dispatched,
     )
-    from numpy._core._multiarray_umath import (
-        __cpu_features__ as features,
-    )
+    from numpy._core._multiarray_umath import __cpu_features__ as features
 
     without = " ".join(name for name in dispatched if features.get(name))
     if not without:

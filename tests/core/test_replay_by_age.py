@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import (
-    ConfigError,
-    DataError,
-    MissingFieldError,
-    PrefetchBatchifier,
-    SchemaError,
-    StateError,
-)
+from mouse_core import ConfigError, DataError, MissingFieldError, PrefetchBatchifier, SchemaError, StateError
 from mouse_core.replay import (
     ArrayStorage,
     ConsumingSampler,

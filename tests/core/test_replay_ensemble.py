@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, SchemaError, StateError
+from mouse_core import ConfigError, DataError, PrefetchBatchifier, SchemaError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay import (
     ArrayStorage,
     ListStorage,
+    MemmapStorage,
     NextView,
     PrioritizedReplayBuffer,
     PrioritizedSliceSampler,
@@ -274,6 +275,44 @@ def test_an_epoch_ends_with_that_of_a_member() -> None:
     ensemble = ReplayBufferEnsemble(member(0, rows=20, sampler=SamplerWithoutReplacement()), member(1), batch_size=10)
     seen = np.concatenate([batch["index"][batch["buffer_ids"] == 0] for batch in ensemble])
     assert sorted(seen.tolist()) == list(range(20))
+
+
+def test_loaders_over_an_ensemble_draw_and_learn_alike_with_any_workers(tmp_path: Path) -> None:
+    def run(workers: int) -> list[Any]:
+        storages = ArrayStorage(60), MemmapStorage(60, tmp_path / f"m{workers}")
+        samplers = SliceSampler(sequence_length=3), PrioritizedSliceSampler(sequence_length=3)
+        members = [ReplayBuffer(*parts) for parts in zip(storages, samplers, strict=True)]
+        done = np.random.default_rng(0).random(90) < 0.1
+        for buffer in members:
+            buffer.extend({"time": np.arange(50), "done": done[:50]})
+        ensemble = ReplayBufferEnsemble(*members, p=[1, 2], batch_size=6, seed=4)
+        drawn: list[Any] = []
+        with PrefetchBatchifier(ensemble, num_workers=workers, prefetch=2) as loader:
+            for turn in range(8):
+                batch = loader.next_batch()
+                drawn += [batch["index"].tolist(), batch["time"].tolist(), loader.staleness]
+                ensemble.update_priority(batch["index"], np.full(batch["index"].shape, turn + 1.0), batch["buffer_ids"])
+                more = slice(50 + 4 * turn, 54 + 4 * turn)
+                members[0].extend({"time": np.arange(90)[more], "done": done[more]})
+                if turn == 4:
+                    ensemble_state, loader_state = ensemble.state_dict(), loader.state_dict()
+                    ensemble.load_state_dict(ensemble_state)
+                    loader.load_state_dict(loader_state)
+        return drawn
+
+    first = run(0)
+    assert run(1) == run(4) == first
+    assert first[-1] == (2, 8, 2)
+
+
+def test_a_loop_over_a_loader_ends_with_the_epoch() -> None:
+    buffer = member(0, rows=10, sampler=SamplerWithoutReplacement(), batch_size=4)
+    for workers in (0, 2):
+        with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
+            for _ in range(2):
+                assert sorted(np.concatenate([batch["a"] for batch in list(loader)]).tolist()) == list(range(10))
+            with pytest.raises(TypeError, match="expected a store"):
+                len(loader)
 
 
 def make() -> ReplayBufferEnsemble:

@@ -32,6 +32,7 @@ from mouse_core.replay import (
     ReplayBuffer,
     SliceSampler,
 )
+from tests.core.replay_cases import SAMPLERS
 from tests.core.replay_writer import checksums, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +197,33 @@ def test_each_sees_what_the_other_writes(tmp_path: Path) -> None:
         one.sample()
     one.append({"a": 5})
     assert set(other.sample()["a"].tolist()) == {5}
+
+
+DRAWN = ["rows", "every row once", "priorities", "slices", "by trajectory", "every slice once", "slices by priorities"]
+
+
+@pytest.mark.parametrize("sampler", DRAWN)
+def test_rows_that_another_process_wrote_are_drawn_as_ones_own(sampler: str, tmp_path: Path) -> None:
+    """Few of them, and more than there is room for."""
+    done = np.random.default_rng(0).random(500) < 0.1
+    columns = {"time": np.arange(500), "done": done, "episode": np.cumsum(done) - done}
+    mine = ReplayBuffer(MemmapStorage(60, tmp_path / "m"), SAMPLERS[sampler](), batch_size=4)
+    theirs = ReplayBuffer(MemmapStorage(60, tmp_path / "m"))
+    written, seen = 0, set[int]()
+    for turn, n in enumerate((40, 1, 5, 30, 59, 60, 61, 200, 7)):
+        for buffer, count in ((theirs if turn else mine, n), (mine, 2 * (turn % 2))):
+            buffer.extend({name: values[written : written + count] for name, values in columns.items()})
+            written += count
+        for _ in range(6):
+            batch = mine.sample()
+            there = batch.get("mask", np.ones(batch["index"].shape, bool))
+            if there.ndim == 2:
+                assert (np.diff(batch["time"])[there[:, 1:]] == 1).all(), "steps that do not follow each other"
+                assert ((batch["episode"] == batch["episode"][:, :1]) | ~there).all(), "a slice of two episodes"
+            np.testing.assert_array_equal(batch["time"] % 60, batch["index"])
+            assert written - 60 <= batch["time"].min() <= batch["time"].max() < written
+            seen |= set((written - 1 - batch["time"]).reshape(-1).tolist())
+    assert len(seen) > 40
 
 
 def test_threads_with_storages_of_their_own_take_turns(tmp_path: Path) -> None:

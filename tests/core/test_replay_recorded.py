@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ from mouse_core.replay import (
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    RandomSampler,
     ReplayBuffer,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from tests.core.replay_cases import SAMPLERS
 
 ROWS = 700
 
@@ -49,21 +48,6 @@ def store(kind: str) -> DatasetStore:
         order = np.random.default_rng(1).permutation(ROWS)
         dataset = dataset.select(order.tolist()).select(np.argsort(order).tolist())
     return DatasetStore().from_dataset(dataset)
-
-
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "whole": lambda: SliceSampler(sequence_length=6, pad=False),
-    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory", pad=False),
-    "padded of whole": lambda: SliceSampler(sequence_length=1),
-    "padded": lambda: SliceSampler(sequence_length=6),
-    "padded by trajectory": lambda: SliceSampler(sequence_length=40, weighting="trajectory"),
-    "padded with a span": lambda: SliceSampler(sequence_length=6, pad=True, span=True),
-    "padded with a number": lambda: SliceSampler(sequence_length=6, pad=1),
-    "short": lambda: SliceSampler(sequence_length=6, strict_length=False, pad=False),
-    "side by side": lambda: SliceSamplerWithoutReplacement(sequence_length=6, pad=True),
-    "by priority": lambda: PrioritizedSliceSampler(sequence_length=6, pad=False),
-    "rows": RandomSampler,
-}
 
 
 def buffers(kind: str, sampler: str, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:
@@ -127,7 +111,7 @@ def test_rows_may_have_a_mask_of_their_own_where_slices_have_none(length: int) -
 
 
 @pytest.mark.parametrize("transform", [NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])
-@pytest.mark.parametrize("sampler", ["whole", "rows"])
+@pytest.mark.parametrize("sampler", ["slices", "rows"])
 def test_transforms_find_the_same_steps(transform: Any, sampler: str) -> None:
     recorded, memory = buffers("dataset", sampler, transform=transform)
     for _ in range(10):

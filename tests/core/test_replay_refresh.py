@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,11 @@ from mouse_core.replay import (
     ArrayStorage,
     ConsumingSampler,
     PrioritizedReplayBuffer,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    ReverseSampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
 )
 from mouse_core.testing import example_columns
+from tests.core.replay_cases import SAMPLERS
 
 ROWS = 600
 CUTS = (40, 41, 90, 300, 301, ROWS)
@@ -43,23 +36,6 @@ def columns(first: int, end: int) -> dict[str, Any]:
         "done": done.astype(np.int64),
     }
     return {name: values[first:end] for name, values in rows.items()}
-
-
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "rows": RandomSampler,
-    "every row once": lambda: SamplerWithoutReplacement(drop_last=True),
-    "every row twice and no more": lambda: ConsumingSampler(2),
-    "backwards": lambda: ReverseSampler(7),
-    "priorities": lambda: PrioritizedSampler(alpha=0.8),
-    "slices": lambda: SliceSampler(sequence_length=6, pad=False),
-    "padded slices": lambda: SliceSampler(sequence_length=6),
-    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory"),
-    "with a span": lambda: SliceSampler(sequence_length=6, span=True),
-    "short": lambda: SliceSampler(sequence_length=6, strict_length=False, pad=False),
-    "every slice once": lambda: SliceSamplerWithoutReplacement(sequence_length=4),
-    "slices by priorities": lambda: PrioritizedSliceSampler(sequence_length=6),
-    "slices by priorities, with a span": lambda: PrioritizedSliceSampler(sequence_length=6, span=(False, True)),
-}
 
 
 def written(sampler: Any, **options: Any) -> ReplayBuffer:

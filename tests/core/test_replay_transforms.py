@@ -527,11 +527,7 @@ def test_crops_of_slices_that_are_too_short() -> None:
 # ---------------------------------------------------------------------- fields
 
 
-BATCH = {
-    "obs": np.zeros((2, 3)),
-    "next": {"obs": np.ones((2, 3)), "reward": np.zeros(2)},
-    "index": np.arange(2),
-}
+BATCH = {"obs": np.zeros((2, 3)), "next": {"obs": np.ones((2, 3)), "reward": np.zeros(2)}, "index": np.arange(2)}
 
 
 def test_renaming_and_back() -> None:

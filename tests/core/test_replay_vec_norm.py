@@ -45,10 +45,7 @@ class TestFramesOfSlices(TransformConformance):
 
 class TestCompress(TransformConformance):
     def make(self) -> Any:
-        return [
-            Compress("obs", shape=(2,), dtype="float32"),
-            Apply({"reward": np.abs}, stored={"action": np.negative}),
-        ]
+        return [Compress("obs", shape=(2,), dtype="float32"), Apply({"reward": np.abs}, stored={"action": np.negative})]
 
 
 class TestStepsBehindRows(TransformConformance):

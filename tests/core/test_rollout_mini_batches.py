@@ -140,22 +140,12 @@ def test_the_tuple_has_the_known_order() -> None:
     storage = motion(apply_dagger_actions=True, rnd_state_shape=(6,), amp_cfg=AMP)
     flat = {name: storage[name].reshape(STEPS * ENVS, *storage[name].shape[2:]) for name in storage.spec}
     for batch in storage.mini_batch_generator(4, 2):
+        references, privileged = "reference_observations", "privileged_reference_observations"
         expected = (
-            "observations",
-            ("reference_observations", "reference_observations_mask"),
-            "privileged_observations",
-            ("privileged_reference_observations", "privileged_reference_observations_mask"),
-            "actions",
-            "values",
-            "advantages",
-            "returns",
-            "actions_log_prob",
-            "mu",
-            "sigma",
-            "dagger_actions",
-            None,
-            None,
-            "rnd_state",
+            *("observations", (references, f"{references}_mask")),
+            *("privileged_observations", (privileged, f"{privileged}_mask")),
+            *("actions", "values", "advantages", "returns", "actions_log_prob", "mu", "sigma", "dagger_actions"),
+            *(None, None, "rnd_state"),
         )
         found = tuple(batch)
         assert len(found) == len(batch) == 18
@@ -340,15 +330,10 @@ def test_trajectories_of_wrong_shapes() -> None:
         unpad_trajectories(padded, masks & (np.arange(4)[:, None] < 3))
 
 
-PADDED = (
-    "observations",
-    "reference_observations",
-    "reference_observations_mask",
-    "privileged_observations",
-    "privileged_reference_observations",
-    "privileged_reference_observations_mask",
-    "rnd_state",
-)
+PADDED = [
+    *("observations", "reference_observations", "reference_observations_mask", "privileged_observations"),
+    *("privileged_reference_observations", "privileged_reference_observations_mask", "rnd_state"),
+]
 
 
 def gru(random: np.random.Generator) -> Any:
@@ -363,12 +348,17 @@ def mixed(random: np.random.Generator) -> Any:
     return [random.normal(size=(ENVS, 3)), {"c": random.normal(size=(2, ENVS, 1)), "h": [random.normal(size=ENVS)]}]
 
 
-def actor_only(random: np.random.Generator) -> Any:
-    return (random.normal(size=(1, ENVS, 3)), None)
-
-
 def batch_first(random: np.random.Generator) -> Any:
     return random.normal(size=(ENVS, 2, 3)), random.normal(size=(ENVS, 2, 3, 1))
+
+
+HIDDEN = {
+    "gru": gru,
+    "lstm": lstm,
+    "mixed": mixed,
+    "actor only": lambda random: (random.normal(size=(1, ENVS, 3)), None),
+    "batch first": batch_first,
+}
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -379,14 +369,12 @@ def leaves(tree: Any) -> list[np.ndarray]:
     return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, list | tuple) else [tree]
 
 
-@pytest.mark.parametrize("hidden", [gru, lstm, mixed, actor_only, batch_first])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: Any) -> None:
-    axis = 0 if hidden is batch_first else None
-    storage = motion(
-        hidden=hidden, hidden_axis=axis, amp_cfg=AMP, apply_dagger_actions=True, rnd_state_shape=(6,), seed=parts
-    )
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize(("parts", "shuffle"), [(1, True), (2, False), (2, True), (5, True)])
+def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: str) -> None:
+    axis = 0 if hidden == "batch first" else None
+    more: dict[str, Any] = {"apply_dagger_actions": True, "rnd_state_shape": (6,), "seed": parts}
+    storage = motion(hidden=HIDDEN[hidden], hidden_axis=axis, amp_cfg=AMP, **more)
     seen: list[int] = []
     for batch in storage.recurrent_mini_batch_generator(parts, 2, shuffle=shuffle):
         envs = [int(env) for env in batch.rows[0]]

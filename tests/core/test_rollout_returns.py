@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError
-from mouse_core.rollouts import (
-    discounted_returns,
-    gae,
-    lambda_returns,
-    n_step_returns,
-    normalized,
-    outgoing,
-    vtrace,
-)
+from mouse_core.rollouts import discounted_returns, gae, lambda_returns, n_step_returns, normalized, outgoing, vtrace
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import Case, random_case
 

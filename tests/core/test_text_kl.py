@@ -15,11 +15,7 @@ from mouse_core import ConfigError, SchemaError
 from mouse_core.text import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards
 
 TOKENS = st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0), st.booleans()), min_size=1, max_size=6)
-BY_NAME = {
-    "k1": lambda d: d,
-    "k2": lambda d: d * d / 2,
-    "k3": lambda d: math.exp(-d) - 1 + d,
-}
+BY_NAME = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}
 
 
 def arrays(rows: list[tuple[float, float, bool]]) -> tuple[Any, Any, Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.video import FrameDecoder, VideoIndex, decoder_version, index_video
-from tests.core.video_cases import KINDS, SIDE, copy_packets, decoded, pictures, write_video
+from tests.core.video_cases import KINDS, SIDE, copy_packets, decoded, joined, packets_and_sets, pictures, write_video
 
 _COMMON = ("pyramid of B frames", "cut by an edit list", "HEVC with open groups", "VP9 with hidden frames")
 
@@ -87,31 +87,13 @@ def test_parameters_in_packets_do_not_reach_other_frames(tmp_path: Path) -> None
     """The second half brings sets with it that say other things under the numbers of those in the header."""
     first = write_video(tmp_path / "first.mp4", options={"g": "5", "x264-params": "cabac=1"}, count=10)
     other = write_video(tmp_path / "other.mp4", options={"g": "5", "x264-params": "cabac=0:ref=1"}, count=10, seed=1)
-    av = pytest.importorskip("av")
-    with av.open(str(other)) as container:
-        header = bytes(container.streams.video[0].codec_context.extradata)
-        later = [(bytes(p), p.pts, p.dts, p.is_keyframe) for p in container.demux(video=0) if p.size]
-    sets, place = b"", 6  # avcC: how many sets, and each behind two bytes of length, twice
-    for _ in range(2):
-        size = int.from_bytes(header[place : place + 2])
-        sets += size.to_bytes(4) + header[place + 2 : place + 2 + size]
-        place += 2 + size + 1
-
-    def both(packets: list[Any]) -> list[Any]:
-        end = max(packet.dts for packet in packets) + packets[1].dts - packets[0].dts - later[0][2]
-        for content, pts, dts, key in later:
-            packet = av.Packet((sets if key else b"") + content)
-            packet.pts, packet.dts, packet.is_keyframe = pts + end, dts + end, key
-            packet.time_base = packets[0].time_base
-            packets.append(packet)
-        return packets
-
-    joined = copy_packets(first, tmp_path / "joined.mp4", both)
-    compare(joined, 40)
-    indexes = [index_video(file) for file in (joined, first)]
+    later, sets = packets_and_sets(other)
+    both = copy_packets(first, tmp_path / "joined.mp4", lambda packets: joined(packets, later, sets))
+    compare(both, 40)
+    indexes = [index_video(file) for file in (both, first)]
     assert indexes[0].own_sets
     assert indexes[0].header == indexes[1].header
-    wanted = [decoded(joined)[0], decoded(first)[0]]
+    wanted = [decoded(both)[0], decoded(first)[0]]
     video, frame = [0, 1, 0, 1], [17, 8, 3, 2]
     found, decoder = np.zeros((4, *SIDE, 3), np.uint8), FrameDecoder()
     for k in range(4):

@@ -14,7 +14,7 @@ import pytest
 from mouse_core.errors import DataError
 from mouse_core.video import FrameDecoder, index_video
 from tests.core.test_video import compare
-from tests.core.video_cases import KINDS, copy_packets, decoded, write_video
+from tests.core.video_cases import KINDS, copy_packets, decoded, joined, packets_and_sets, with_content, write_video
 
 # ---------------------------------------------------------------------- boxes
 
@@ -80,9 +80,8 @@ def edits(*entries: tuple[int, int]) -> Callable[[bytes], bytes]:
     ],
     ids=["middle", "late", "two", "back", "twice", "pause"],
 )
-@pytest.mark.parametrize("kind", ["short groups with B frames", "every second frame a key"])
-def test_edit_lists_of_several_parts(tmp_path: Path, entries: list[tuple[int, int]], kind: str) -> None:
-    file = write_video(tmp_path / "a.mp4", **KINDS[kind])
+def test_edit_lists_of_several_parts(tmp_path: Path, entries: list[tuple[int, int]]) -> None:
+    file = write_video(tmp_path / "a.mp4", **KINDS["short groups with B frames"])
     try:
         compare(rewrite(file, TRACK, edits(*entries)), 20)
     except DataError as error:
@@ -165,21 +164,9 @@ def test_other_containers_are_refused(tmp_path: Path, suffix: str, name: str) ->
 def test_a_size_that_changes_is_refused(tmp_path: Path) -> None:
     small = write_video(tmp_path / "small.mp4", options={"g": "5"}, count=10, side=(32, 64))
     file = write_video(tmp_path / "a.mp4", options={"g": "5"}, count=10)
-    av = pytest.importorskip("av")
-    with av.open(str(small)) as container:
-        header = bytes(container.streams.video[0].codec_context.extradata)
-        later = [(bytes(p), p.pts, p.dts, p.is_keyframe) for p in container.demux(video=0) if p.size]
-
-    def both(packets: list[Any]) -> list[Any]:
-        end = packets[-1].dts + 640 - later[0][2]
-        for content, pts, dts, key in later:
-            packet = av.Packet((b"".join(sets_with_lengths(header)) if key else b"") + content)
-            packet.pts, packet.dts, packet.time_base = pts + end, dts + end, packets[0].time_base
-            packet.is_keyframe = key
-            packets.append(packet)
-        return packets
-
-    index = index_video(copy_packets(file, tmp_path / "both.mp4", both))
+    later, sets = packets_and_sets(small)
+    both = copy_packets(file, tmp_path / "both.mp4", lambda packets: joined(packets, later, sets))
+    index = index_video(both)
     out = np.zeros((1, 48, 64, 3), np.uint8)
     FrameDecoder().decode([index], [0], [3], out)
     np.testing.assert_array_equal(out[0], decoded(file)[0][3])
@@ -188,25 +175,6 @@ def test_a_size_that_changes_is_refused(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- packets and sets
-
-
-def sets_with_lengths(header: bytes) -> list[bytes]:
-    """The parameter sets of an H.264 header (avcC: how many, and each behind two bytes of length, twice)."""
-    found, place = [], 6
-    for _ in range(2):
-        size = int.from_bytes(header[place : place + 2])
-        found.append(size.to_bytes(4) + header[place + 2 : place + 2 + size])
-        place += 2 + size + 1
-    return found
-
-
-def with_content(packet: Any, content: bytes) -> Any:
-    """A packet of other bytes at the same time."""
-    av = pytest.importorskip("av")
-    made = av.Packet(content)
-    made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
-    made.is_keyframe = packet.is_keyframe
-    return made
 
 
 @pytest.mark.parametrize("brought", [0, 1, 3])
@@ -218,27 +186,16 @@ def test_sets_that_come_on_the_way_and_are_not_repeated(tmp_path: Path, brought:
     other = write_video(
         tmp_path / "other.mp4", options={"g": "5", "x264-params": "qp=34:scenecut=0:bframes=2"}, count=20
     )
-    av = pytest.importorskip("av")
-    with av.open(str(other)) as container:
-        header = bytes(container.streams.video[0].codec_context.extradata)
-        later = [p for p in container.demux(video=0) if p.size]
-    with av.open(str(first)) as container:
-        assert sets_with_lengths(bytes(container.streams.video[0].codec_context.extradata)) != sets_with_lengths(header)
-    sets = b"".join(sets_with_lengths(header))
+    later, sets = packets_and_sets(other)
+    assert packets_and_sets(first)[1] != sets
 
     def both(packets: list[Any]) -> list[Any]:
         # Behind the last picture of a packet, so that they count from the next one on.
         place = len(packets) - 1 - brought
         packets = [with_content(one, bytes(one) + (sets if k == place else b"")) for k, one in enumerate(packets)]
-        end = max(one.pts for one in packets) + 640 - min(later[0].pts, later[0].dts)
-        for one in later:
-            made = with_content(one, bytes(one))
-            made.pts, made.dts = one.pts + end, one.dts + end
-            packets.append(made)
-        return packets
+        return joined(packets, later)
 
-    joined = copy_packets(first, tmp_path / "joined.mp4", both)
-    assert_same_or_refused(joined)
+    assert_same_or_refused(copy_packets(first, tmp_path / "joined.mp4", both))
 
 
 def assert_same_or_refused(file: Path) -> int:
@@ -263,7 +220,7 @@ def assert_same_or_refused(file: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["short groups with B frames", "every second frame a key", "pyramid of B frames"])
-@pytest.mark.parametrize("lost", [1, 2, 3, 7, 13])
+@pytest.mark.parametrize("lost", [1, 3, 7])
 def test_packets_that_were_lost_on_the_way(tmp_path: Path, kind: str, lost: int) -> None:
     """What a decoder shows instead depends on all that it saw; a frame is that one, or refused."""
     file = write_video(tmp_path / "a.mp4", **KINDS[kind])

@@ -12,10 +12,7 @@ from mouse_core.view import Viewer, view
 from tests.browser import BROWSER, Tab, tab
 from tests.core.test_view import NASTY, recording, spoiled
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
 LENGTHS = (40, 3, 2500, 12)
 

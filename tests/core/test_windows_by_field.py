@@ -85,6 +85,7 @@ def episode_of(lengths: list[int], row: int) -> tuple[int, int]:
 
 
 TRANSITION = ("action", "reward", "done")
+FIELDS = (*TRANSITION, "time", "obs_continuous", "obs_discrete")
 COLUMN = {"obs_continuous": "observation", "obs_discrete": "observation_discrete", "time": "episode_step"}
 
 
@@ -114,7 +115,7 @@ def expected_of(
             if boundary == "episode" and steps is not None:
                 put("mask", there)
             begin, end = episode_of(lengths, anchor)
-            for name in ("action", "reward", "done", "time", "obs_continuous", "obs_discrete"):
+            for name in FIELDS:
                 values = rows[COLUMN.get(name, name)]
                 if name not in windows:
                     value = values[anchor]
@@ -139,49 +140,37 @@ def expected_of(
     lengths=st.lists(st.integers(1, 11), min_size=1, max_size=8),
     kind=st.sampled_from(["rows", "tables", "parts", "indices"]),
     alignment=st.sampled_from(["arrived", "outgoing"]),
-    steps=st.one_of(st.none(), st.integers(1, 5)),
-    batch_size=st.sampled_from([1, 2, 4, 6]),
-    sampling=st.sampled_from(["random", "sequential", "batch", "blocks", "last"]),
-    boundary=st.sampled_from(["stream", "episode"]),
-    pad=st.sampled_from([True, False, 0, 7, -1, None]),
-    windows=st.dictionaries(
-        st.sampled_from(["action", "reward", "done", "obs_continuous", "obs_discrete", "time"]),
-        OFFSETS,
-        min_size=1,
-        max_size=4,
+    options=st.fixed_dictionaries(
+        {
+            "sequence_length": st.one_of(st.none(), st.integers(1, 5)),
+            "batch_size": st.sampled_from([1, 2, 4, 6]),
+            "sampling": st.sampled_from(["random", "sequential", "batch", "blocks", "last"]),
+            "boundary": st.sampled_from(["stream", "episode"]),
+            "pad": st.sampled_from([True, False, 0, 7, -1, None]),
+            "windows": st.dictionaries(st.sampled_from(FIELDS), OFFSETS, min_size=1, max_size=4),
+            "seed": st.integers(0, 2**64 - 1),
+        }
     ),
     shards=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
     index=st.integers(0, 20),
-    seed=st.integers(0, 2**64 - 1),
 )
 def test_rows_around_anchors_are_those_of_the_oracle(
-    lengths: list[int],
-    kind: str,
-    alignment: str,
-    steps: int | None,
-    batch_size: int,
-    sampling: str,
-    boundary: Any,
-    pad: Any,
-    windows: dict[str, list[int]],
-    shards: tuple[int, int],
-    index: int,
-    seed: int,
+    lengths: list[int], kind: str, alignment: str, options: dict[str, Any], shards: tuple[int, int], index: int
 ) -> None:
-    store = store_of(lengths, kind, alignment)
-    options: dict[str, Any] = {"sampling": sampling, "boundary": boundary, "pad": pad, "windows": windows}
-    shard = {"shard": shards, "uneven": "pad"} if batch_size % 2 or sampling == "sequential" else {"shard": shards}
+    store, steps = store_of(lengths, kind, alignment), options["sequence_length"]
+    uneven = options["batch_size"] % 2 or options["sampling"] == "sequential"
     try:
-        whole = BatchSource(store, steps, batch_size, seed=seed, **options)
-        source = BatchSource(store, steps, batch_size, seed=seed, **options, **shard)
+        whole = BatchSource(store, **options)
+        source = BatchSource(store, **options, shard=shards, uneven="pad" if uneven else "refuse")
     except ConfigError as error:  # too few rows, or no anchor that has all of them, and nothing else
         if not re.search("expected an episode of at least|windows of .* steps|rows", str(error)):
             raise
         reject()
-    if sampling == "sequential":
+    if options["sampling"] == "sequential":
         index %= len(source)
     starts = whole.plan(index).starts.tolist()
-    wanted = expected_of(lengths, starts, steps, windows, alignment=alignment, boundary=boundary, pad=pad)
+    asked = {name: options[name] for name in ("windows", "boundary", "pad")}
+    wanted = expected_of(lengths, starts, steps, alignment=alignment, **asked)
     found = whole[index]
     assert list(found) == list(whole.spec)
     assert_same(found, {name: wanted[name].astype(found[name].dtype) for name in found}, "whole")
@@ -190,8 +179,8 @@ def test_rows_around_anchors_are_those_of_the_oracle(
         axes = (len(starts),) if steps is None else (len(starts), steps)
         assert found[name].shape == (*axes, *field.shape)
         assert found[name].dtype == field.dtype
-    if pad is False:
-        assert all(found[f"{name}_mask"].all() for name in windows)
+    if options["pad"] is False:
+        assert all(found[f"{name}_mask"].all() for name in options["windows"])
     # A shard has its rows, and what it has of another's is masked.
     part, rank, count = source[index], *shards
     first, end = len(starts) * rank // count, len(starts) * (rank + 1) // count

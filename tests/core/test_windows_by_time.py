@@ -190,20 +190,9 @@ def source_of(seconds: Seconds, **options: Any) -> BatchSource:
         (lambda: Seconds([np.nan]), "numbers of seconds"),
         (lambda: Seconds([0.0], -1.0), "tolerance"),
         (lambda: Seconds([0.0], holes="fill"), "holes"),  # type: ignore[arg-type]
-        (
-            lambda: BatchSource(store_of([5], range(5)), batch_size=1, windows={"action": Seconds([0.0], clock="t")}),
-            "'t'",
-        ),
-        (
-            lambda: BatchSource(
-                store_of([5], range(5)), batch_size=1, windows={"action": Seconds([0.0], clock="obs_continuous")}
-            ),
-            "single numbers",
-        ),
-        (
-            lambda: BatchSource(store_of([5], range(5)), batch_size=1, windows={"action": Seconds([0.0])}, pad=False),
-            "action_mask",
-        ),
+        (lambda: source_of(Seconds([0.0], clock="t")), "'t'"),
+        (lambda: source_of(Seconds([0.0], clock="obs_continuous")), "single numbers"),
+        (lambda: source_of(Seconds([0.0]), pad=False), "action_mask"),
     ],
 )
 def test_what_seconds_cannot_be(make: Any, says: str) -> None:

@@ -53,10 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "HEVC in temporal layers": _x265("keyint=12:temporal-layers=1:bframes=4:b-adapt=0:b-pyramid=1"),
     "HEVC with repeated headers": _x265("keyint=8:repeat-headers=1:open-gop=1:bframes=3"),
     "AV1": {"codec": "libsvtav1", "options": {"g": "2", "preset": "12", "crf": "40"}},
-    "AV1 with grain": {
-        "codec": "libsvtav1",
-        "options": {"g": "16", "preset": "10", "svtav1-params": "film-grain=20"},
-    },
+    "AV1 with grain": {"codec": "libsvtav1", "options": {"g": "16", "preset": "10", "svtav1-params": "film-grain=20"}},
     "VP9": {"codec": "libvpx-vp9", "options": {"g": "10", "deadline": "realtime", "cpu-used": "8"}},
     "VP9 with hidden frames": {
         "codec": "libvpx-vp9",
@@ -140,15 +137,46 @@ def cut_video(whole: Path, file: Path, cut: str) -> Path:
 def copy_packets(whole: Path, file: Path, keep: Callable[[list[Any]], list[Any]]) -> Path:
     """A video of packets that a function makes of those of another."""
     av = pytest.importorskip("av")
-    with (
-        av.open(str(whole)) as source,
-        av.open(str(file), "w", options={"avoid_negative_ts": "disabled"}) as container,
-    ):
+    with av.open(str(whole)) as source, av.open(str(file), "w", options={"avoid_negative_ts": "disabled"}) as container:
         stream = container.add_stream_from_template(source.streams.video[0])
         for packet in keep([packet for packet in source.demux(video=0) if packet.size]):
             packet.stream = stream
             container.mux(packet)
     return file
+
+
+def with_content(packet: Any, content: bytes) -> Any:
+    """A packet of other bytes at the same time."""
+    made = pytest.importorskip("av").Packet(content)
+    made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+    made.is_keyframe = packet.is_keyframe
+    return made
+
+
+def packets_and_sets(file: Path) -> tuple[list[Any], bytes]:
+    """The packets of an H.264 video, and the parameter sets of its header, each behind four bytes of length.
+
+    In the header (avcC) it stands how many there are, and each behind two bytes of length, twice.
+    """
+    av = pytest.importorskip("av")
+    with av.open(str(file)) as container:
+        header = bytes(container.streams.video[0].codec_context.extradata)
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    sets, place = b"", 6
+    for _ in range(2):
+        size = int.from_bytes(header[place : place + 2])
+        sets += size.to_bytes(4) + header[place + 2 : place + 2 + size]
+        place += 2 + size + 1
+    return packets, sets
+
+
+def joined(packets: list[Any], later: list[Any], sets: bytes = b"") -> list[Any]:
+    """Packets, and behind them those of another video, whose keys bring parameter sets along."""
+    end = max(one.pts for one in packets) + 640 - min(later[0].pts, later[0].dts)
+    behind = [with_content(one, (sets if one.is_keyframe else b"") + bytes(one)) for one in later]
+    for made in behind:
+        made.pts, made.dts, made.time_base = made.pts + end, made.dts + end, packets[0].time_base
+    return [*packets, *behind]
 
 
 def decoded(file: Path) -> tuple[np.ndarray, list[float]]:
