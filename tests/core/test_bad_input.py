@@ -193,14 +193,6 @@ def test_a_text_or_a_set_is_no_column(values: Any) -> None:
     assert len(store) == 0
 
 
-def test_columns_that_do_not_fit_within_one_dict() -> None:
-    store = DatasetStore()
-    with pytest.raises(SchemaError, match="'reward'"):
-        store.from_dataset({"a": table(), "b": table(reward=[1] * 8)})
-    assert len(store) == 0
-    assert store.columns == {}
-
-
 @pytest.mark.parametrize(
     "thing",
     [None, 5, "path/to/dataset", [GOOD], datasets.Dataset.from_list([GOOD]).to_iterable_dataset(), {"train": [GOOD]}],
@@ -228,9 +220,9 @@ def test_done_codes_of_other_types() -> None:
         for code in (3, 5):
             values = pa.array([0, 0, 0, code, 0, 0, 0, 0]).cast(data_type)
             reads_until(3, DatasetStore().from_dataset(table(done=values)), "done", f"found {code}")
-    for value in (math.nan, 0.5, math.inf):
+    for value, dtype in itertools.product((math.nan, 0.5, math.inf), ("int64", "float32")):
         values = pa.array([0.0, 0.0, value, 0.0])
-        source = BatchSource(DatasetStore().from_dataset(table(4, done=values)), 4, 1)
+        source = BatchSource(DatasetStore().from_dataset(table(4, done=values)), 4, 1, dtypes={"done": dtype})
         with pytest.raises(DataError, match="done: expected"):
             source[0]
 
@@ -247,13 +239,6 @@ def test_done_codes_in_any_delivered_dtype(dtype: str) -> None:
             DatasetStore().from_dataset(table(done=at_row(4, 2, "done"))), 8, 1, dtypes={"done": dtype}
         )
         assert source[0]["done"].max() == 2
-
-
-def test_a_fraction_is_no_code_in_any_delivered_dtype() -> None:
-    store = DatasetStore().from_dataset(table(done=[0.0] * 4 + [1.5] + [0.0] * 3))
-    for dtypes in ({}, {"done": "float32"}):
-        with pytest.raises(DataError, match=r"done: expected .*found 1\.5"):
-            BatchSource(store, 8, 1, sampling="last", dtypes=dtypes)[0]
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "float32"])
@@ -480,8 +465,8 @@ def test_numbers_that_do_not_fit_their_dtype() -> None:
 
 def test_large_whole_numbers_arrive_as_they_are() -> None:
     for data_type in (pa.int64(), pa.uint64()):
-        for null in (False, True):
-            steps = [2**53 + 1, 2**62 + 3, 7, None if null else 1]
+        for last in (None, 1):
+            steps = [2**53 + 1, 2**62 + 3, 7, last]
             store = DatasetStore().from_dataset(table(4, episode_step=pa.array(steps, data_type)))
             found = BatchSource(store, 4, 1, sampling="last")[0]["time"]
             assert found.tolist() == [[-1 if step is None else step for step in steps]]
@@ -572,17 +557,13 @@ def test_append_with_new_or_missing_keys() -> None:
             rf"\['{name}'\] missing",
             lambda less=less: store.extend({key: [value] for key, value in less.items()}),
         )
+    empty = DatasetStore()
+    for name in ("action", "reward", "done"):
+        with pytest.raises(MissingFieldError, match=rf"'{name}'\] missing"):
+            empty.append({key: value for key, value in GOOD.items() if key != name})
     with pytest.raises(KeyError):
-        store.append({})
-
-
-@pytest.mark.parametrize("name", ["action", "reward", "done"])
-def test_append_to_an_empty_store_without_a_required_column(name: str) -> None:
-    store = DatasetStore()
-    with pytest.raises(MissingFieldError, match=rf"'{name}'\] missing"):
-        store.append({key: value for key, value in GOOD.items() if key != name})
-    assert len(store) == 0
-    assert store.columns == {}
+        empty.append({})
+    assert (len(empty), empty.columns) == (0, {})
 
 
 def test_append_to_a_store_of_a_dataset() -> None:
@@ -596,12 +577,6 @@ def test_append_to_a_store_of_a_dataset() -> None:
         ("reward", None, "column 'reward'"),
     ]:
         refused(store, DataError, pattern, lambda name=name, value=value: store.append(GOOD | {name: value}))
-
-
-def test_append_does_not_turn_numbers_into_infinities() -> None:
-    store = DatasetStore()
-    store.append(GOOD | {"reward": np.float32(0.5)})
-    refused(store, DataError, r"column 'reward': .*float32.*1e\+300", lambda: store.append(GOOD | {"reward": 1e300}))
 
 
 def test_what_is_no_row() -> None:
@@ -656,22 +631,16 @@ def store() -> DatasetStore:
 
 @pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
 @pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
-def test_fewer_steps_than_one_window(make: Any, sampling: str, store: DatasetStore) -> None:
+def test_fewer_steps_than_one_window_or_windows_than_one_batch(make: Any, sampling: str, store: DatasetStore) -> None:
     with pytest.raises(ConfigError, match=r"at least 1 windows? of 21 steps \(21 rows\), found 20 rows"):
         make(store, 21, 1, sampling=sampling)
     make(store, 20, 1, sampling=sampling)
-
-
-@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
-def test_a_batch_larger_than_the_windows_that_last_needs(make: Any, store: DatasetStore) -> None:
-    with pytest.raises(ConfigError, match=r"at least 6 windows of 4 steps \(24 rows\), found 20 rows"):
-        make(store, 4, 6, sampling="last")
-    make(store, 4, 5, sampling="last")
-    with pytest.raises(ConfigError, match="at least 6 windows"):
-        make(store, 4, 6, sampling="sequential")
-    make(store, 4, 6, sampling="sequential", drop_last=False)
-    make(store, 4, 6, sampling="batch")
-    make(store, 4, 6, sampling="random")
+    make(store, 4, 5, sampling=sampling)
+    if sampling in ("last", "sequential"):
+        with pytest.raises(ConfigError, match=r"at least 6 windows of 4 steps \(24 rows\), found 20 rows"):
+            make(store, 4, 6, sampling=sampling)
+    else:
+        make(store, 4, 6, sampling=sampling)
 
 
 @pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
@@ -1060,38 +1029,6 @@ for workers in (0, 2):
 
 
 # ---------------------------------------------------------------------- workers
-
-
-@pytest.mark.parametrize(("workers", "prefetch"), [(0, 1), (1, 5), (4, 1), (2, 5)])
-def test_an_error_in_a_worker_surfaces_at_its_index_and_stays(workers: int, prefetch: int) -> None:
-    """Windows side by side, one of them with a bad code: the batches before are delivered, that one never is."""
-    done = [0] * 60
-    done[33] = 7
-    store = DatasetStore().from_dataset(table(60, done=done))
-    source = BatchSource(store, 2, 3, sampling="sequential", seed=4)
-    failing = next(index for index in range(len(source)) if 32 in source.plan(index).starts)
-    assert failing >= 2
-    with PrefetchBatchifier(
-        store, 2, 3, sampling="sequential", seed=4, num_workers=workers, prefetch=prefetch
-    ) as loader:
-        for index in range(failing):
-            assert np.array_equal(loader.next_batch()["done"], source[index]["done"])
-        state = loader.state_dict()
-        assert state["next_index"] == failing
-        errors = []
-        for _ in range(3):
-            with pytest.raises(WorkerError, match=rf"batch {failing}: DataError: done: .*found 7 at row 33") as caught:
-                loader.next_batch()
-            errors.append(caught.value)
-            assert loader.state_dict() == state
-        assert errors[0] is errors[1] is errors[2]
-        assert isinstance(errors[0], RuntimeError)
-        assert isinstance(errors[0].__cause__, DataError)
-        with pytest.raises(WorkerError):
-            list(loader)
-        # Somebody who knows better may go on elsewhere.
-        loader.load_state_dict(state | {"next_index": failing + 1})
-        assert np.array_equal(loader.next_batch()["reward"], source[failing + 1]["reward"])
 
 
 def test_errors_are_of_one_family() -> None:
