@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, ConfigError, DatasetStore
 from mouse_core.episodes import EpisodeIndex, WindowRule
 from mouse_core.replay import (
     ArrayStorage,
     HindsightRelabel,
     ReplayBuffer,
-    RoundRobinWriter,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
 )
 
 
@@ -163,71 +160,6 @@ def test_it_knows_what_looking_at_all_rows_would_find(
         else:
             episodes = EpisodeIndex.of_state(episodes.state())
         check(episodes, rows, data.draw(rules()))
-
-
-def windows_of(lengths: list[int], length: int, *, pad: bool, tiled: bool) -> list[tuple[int, int]]:
-    """First row and steps of every window there is within episodes, by looking at each."""
-    found, begin = [], 0
-    for steps in lengths:
-        for start in range(0, steps, length if tiled else 1):
-            size = min(length, steps - start)
-            if size == length or (pad and (tiled or not start)):
-                found.append((begin + start, size))
-        begin += steps
-    return found
-
-
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    length=st.integers(1, 5),
-    pad=st.booleans(),
-    tiled=st.booleans(),
-    seed=st.integers(0, 2**64 - 1),
-)
-def test_a_store_and_a_buffer_have_the_same_windows(
-    lengths: list[int], length: int, pad: bool, tiled: bool, seed: int
-) -> None:
-    expected = windows_of(lengths, length, pad=pad, tiled=tiled)
-    ends = np.cumsum(lengths)
-    rows = {"action": np.zeros(ends[-1], np.int64), "reward": np.arange(ends[-1], dtype=np.float64)}
-    rows["done"] = np.zeros(ends[-1], np.int64)
-    rows["done"][ends - 1] = 1
-    store = DatasetStore()
-    store.extend(rows)
-    filled = ReplayBuffer(ArrayStorage(int(ends[-1])), writer=RoundRobinWriter())
-    filled.extend(rows)
-    if not expected:
-        with pytest.raises(ConfigError, match="an episode of at least"):
-            store_batches(store, length, pad, tiled, seed)
-        with pytest.raises(ConfigError, match="an episode of at least"):
-            buffer_batches(filled.storage, length, pad, tiled, seed)
-        return
-    assert store_batches(store, length, pad, tiled, seed) == expected
-    assert buffer_batches(filled.storage, length, pad, tiled, seed) == expected
-    assert buffer_batches(store, length, pad, tiled, seed) == expected
-
-
-def store_batches(store: DatasetStore, length: int, pad: bool, tiled: bool, seed: int) -> list[tuple[int, int]]:
-    """The windows that come from a store: an epoch of those side by side, or all that are drawn in many tries."""
-    sampling, batch_size = ("sequential", 1) if tiled else ("random", 2048)
-    source = BatchSource(store, length, batch_size, sampling, seed, boundary="episode", pad=pad)
-    return seen(source if tiled else [source[0]], "reward")
-
-
-def buffer_batches(storage: Any, length: int, pad: bool, tiled: bool, seed: int) -> list[tuple[int, int]]:
-    """The same from a buffer."""
-    sampler: Any = SliceSamplerWithoutReplacement if tiled else SliceSampler
-    buffer = ReplayBuffer(storage, sampler(sequence_length=length, pad=pad), batch_size=1 if tiled else 2048, seed=seed)
-    return seen(buffer if tiled else [buffer.sample()], "index")
-
-
-def seen(batches: Any, field: str) -> list[tuple[int, int]]:
-    """The windows in batches, each once."""
-    found = set()
-    for batch in batches:
-        there = batch.get("mask", np.ones(np.shape(batch[field]), np.bool_))
-        found |= set(zip(batch[field][:, 0].astype(int).tolist(), there.sum(axis=1).tolist(), strict=True))
-    return sorted(found)
 
 
 @pytest.mark.filterwarnings("ignore:slices")

@@ -407,105 +407,20 @@ def test_masks_of_single_rows_and_those_that_rows_have_themselves() -> None:
 # ---------------------------------------------------------------------- slices
 
 
-def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool, period: int = 1) -> set[int]:
-    """The rows from ``begin`` on at which slices begin."""
-    found, first = set(), 0
-    for row in range(len(ends)):
-        if ends[row] or row + 1 == len(ends):
-            places = [start for start in range(first, row + 1, period) if start >= begin]
-            starts = {start for start in places if start < row + 2 - length}
-            found |= starts if starts or strict else {*places[:1]}
-            first = row + 1
-    return found
-
-
-@given(
-    data=st.data(), capacity=st.integers(4, 40), length=st.integers(1, 5), strict=st.booleans(), envs=st.integers(1, 2)
-)
-def test_slices_begin_where_whole_ones_fit(
-    data: st.DataObject, capacity: int, length: int, strict: bool, envs: int
-) -> None:
-    period = data.draw(st.integers(1, 6))
-
-    def make() -> tuple[ReplayBuffer, PrioritizedSliceSampler]:
-        options = {"strict_length": strict, "pad": not strict, "period": period}
-        sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, sequence_length=length, end_key="done", **options)
-        storage = ArrayStorage(capacity * envs, ndim=envs)
-        return ReplayBuffer(storage, sampler, batch_size=4, seed=2), sampler
-
-    buffer, sampler = make()
-    ends: list[list[bool]] = [[] for _ in range(envs)]
-    priorities: dict[int, float] = {}
-    for _ in range(data.draw(st.integers(1, 7))):
-        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-        step = data.draw(st.sampled_from(["extend", "extend", "update", "flag", "restore"]))
-        now = len(ends[0])
-        if step == "extend" or not now:
-            n = int(rng.integers(1, capacity + 1))
-            flags = rng.random((n, envs)) < 0.2
-            rows = np.arange(now, now + n)
-            buffer.extend(
-                {"row": np.repeat(rows[:, None], envs, 1), "done": flags}
-                if envs > 1
-                else {"row": rows, "done": flags[:, 0]}
-            )
-            for env in range(envs):
-                ends[env] += flags[:, env].tolist()
-            for row in rows.tolist():
-                for env in range(envs):
-                    priorities[row % capacity * envs + env] = sampler.max_priority
-        elif step == "update":
-            slots = rng.integers(0, len(buffer), 5)
-            values = rng.random(5) + 0.1
-            buffer.update_priority(slots, values)
-            priorities |= dict(zip(slots.tolist(), values.tolist(), strict=True))
-        elif step == "flag":
-            row = int(rng.integers(max(0, now - capacity), now))
-            slot = row % capacity * envs
-            ends[0][row] = not ends[0][row]
-            buffer[slot] = {"row": row, "done": ends[0][row]}
-            priorities[slot] = sampler.max_priority
-        else:
-            state = buffer.state_dict()
-            buffer, sampler = make()
-            buffer.load_state_dict(state)
-        begin = max(0, len(ends[0]) - capacity)
-        starts = {
-            row % capacity * envs + env
-            for env in range(envs)
-            for row in starts_by_looking(ends[env], begin, length, strict, period)
-        }
-        if not starts:
-            places = f"expected {length if strict else 1} steps behind a place that the period of {period} counts"
-            with pytest.raises(ConfigError, match=f"an episode of at least {length} steps|{places}"):
-                buffer.sample()
-            continue
-        batch = buffer.sample()
-        assert batch["index"].shape == batch["priority_weight"].shape == batch["traj_id"].shape == (4, length)
-        tree: Any = sampler._starting
-        expected = np.array([priorities[slot] if slot in starts else 0.0 for slot in range(len(buffer))])
-        np.testing.assert_allclose(tree.weights[: len(buffer)], expected * 2**24, rtol=2**-24, atol=0.5)
-        chosen = batch["index"][:, 0]
-        lowest = expected[expected > 0].min()
-        np.testing.assert_allclose(batch["priority_weight"][:, 0], lowest / expected[chosen], rtol=1e-6)
-        for number in range(4):
-            there = batch["mask"][number] if not strict else np.ones(length, bool)
-            rows = batch["row"][number][there]
-            env = int(chosen[number]) % envs
-            assert rows.tolist() == list(range(rows[0], rows[0] + len(rows)))
-            assert not any(ends[env][row] for row in rows.tolist()[:-1])
-            assert len(rows) == length or (ends[env][rows[-1]] or rows[-1] + 1 == len(ends[env]))
-
-
 def test_slices_come_in_proportion_to_their_first_rows() -> None:
-    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
+    sampler = PrioritizedSliceSampler(alpha=1.0, beta=1.0, eps=0.0, sequence_length=3, end_key="done")
     buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=500, seed=4)
     buffer.extend(rows_of(0, 28))
-    priorities = np.arange(28) % 5 + 1.0
+    begins = np.arange(28) % 7 <= 4
+    priorities = np.where(begins, np.arange(28) % 5 + 2.0, 0.5)
     buffer.update_priority(np.arange(28), priorities)
-    drawn = np.concatenate([buffer.sample()["index"][:, 0] for _ in range(40)])
-    weights = np.where(np.arange(28) % 7 <= 4, priorities, 0.0)
+    batches = [buffer.sample() for _ in range(40)]
+    drawn = np.concatenate([batch["index"][:, 0] for batch in batches])
+    weights = np.where(begins, priorities, 0.0)
     check_frequencies(np.bincount(drawn, minlength=28), weights / weights.sum())
+    # Beside the smallest priority of rows that slices begin with.
+    found = np.concatenate([batch["priority_weight"][:, 0] for batch in batches])
+    np.testing.assert_allclose(found, 2.0 / priorities[drawn], rtol=1e-6)
 
 
 def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
@@ -537,19 +452,25 @@ def test_a_span_over_the_begin_is_refused() -> None:
 def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(
     strict: bool, span: Any, num_envs: int, period: int
 ) -> None:
-    """Also in episodes of which the ring has only the last rows."""
+    """Also in episodes of which the ring has only the last rows, where rows are changed, and after states."""
     options: dict[str, Any] = {"sequence_length": 4, "strict_length": strict, "span": span, "period": period}
-    storage = ArrayStorage(23 * num_envs, 2 if num_envs > 1 else 1)
-    buffers = [
-        ReplayBuffer(storage, sampler, batch_size=400)
-        for sampler in (PrioritizedSliceSampler(1.0, 0.0, 0.0, **options), SliceSampler(**options))
-    ]
-    random = np.random.default_rng(3)
-    for _ in range(25):
-        shape = (int(random.integers(1, 8)), num_envs)[: storage.ndim]
-        buffers[0].extend({"done": random.random(shape) < 0.2})
+
+    def made() -> list[ReplayBuffer]:
+        samplers = PrioritizedSliceSampler(1.0, 0.0, 0.0, **options), SliceSampler(**options)
+        return [ReplayBuffer(ArrayStorage(23 * num_envs, num_envs), sampler, batch_size=400) for sampler in samplers]
+
+    random, buffers = np.random.default_rng(3), made()
+    for turn in range(25):
+        shape = (int(random.integers(1, 8)), num_envs)[:num_envs]
+        done, changed, end = random.random(shape) < 0.2, random.random(), random.random() < 0.5
+        before, buffers = buffers, made() if turn % 7 == 6 else buffers
         found = []
-        for buffer in buffers:
+        for buffer, other in zip(buffers, before, strict=True):
+            if buffer is not other:
+                buffer.load_state_dict(other.state_dict())
+            buffer.extend({"done": done})
+            if turn % 3 == 2:
+                buffer[int(changed * len(buffer))] = {"done": end}
             try:
                 batch = buffer.sample()
             except ConfigError:  # no episode is long enough
