@@ -199,7 +199,7 @@ class DatasetMetadata(_Described):
             raise DataError(f"{label}: {error}") from error
 
 
-def joined(parts: Iterable[tuple[str, DatasetMetadata]]) -> DatasetMetadata:
+def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = False) -> DatasetMetadata:
     """Return the metadata of a dataset from the metadata of its parts.
 
     An attribute of only some parts applies to the whole. Different specs of a column, as of two environments, join to a
@@ -207,6 +207,8 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]]) -> DatasetMetadata:
 
     Args:
         parts: The name of each part, for messages, and its metadata.
+        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived", so that
+            they contradict "outgoing", and the dataset gets no alignment either.
 
     Raises:
         SchemaError: Two parts that contradict each other.
@@ -233,6 +235,10 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]]) -> DatasetMetadata:
         if part.videos:  # rows refer to files by their position in the list
             hint = "; make a store of each, and mix them (mouse_core.mixtures)"
             agree("videos", "videos: expected one list of files", part.videos, label, hint)
+    silent = [label for label, part in parts if part.alignment is None] if have_rows else []
+    if silent and first.pop("alignment", ("", ""))[1] == "outgoing":
+        stated = next(label for label, part in parts if part.alignment is not None)
+        raise SchemaError(f"alignment: expected one, found 'outgoing' in {stated} and none ('arrived') in {silent[0]}")
     values = {key: value for key, (_, value) in first.items()}
     of_all = ("environments", "robots", "frames_per_second", "recordings")
     lists: dict[str, Any] = {name: [item for _, part in parts for item in getattr(part, name)] for name in of_all}

@@ -58,7 +58,7 @@ def read_rows(
     check_schemas(files)
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
-    metadata = _metadata(schemas)
+    metadata = joined(((str(file), _file_metadata(file, one)) for file, one in schemas.items()), have_rows=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
@@ -142,20 +142,6 @@ def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
                 wanted = f"column {ours.name!r}: expected {ours.type} as in {first_file.name}"
                 raise SchemaError(f"{file}: {wanted}, found {theirs.type}")
     return first
-
-
-def _metadata(schemas: Mapping[Path, pa.Schema]) -> DatasetMetadata:
-    """Join the metadata of the files and of their datasets' descriptions."""
-    said = {file: _file_metadata(file, schema) for file, schema in schemas.items()}
-    metadata = joined((str(file), one) for file, one in said.items())
-    silent = [file for file, one in said.items() if one.alignment is None]
-    if silent and metadata.alignment == "outgoing":
-        file = next(file for file in said if file not in silent)
-        raise SchemaError(
-            f"{silent[0]}: expected the alignment 'outgoing', as {file.name} says, found none said, which is taken "
-            "for 'arrived'"
-        )
-    return metadata.replace(alignment=None) if silent else metadata
 
 
 def _file_metadata(file: Path, schema: pa.Schema) -> DatasetMetadata:

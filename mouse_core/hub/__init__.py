@@ -5,7 +5,7 @@ from mouse_core.hub._push import (
     push_named_stores_to_hub,
     push_stores_to_hub,
     push_to_hub,
-    read_alignment,
+    read_card,
 )
 from mouse_core.hub._reading import NamedStores, from_hub
 
@@ -16,5 +16,5 @@ __all__ = [
     "push_named_stores_to_hub",
     "push_stores_to_hub",
     "push_to_hub",
-    "read_alignment",
+    "read_card",
 ]

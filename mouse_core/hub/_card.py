@@ -14,9 +14,6 @@ from mouse_core.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import Features
 
-ALIGNMENT_KEY = "mouse_alignment"
-"""The key of the alignment in the front matter of a card; it is missing if the rows state none."""
-
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _SHARD = re.compile(r"(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 CONFIG = "default"
@@ -39,10 +36,12 @@ class Card:
     newline: str = "\n"
     config: str = CONFIG
 
-    @property
-    def has_others(self) -> bool:
-        """Whether the dataset has other configurations."""
-        return bool(_configs(self, mine=False))
+    def info(self) -> Any:
+        """Return the ``datasets.DatasetInfo`` of the configuration; None if the card has none."""
+        from datasets.info import DatasetInfosDict
+
+        infos: Any = DatasetInfosDict.from_dataset_card_data(dict(self.metadata))
+        return infos.get(self.config)
 
 
 @dataclass(frozen=True)
@@ -133,15 +132,12 @@ def kept_splits(
     Raises:
         ConfigError: There are such splits, but the card does not describe them.
     """
-    from datasets.info import DatasetInfosDict
-
     patterns = _patterns_by_split(card, files, repo_id)
     for split in pushed:
         patterns.pop(split, None)
     if not patterns:
         return [], None
-    infos: Any = DatasetInfosDict.from_dataset_card_data(dict(card.metadata))
-    info = infos.get(card.config)
+    info = card.info()
     sizes = dict(info.splits or {}) if info is not None else {}
     if info is None or info.features is None or not patterns.keys() <= sizes.keys():
         raise ConfigError(
@@ -180,23 +176,18 @@ def render_card(
     features: Features,
     splits: Sequence[SplitEntry],
     download_bytes: int,
-    alignment: str,
-    stated: bool,
+    alignment: str | None,
 ) -> str:
     """Return the README with front matter that describes the pushed dataset, and all other text unchanged."""
     import yaml
 
     metadata = dict(card.metadata)
-    if stated and (card.config == CONFIG or not card.has_others):
-        metadata[ALIGNMENT_KEY] = alignment
-    elif not stated:
-        metadata.pop(ALIGNMENT_KEY, None)  # not all of the rows say it
     metadata["dataset_info"] = _dataset_info(card, features, splits, download_bytes)
     metadata["configs"] = _config_list(card, splits)
     body = card.body
     if not body.strip():
         metadata.setdefault("task_categories", ["reinforcement-learning"])
-        body = _first_body(repo_id, card.config, splits, alignment, stated=stated).replace("\n", card.newline)
+        body = _first_body(repo_id, card.config, splits, alignment).replace("\n", card.newline)
     front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=inf, line_break=card.newline)
     return f"---{card.newline}{front}---{card.newline}{body}"
 
@@ -256,15 +247,15 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _first_body(repo_id: str, config: str, splits: Sequence[SplitEntry], alignment: str, *, stated: bool) -> str:
+def _first_body(repo_id: str, config: str, splits: Sequence[SplitEntry], alignment: str | None) -> str:
     name = repo_id.split("/")[-1]
     chosen = f'"{repo_id}"' if config == CONFIG else f'"{repo_id}", "{config}"'
     sizes = "\n".join(f"| {split.name} | {split.num_rows:,} |" for split in splits)
+    alignment, known = alignment or "arrived", "in the rows" if alignment else "assumed: the rows do not say it"
     meaning = {
         "arrived": "led to that row's observation; the action that leaves it stands in the next row",
         "outgoing": "leave that row's observation",
     }[alignment]
-    known = f"`{ALIGNMENT_KEY}: {alignment}`" if stated else "taken for granted: the rows themselves do not say it"
     return f"""
 # {name}
 
@@ -274,7 +265,7 @@ Recorded reinforcement learning experience, one row a step.
 | --- | --- |
 {sizes}
 
-A row's action, reward and done {meaning} ({known}).
+A row's action, reward and done {meaning} (alignment "{alignment}", {known}).
 
 ```python
 from datasets import load_dataset

@@ -16,7 +16,6 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.formats.columns.blocks import check_size
 from mouse_core.hub._card import (
-    ALIGNMENT_KEY,
     CONFIG,
     Card,
     SplitEntry,
@@ -64,7 +63,6 @@ class Job:
     """The rows to push by split, and the options of the push; it makes no request."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
-    alignment: str
     metadata: DatasetMetadata
     options: ShardOptions
     keep_other_splits: bool
@@ -97,28 +95,13 @@ class Job:
             if kept:
                 where = f"the kept splits {[split.name for split in kept]} of {repo_id}"
                 typed.append((where, with_metadata(kept_features, DatasetMetadata())))
-                stated = card.metadata.get(ALIGNMENT_KEY, self.alignment)
-                if stated != self.alignment:
-                    raise SchemaError(
-                        f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
-                    )
-                metadata = joined([(where, read_metadata(kept_features, label=where)), ("the stores", metadata)])
-                if self.metadata.alignment is None or ALIGNMENT_KEY not in card.metadata:
-                    metadata = metadata.replace(alignment=None)  # not all of the rows say it
-        self._check_others(card, repo_id)
+                said = [(where, read_metadata(kept_features, label=where)), ("the stores", metadata)]
+                metadata = joined(said, have_rows=True)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         stale += stale_statistics(self.config, remote.files, kept=[split.name for split in kept])
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
         return Plan(card, unify_features(typed), metadata, kept, kept_bytes, stale)
-
-    def _check_others(self, card: Card, repo_id: str) -> None:
-        """Raise SchemaError if other configurations, which the card describes too, have another alignment."""
-        said = card.metadata.get(ALIGNMENT_KEY, self.alignment)
-        if self.config != CONFIG and card.has_others and said != self.alignment:
-            raise SchemaError(
-                f"alignment: expected {said!r} as in the other configurations of {repo_id}, found {self.alignment!r}"
-            )
 
     def write(self, features: Features, folder: str) -> Shards:
         """Write the shards of all splits into a new folder inside ``folder``."""
@@ -153,8 +136,7 @@ class Job:
             features=with_metadata(plan.features, plan.metadata),
             splits=[*pushed, *plan.kept],
             download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
-            alignment=self.alignment,
-            stated=plan.metadata.alignment is not None,
+            alignment=plan.metadata.alignment,
         )
 
 
@@ -208,12 +190,11 @@ def _check_config(config: object) -> None:
 
 def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
-) -> tuple[str, DatasetMetadata, dict[str, list[SplitPiece]]]:
-    """Return the common alignment of all stores, their joined metadata, and their rows by split."""
+) -> tuple[DatasetMetadata, dict[str, list[SplitPiece]]]:
+    """Return the joined metadata of all stores, and their rows by split."""
     from mouse_core.store.views import Store
 
     parts: dict[str, list[SplitPiece]] = {}
-    alignments: dict[str, str] = {}
     said: list[tuple[str, DatasetMetadata]] = []
     for split, given in splits.items():
         stores = [given] if isinstance(given, Store) else given
@@ -222,7 +203,6 @@ def collect_parts(
         parts[split], joins, rows, last = [], [], 0, None
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
-            alignments.setdefault(store.alignment, where)
             said += [(where, store.metadata)] if len(store) else []
             parts[split] += _parts_of(store, where)
             snapshot = store.snapshot()
@@ -234,13 +214,7 @@ def collect_parts(
             warn_of_joins(f"split {split!r}", joins, stacklevel=4)
         if not parts[split]:
             raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
-    if len(alignments) > 1:
-        found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
-        raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
-    metadata = joined(said)
-    if any(one.alignment is None for _, one in said):
-        metadata = metadata.replace(alignment=None)  # not all of the rows say it
-    return next(iter(alignments)), metadata, parts
+    return joined(said, have_rows=True), parts
 
 
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
@@ -341,7 +315,7 @@ def push_named_stores_to_hub(
         raise ConfigError(f"statistics: expected Statistics by name, of {list(stores)}, found {known!r:.200}")
     for name, given in stores.items():  # all of them before the first is sent
         check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
-        _, _, parts = collect_parts({split: given})
+        _, parts = collect_parts({split: given})
         rows = {split: sum(len(part.dataset) for part in parts[split])}
         check_statistics(known.get(name), {split: given}, rows, where=f"statistics of {name!r}")
     return {
@@ -409,13 +383,13 @@ def push_to_hub(
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
-    alignment, metadata, parts = collect_parts(splits)
+    metadata, parts = collect_parts(splits)
     if metadata.videos:
         raise ConfigError(
             "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
             "convert --images png` has them in the rows"
         )
-    job = Job(parts, alignment, metadata, options, keep_other_splits, progress, config)
+    job = Job(parts, metadata, options, keep_other_splits, progress, config)
     check_statistics(statistics, splits, job.rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
@@ -431,26 +405,33 @@ def push_to_hub(
             return _send(job, repository, folder, beside, private=private, message=message)
 
 
-def read_alignment(
-    repo_id: str, *, revision: str | None = None, token: str | bool | None = None, endpoint: str | None = None
-) -> str | None:
-    """Return the alignment that the card of a dataset on the Hub states; None without a statement or a card.
+def read_card(
+    repo_id: str,
+    config: str = CONFIG,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+) -> DatasetMetadata:
+    """Return the metadata of a dataset on the Hub from its card, before any row is loaded; empty without a card.
 
     Args:
         repo_id: The repository.
+        config: The configuration.
         revision: A branch, tag or commit; by default ``main``.
         token: An access token, for private datasets; by default the one saved by ``hf auth login``.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
 
     Raises:
         ConfigError: The card's front matter cannot be read.
+        DataError: The card's metadata cannot be read.
         huggingface_hub.errors.HfHubHTTPError: The repository or revision is missing or may not be read.
     """
     with upload_bars(False):
         repository = open_repository(repo_id, revision, token=token, endpoint=endpoint, own=False)
         readme = repository.read_card()
-    alignment = parse_card(readme or "", repo_id=repo_id).metadata.get(ALIGNMENT_KEY)
-    return None if alignment is None else str(alignment)
+    info = parse_card(readme or "", repo_id=repo_id, config=config).info()
+    return read_metadata((info and info.features) or {}, label=f"README.md of {repo_id}")
 
 
 def _send(
@@ -544,6 +525,6 @@ def _result(job: Job, repo_id: str, revision: str, shards: Shards, readme: str) 
         shards=tuple(shard.path_in_repo for shard in written),
         deleted=(),
         num_bytes=sum(shard.file_bytes for shard in written),
-        alignment=job.alignment,
+        alignment=job.metadata.alignment or "arrived",
         readme=readme,
     )

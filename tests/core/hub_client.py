@@ -117,6 +117,7 @@ def assert_whole(commit: Commit) -> None:
     patterns = {entry["split"]: entry["path"] for entry in config["data_files"]}
     assert [split["name"] for split in infos[0]["splits"]] == list(patterns)
     features = datasets.Features._from_yaml_list(infos[0]["features"])
+    said = read_metadata(features)
     folder = "data" if pushed == "default" else f"data/{pushed}"
     for split in infos[0]["splits"]:
         begin = f"{folder}/{split['name']}-"
@@ -128,7 +129,7 @@ def assert_whole(commit: Commit) -> None:
         assert sum(file.metadata.num_rows for file in files) == split["num_examples"]
         for file in files:
             assert set(file.schema_arrow.names) <= set(features)
-            assert read_metadata(file.schema_arrow).alignment == metadata.get("mouse_alignment")
+            assert read_metadata(file.schema_arrow).alignment == said.alignment
     named = [entry["path"] for config in metadata["configs"] for entry in config["data_files"]]
     in_data = [path for path in shards(commit) if path.startswith("data/")]
     assert all(any(fnmatchcase(path, pattern) for pattern in named) for path in in_data)

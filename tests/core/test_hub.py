@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.hub import read_alignment
+from mouse_core.hub import read_card
 from mouse_core.metadata import read_metadata
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.testing import example_store
@@ -244,13 +244,12 @@ def test_damage_is_noticed_by_a_reader_that_looks(hub: HubServer) -> None:
 
 def test_the_alignment_is_told(hub: HubServer) -> None:
     push(hub, {"train": make_store(5, alignment="outgoing")})
-    assert card_of(head(hub))[0]["mouse_alignment"] == "outgoing"
     assert read_metadata(table_of(head(hub), "train")).alignment == "outgoing"
-    assert read_alignment(REPO, endpoint=hub.endpoint, token=READ_TOKEN) == "outgoing"
+    assert read_card(REPO, endpoint=hub.endpoint, token=READ_TOKEN).alignment == "outgoing"
     hub.create("tester/other")
-    assert read_alignment("tester/other", endpoint=hub.endpoint, token=READ_TOKEN) is None
+    assert not read_card("tester/other", endpoint=hub.endpoint, token=READ_TOKEN)
     with pytest.raises(HfHubHTTPError):
-        read_alignment("tester/missing", endpoint=hub.endpoint, token=READ_TOKEN)
+        read_card("tester/missing", endpoint=hub.endpoint, token=READ_TOKEN)
 
 
 def test_the_first_card_says_what_this_is(hub: HubServer) -> None:

@@ -125,8 +125,9 @@ def joined_metadata(
             raise SchemaError(
                 f"{where}: expected the columns of {infos[0].path}, {columns.names}, found {schema.names}"
             )
-        parts += [(where, read_metadata(schema, label=where)), (where, (said or {}).get(info.path, DatasetMetadata()))]
-    return columns, joined(parts)
+        of_file = [(where, read_metadata(schema, label=where)), (where, (said or {}).get(info.path, DatasetMetadata()))]
+        parts.append((where, joined(of_file)))
+    return columns, joined(parts, have_rows=True)
 
 
 class StoreRows(RemoteRows):
