@@ -152,14 +152,6 @@ def test_shards_and_augmenters_give_what_the_whole_batch_does() -> None:
         assert_same({name: np.concatenate([shard[name] for shard in shards]) for name in one}, dict(one))
 
 
-def test_offsets_of_an_anchor_are_cut_alike() -> None:
-    config = AugmentTokensConfig(by_field=[ImageFields("wrist", crop=RandomCrop(3, 3))])
-    asked = {"batch_size": 6, "windows": {"wrist": [0, 0]}}
-    batch = BatchSource(make_store(), augment=config, **asked)[0]
-    assert batch["wrist"].shape == (6, 2, 27)
-    assert np.array_equal(batch["wrist"][:, 0], batch["wrist"][:, 1])
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [

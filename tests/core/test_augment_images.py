@@ -99,13 +99,6 @@ def test_every_place_is_as_likely(per: Any) -> None:
         assert np.mean(crop.rows[:, 0, 40] == crop.rows[:, 1, 40]) < 0.2
 
 
-def test_a_crop_of_the_whole_image_is_the_image() -> None:
-    images = pictures(2, 3, 6, 5)
-    config = AugmentTokensConfig(crop_obs_image=RandomCrop(6, 5))
-    moved = apply({"obs_image": images}, draw(config, key(), (2, 3), image_shape=(6, 5, 2)))
-    np.testing.assert_array_equal(moved["obs_image"], images)
-
-
 def test_images_whose_channels_come_first_are_refused() -> None:
     """Their rows are not where rows are looked for."""
     for config in (RandomShift(2), RandomCrop(3, 3)):

@@ -200,17 +200,6 @@ def test_splits(splits: datasets.DatasetDict, options: dict[str, Any], taken: li
     assert_holds(DatasetStore().from_dataset(dict(splits), **options), wanted)
 
 
-def test_from_dataset_chains_and_keeps_order(splits: datasets.DatasetDict) -> None:
-    store = DatasetStore()
-    assert store.from_dataset(splits["test"]) is store
-    store.from_dataset(splits["eval_1"]).from_dataset(splits, splits=["train_a"])
-    assert_holds(store, [row for name in ("test", "eval_1", "train_a") for row in splits[name]])
-
-
-def test_positional_arguments(splits: datasets.DatasetDict) -> None:
-    assert len(DatasetStore(4, 3).from_dataset(splits, ["test"])) == 6
-
-
 def test_a_refused_dict_adds_no_split(splits: datasets.DatasetDict) -> None:
     bad = dict(splits) | {"eval_2": splits["eval_2"].remove_columns(["reward"])}
     store = DatasetStore().from_dataset(splits["test"])

@@ -190,22 +190,6 @@ def test_processes_of_one_machine_fetch_each_byte_once(tmp_path: Path) -> None:
     assert sum(digests, StreamDigest()) == expected
 
 
-def test_a_process_that_comes_back_goes_on_by_itself() -> None:
-    """The others wait for it, and neither begin again nor are asked: its number and its rows say all it needs."""
-    loaders = [PrefetchBatchifier(STORE, 8, 9, shard=(rank, 3), num_workers=1) for rank in range(3)]
-    whole = BatchSource(STORE, 8, 9)
-    for index in range(6):
-        if index == 4:
-            state = loaders[0].state_dict()
-            loaders[1].close()
-            loaders[1] = PrefetchBatchifier(STORE, 8, 9, shard=(1, 3), num_workers=0)
-            loaders[1].load_state_dict(state)
-        found = np.concatenate([loader.next_batch()["time"] for loader in loaders])
-        np.testing.assert_array_equal(found, whole[index]["time"])
-    for loader in loaders:
-        loader.close()
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -150,21 +150,6 @@ def update(buffer: Any, batch: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_batches_in_all_packages(case: str) -> None:
-    buffers = {name: make(name, case) for name in PACKAGES}
-    for number in range(6):
-        for buffer in buffers.values():
-            write(buffer, case, number)
-        for _ in range(4):
-            batches = {name: buffer.sample() for name, buffer in buffers.items()}
-            for name, batch in batches.items():
-                assert_same(batch, batches["numpy"])
-                update(buffers[name], batch)
-    assert isinstance(batches["torch"]["index"], torch.Tensor)
-    assert isinstance(batches["jax"]["index"], jax.Array)
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_threads_are_not_seen(case: str) -> None:
     """Batches drawn ahead, between writes and updates, in every package and with any number of workers."""
     streams: dict[tuple[str, int], list[dict[Any, np.ndarray]]] = {}

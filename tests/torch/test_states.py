@@ -59,16 +59,6 @@ def _same(one: TensorDict, other: TensorDict) -> bool:
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_goes_on_from_a_state_that_torch_loaded(name: str) -> None:
-    buffer, other = BUFFERS[name](), BUFFERS[name]()
-    buffer.sample()
-    state = _saved(buffer.state_dict())
-    wanted = [buffer.sample() for _ in range(3)]
-    other.load_state_dict(state)
-    assert all(_same(other.sample(), batch) for batch in wanted)
-
-
-@pytest.mark.parametrize("name", BUFFERS)
 def test_a_loader_goes_on_with_what_was_drawn_ahead(name: str) -> None:
     buffer, other = BUFFERS[name](), BUFFERS[name]()
     with PrefetchBatchifier(buffer, num_workers=0, prefetch=2) as loader:
