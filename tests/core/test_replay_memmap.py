@@ -329,7 +329,7 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")
 
 
-@pytest.mark.parametrize("rounds", [70, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""
     arguments = [sys.executable, "-m", "tests.core.damaged_buffers", str(tmp_path), "7", str(rounds)]

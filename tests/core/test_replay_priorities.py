@@ -155,19 +155,12 @@ def test_all_rows_together_weigh_less_than_63_bits() -> None:
 class Model:
     """Priorities in a list, as the documentation says."""
 
-    def __init__(self, capacity: int, alpha: float, eps: float) -> None:
-        self.capacity, self.alpha, self.eps = capacity, alpha, eps
-        self.largest, self.written = 1.0, 0
+    def __init__(self, alpha: float, eps: float) -> None:
+        self.alpha, self.eps, self.largest = alpha, eps, 1.0
         self.priorities: dict[int, float] = {}
 
-    def write(self, n: int) -> None:
-        for _ in range(n):
-            self.priorities[self.written % self.capacity] = self.largest
-            self.written += 1
-
-    def change(self, slots: list[int]) -> None:
-        for slot in slots:
-            self.priorities[slot] = self.largest
+    def write(self, slots: list[int]) -> None:
+        self.priorities |= {slot: self.largest for slot in slots if slot >= 0}
 
     def update(self, slots: list[int], values: list[float]) -> None:
         for slot, value in zip(slots, values, strict=True):
@@ -187,22 +180,23 @@ def weights_in(buffer: ReplayBuffer) -> np.ndarray[Any, Any]:
     return np.asarray(sampler.weights_at(buffer.storage, np.arange(len(buffer))))
 
 
-@given(data=st.data(), capacity=st.integers(1, 50), alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
-def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alpha: float) -> None:
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(ArrayStorage(capacity), PrioritizedSampler(alpha, 0.5, 1e-3), batch_size=6, seed=3)
+@given(data=st.data(), capacity=st.integers(1, 50), alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]), best=st.booleans())
+def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alpha: float, best: bool) -> None:
+    """In a ring, and where new rows lie in any slots, as MaxValueWriter puts them."""
 
-    buffer, model = make(), Model(capacity, alpha, 1e-3)
+    def make() -> ReplayBuffer:
+        writer = MaxValueWriter("rank") if best else None
+        sampler = PrioritizedSampler(alpha, 0.5, 1e-3)
+        return ReplayBuffer(ArrayStorage(capacity), sampler, writer, batch_size=6, seed=3)
+
+    buffer, model = make(), Model(alpha, 1e-3)
     for _ in range(data.draw(st.integers(1, 10))):
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         step = data.draw(st.sampled_from(["add", "extend", "update", "change", "restore", "refused", "empty"]))
-        if step == "add" or not model.written:
-            buffer.append({name: values[0] for name, values in rows_of(model.written, 1).items()})
-            model.write(1)
+        if step == "add" or not model.priorities:
+            model.write([buffer.append({"rank": rng.random()})])
         elif step == "extend":
-            n = int(rng.integers(1, 2 * capacity + 2))
-            buffer.extend(rows_of(model.written, n))
-            model.write(n)
+            model.write(buffer.extend({"rank": rng.random(rng.integers(1, 2 * capacity + 2))}).tolist())
         elif step == "update":
             slots = rng.integers(0, len(buffer), 8)
             values = np.round(rng.exponential(size=8), 2) * rng.choice([1, 10])
@@ -210,8 +204,8 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
             model.update(slots.tolist(), values.tolist())
         elif step == "change":
             slot = int(rng.integers(0, len(buffer)))
-            buffer[slot] = {name: values[0] for name, values in rows_of(0, 1).items()}
-            model.change([slot])
+            buffer[slot] = {"rank": rng.random()}
+            model.write([slot])
         elif step == "restore":
             state = buffer.state_dict()
             buffer = make()
@@ -232,7 +226,7 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
                     buffer.update_priority(index, value)
         else:
             buffer.empty()
-            model = Model(capacity, alpha, 1e-3)
+            model = Model(alpha, 1e-3)
             continue
         expected = model.weights()
         batch = buffer.sample()
@@ -244,30 +238,6 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
         np.testing.assert_allclose(
             batch["priority_weight"], (expected[chosen] / expected.min()) ** -0.5, rtol=1e-6, atol=0
         )
-
-
-@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8))
-def test_rows_that_do_not_lie_in_a_ring(seed: int, sizes: list[int]) -> None:
-    """New rows in any slots, as MaxValueWriter puts them."""
-
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(ArrayStorage(6), PrioritizedSampler(1.0, 1.0, 0.0), MaxValueWriter("rank"), batch_size=4)
-
-    rng, buffer, known, largest = np.random.default_rng(seed), make(), {}, 1.0
-    for n in sizes:
-        slots = buffer.extend({"rank": rng.random(n)})
-        known |= {slot: largest for slot in slots.tolist() if slot >= 0}
-        batch = buffer.sample()
-        assert weights_in(buffer).tolist() == [known[slot] for slot in range(len(buffer))]
-        other = make()
-        other.load_state_dict(buffer.state_dict())
-        for _ in range(2):
-            batch, again = buffer.sample(), other.sample()
-            np.testing.assert_array_equal(batch["index"], again["index"])
-            np.testing.assert_array_equal(batch["priority_weight"], again["priority_weight"])
-        slot, priority = int(batch["index"][0]), float(rng.integers(1, 5))
-        buffer.update_priority(np.array([slot]), np.array([priority]))
-        known[slot], largest = priority, max(largest, priority)
 
 
 def test_rows_come_in_proportion() -> None:

@@ -497,24 +497,18 @@ def test_the_generator_for_distillation(privileged: bool, references: bool, priv
     rows = list(storage.generator())
     assert len(rows) == STEPS
     for row, found in enumerate(rows):
-        observations, seen, reference, privileged_reference, actions, privileged_actions, dones = found
-        np.testing.assert_array_equal(observations, storage.observations[row])
-        np.testing.assert_array_equal(
-            seen, storage.privileged_observations[row] if privileged else storage.observations[row]
-        )
-        if references:
-            np.testing.assert_array_equal(reference[0], storage.reference_observations[row])
-            np.testing.assert_array_equal(reference[1], storage.reference_observations_mask[row])
-        else:
-            assert reference is None
-        if references and privileged_references:
-            np.testing.assert_array_equal(privileged_reference[0], storage.privileged_reference_observations[row])
-            np.testing.assert_array_equal(privileged_reference[1], storage.privileged_reference_observations_mask[row])
-        else:
-            assert privileged_reference is None
-        np.testing.assert_array_equal(actions, storage.actions[row])
-        np.testing.assert_array_equal(privileged_actions, storage.privileged_actions[row])
-        np.testing.assert_array_equal(dones, storage.dones[row])
+        names = ["observations", "privileged_observations" if privileged else "observations"]
+        names += ["reference_observations", "privileged_reference_observations"]
+        names += ["actions", "privileged_actions", "dones"]
+        there = (True, True, references, references and privileged_references, True, True, True)
+        for name, values, expected in zip(names, found, there, strict=True):
+            if not expected:
+                assert values is None, name
+            elif "reference" in name:
+                np.testing.assert_array_equal(values[0], storage[name][row], name)
+                np.testing.assert_array_equal(values[1], storage[f"{name}_mask"][row], name)
+            else:
+                np.testing.assert_array_equal(values, storage[name][row], name)
     for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
         with pytest.raises(ConfigError, match="expected a storage for reinforcement learning"):
             reader(1)

@@ -457,7 +457,7 @@ def failing(*_: Any) -> None:
     raise OSError(errno.EIO, "no such luck")
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
 def test_power_cuts(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts(tmp_path, count, monkeypatch)
 
@@ -535,7 +535,7 @@ def damages(folder: Path, count: int) -> None:
     killed(path, look)  # in a process of its own, where a signal would be seen
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_damage_is_refused_or_has_not_met_a_row(count: int, tmp_path: Path) -> None:
     damages(tmp_path, count)
 

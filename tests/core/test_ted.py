@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, SchemaError, formats
@@ -227,6 +227,7 @@ def test_what_is_written_is_read(layout: str, name: str, size: int, tmp_path: Pa
     assert rows_digest(again) == rows_digest(table)
 
 
+@settings(max_examples=6)
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
     size=st.integers(1, 9),
