@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mouse_core.spec.numbers import Bounded as Bounded
     from mouse_core.spec.numbers import Unbounded as Unbounded
     from mouse_core.spec.objects import NonTensor as NonTensor
-    from mouse_core.spec.saved import from_arrow as from_arrow
     from mouse_core.spec.saved import from_json as from_json
 
 Alignment = Literal["arrived", "outgoing"]
@@ -362,7 +361,7 @@ _MODULES = {
     "domain": ("Domain",),
     "numbers": ("Binary", "Bounded", "Unbounded"),
     "objects": ("NonTensor",),
-    "saved": ("from_arrow", "from_json"),
+    "saved": ("from_json",),
     "spaces": ("from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"),
 }
 

@@ -7,7 +7,6 @@ applies the operation to an array of the specs' numbers and reads the answer fro
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,6 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.nested import FieldKey, flatten, path_of
 from mouse_core.randomness import Key
 from mouse_core.spec.domain import (
-    ARROW_KEY,
     MOST_VALUES,
     Array,
     Change,
@@ -244,29 +242,6 @@ class Composite(Domain, Mapping[str, Any]):
         entries = {name: one._json() for name, one in self.entries.items()}
         device = {} if self.device is None else {"device": self.device}
         return {"type": "Composite", "shape": list(self.shape), "entries": entries, **device}
-
-    def to_arrow(self, name: str | None = None) -> Any:
-        """Return an Arrow schema with a field for each entry, for ``from_arrow``.
-
-        Args:
-            name: Return a struct field of this name instead of a schema.
-
-        Raises:
-            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
-        """
-        import pyarrow as pa
-
-        content = self.to_json()
-        del content["entries"]  # each field has the spec of its entry
-        metadata = {ARROW_KEY: json.dumps(content)}
-        if name is not None:
-            return pa.field(name, self._arrow_type(), metadata=metadata)
-        return pa.schema([one.to_arrow(key) for key, one in self.entries.items()], metadata=metadata)
-
-    def _arrow_type(self) -> Any:
-        import pyarrow as pa
-
-        return pa.struct([one.to_arrow(key) for key, one in self.entries.items()])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Composite):
@@ -573,9 +548,6 @@ class Stacked(Domain):
 
     def _json(self) -> dict[str, Any]:
         return {"type": "Stacked", "axis": self.axis, "specs": [one._json() for one in self.specs]}
-
-    def _arrow_type(self) -> Any:
-        return self._by_number()._arrow_type()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stacked):

@@ -299,10 +299,7 @@ def limits_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 VERSION = 1
-"""Version of the format that ``Domain.to_json`` and ``Domain.to_arrow`` write."""
-
-ARROW_KEY = "mouse_spec"
-"""Key of the spec in the metadata of an Arrow field."""
+"""Version of the format that ``Domain.to_json`` writes."""
 
 MOST_VALUES = 1 << 20
 """Default limit of ``Domain.enumerate``."""
@@ -545,25 +542,6 @@ class Domain:
             ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
         return {"version": VERSION, **self._json()}
-
-    def to_arrow(self, name: str = "value") -> Any:
-        """Return an Arrow field with the type of a step and the spec in its metadata, for ``from_arrow``.
-
-        A ``Composite`` returns a schema with one field for each entry. Arrow and Parquet files keep the metadata.
-
-        Args:
-            name: Name of the Arrow field.
-
-        Raises:
-            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
-        """
-        import pyarrow as pa
-
-        return pa.field(name, self._arrow_type(), metadata={ARROW_KEY: json.dumps(self.to_json())})
-
-    def _arrow_type(self) -> Any:
-        """Return the Arrow type of a step."""
-        raise NotImplementedError
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

@@ -198,14 +198,6 @@ class Leaf(Domain):
                 content[field.name] = value.tolist() if field.name == "mask" else plain(value)
         return content
 
-    def _arrow_type(self) -> Any:
-        import pyarrow as pa
-
-        kind = pa.string() if self.dtype == object else arrow_type(self.dtype)
-        for size in reversed(self.shape):
-            kind = pa.list_(kind, size)
-        return kind
-
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -338,16 +330,6 @@ def shown(value: Any) -> str:
         uniform = uniform_value(value) if value.ndim else value.item()
         return f"{value.tolist()!r:.120}" if uniform is None else repr(uniform)
     return f"{value.item() if isinstance(value, np.generic) else value!r:.120}"
-
-
-def arrow_type(dtype: np.dtype[Any]) -> Any:
-    """Return the Arrow type of a dtype; fixed-size bytes for a dtype that Arrow lacks."""
-    import pyarrow as pa
-
-    try:
-        return pa.from_numpy_dtype(dtype)
-    except (pa.ArrowNotImplementedError, ValueError):
-        return pa.binary(dtype.itemsize)
 
 
 def plain(value: Any) -> Any:

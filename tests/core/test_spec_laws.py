@@ -90,11 +90,10 @@ def test_what_is_decoded_is_encoded_to_the_same(one: Any, seed: int) -> None:
 
 
 @given(domains())
-def test_a_spec_comes_back_from_json_from_arrow_and_from_a_pickle(one: Any) -> None:
+def test_a_spec_comes_back_from_json_and_from_a_pickle(one: Any) -> None:
     for other in (
         spec.from_json(json.loads(json.dumps(one.to_json()))),
         spec.from_json(json.dumps(one.to_json())),
-        spec.from_arrow(one.to_arrow()),
         pickle.loads(pickle.dumps(one)),
     ):
         assert other == one
