@@ -28,11 +28,26 @@ from mouse_core.spec.leaf import (
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot"]
 
 
-class _Codes(Leaf):
-    """Codes from 0 at each place."""
+class _Categories(Leaf):
+    """Values from numbers of categories, of which a mask may allow only some."""
 
     mask: Any
     nvec: Any
+
+    def with_mask(self, mask: Any) -> Self:
+        """Return the spec with another mask.
+
+        Args:
+            mask: Booleans as in the constructor; None allows all codes.
+
+        Raises:
+            ConfigError: A mask of another shape, or a place without an allowed code.
+        """
+        return replace(self, mask=mask)  # type: ignore[type-var]
+
+
+class _Codes(_Categories):
+    """Codes from 0 at each place."""
 
     @property
     def cardinality(self) -> int | float:
@@ -45,17 +60,6 @@ class _Codes(Leaf):
         """Lowest and highest code, if all codes between are allowed at every place; else None."""
         same = uniform_value(self.nvec) if self.mask is None else None
         return None if same is None else (0, same - 1)
-
-    def with_mask(self, mask: Any) -> Self:
-        """Return the spec with another mask.
-
-        Args:
-            mask: Booleans as in the constructor; None allows all codes.
-
-        Raises:
-            ConfigError: A mask of another shape, or a place without an allowed code.
-        """
-        return replace(self, mask=mask)  # type: ignore[type-var]
 
     def _draw(self, key: Key, path: tuple[str | int, ...], batch: Shape) -> Array:
         shape = (*batch, *self.shape)
@@ -179,13 +183,8 @@ class MultiCategorical(_Codes):
         return MultiOneHot(numbers, (*self.shape[:-1], sum(numbers)), dtype, mask, self.device)
 
 
-class _Hot(Leaf):
-    """One-hot vectors, one for each category, concatenated."""
-
-    mask: Any
-
-    def _numbers(self) -> tuple[int, ...]:
-        raise NotImplementedError
+class _Hot(_Categories):
+    """One-hot vectors of ``nvec`` values, concatenated."""
 
     def categorical(self) -> Any:
         """Return the spec of the same categories as codes."""
@@ -193,11 +192,11 @@ class _Hot(Leaf):
 
     def _hot(self, codes: Array) -> Array:
         """Convert codes of ``categorical`` to vectors."""
-        raise NotImplementedError
+        return _one_hot(codes, self.nvec, self.dtype)
 
     def _codes(self, hot: Array) -> Array:
         """Convert vectors to codes of ``categorical``."""
-        raise NotImplementedError
+        return np.stack([part.argmax(-1) for part in np.split(hot, np.cumsum(self.nvec)[:-1], -1)], -1)
 
     def _axes(self) -> Shape:
         return self.shape[:-1]
@@ -207,17 +206,6 @@ class _Hot(Leaf):
         """Number of different values of a step."""
         number: int | float = self.categorical().cardinality
         return number
-
-    def with_mask(self, mask: Any) -> Self:
-        """Return the spec with another mask.
-
-        Args:
-            mask: Booleans of the shape of a step; None allows all codes.
-
-        Raises:
-            ConfigError: A mask of another shape, or a category without an allowed code.
-        """
-        return replace(self, mask=mask)  # type: ignore[type-var]
 
     def encode(self, values: Any) -> Any:
         """Convert codes to one-hot vectors.
@@ -258,7 +246,7 @@ class _Hot(Leaf):
         hot = array != 0
         outside = ((array != 0) & (array != 1)).any(-1)
         begin = 0
-        for number in self._numbers():
+        for number in self.nvec:
             outside |= hot[..., begin : begin + number].sum(-1) != 1
             begin += number
         return np.asarray(outside if self.mask is None else outside | (hot & ~self.mask).any(-1))
@@ -271,8 +259,8 @@ class _Hot(Leaf):
         return np.where(inside[..., None], array, self._hot(self._codes(values))).astype(self.dtype)
 
     def _expected(self, place: tuple[int, ...]) -> str:
-        numbers = self._numbers()
-        one = f"one 1 among {numbers[0]} zeros" if len(numbers) == 1 else f"one 1 in each part, {list(numbers)}"
+        numbers = list(self.nvec)
+        one = f"one 1 among {numbers[0]} zeros" if len(numbers) == 1 else f"one 1 in each part, {numbers}"
         if self.mask is not None:
             one += f", where the mask {shown(np.asarray(value_at(self.mask, place)))} is true"
         return one
@@ -307,7 +295,9 @@ class OneHot(_Hot):
         dtype = leaf_dtype(self.dtype, "biuf", where="OneHot")
         set_all(self, n=n, shape=shape, dtype=dtype, mask=_check_mask(self.mask, shape, "OneHot"))
 
-    def _numbers(self) -> tuple[int, ...]:
+    @property
+    def nvec(self) -> Any:
+        """Number of values of the vector, as in ``MultiOneHot``."""
         return (self.n,)
 
     def categorical(self, dtype: Any = np.int64) -> Categorical:
@@ -315,7 +305,7 @@ class OneHot(_Hot):
         return Categorical(self.n, self.shape[:-1], dtype, self.mask, self.device)
 
     def _hot(self, codes: Array) -> Array:
-        return _one_hot(codes[..., None], (self.n,), self.dtype)
+        return super()._hot(codes[..., None])
 
     def _codes(self, hot: Array) -> Array:
         return np.asarray(hot.argmax(-1))
@@ -357,21 +347,10 @@ class MultiOneHot(_Hot):
         if self.mask is not None:
             self.categorical()  # raises ConfigError for a part without an allowed 1
 
-    def _numbers(self) -> tuple[int, ...]:
-        numbers: tuple[int, ...] = self.nvec
-        return numbers
-
     def categorical(self, dtype: Any = np.int64) -> MultiCategorical:
         """Return the spec of the same categories as codes, of shape ``[*shape[:-1], len(nvec)]``."""
         shape = (*self.shape[:-1], len(self.nvec))
         return MultiCategorical(np.array(self.nvec), shape, dtype, self.mask, self.device)
-
-    def _hot(self, codes: Array) -> Array:
-        return _one_hot(codes, self._numbers(), self.dtype)
-
-    def _codes(self, hot: Array) -> Array:
-        ends = np.cumsum(self.nvec)[:-1]
-        return np.stack([part.argmax(-1) for part in np.split(hot, ends, -1)], -1)
 
 
 # --- codes and masks as arrays ----------------------------------------------------------------------------------------

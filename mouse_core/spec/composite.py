@@ -31,7 +31,7 @@ from mouse_core.spec.domain import (
     check_shape,
     operate,
 )
-from mouse_core.spec.leaf import as_array
+from mouse_core.spec.leaf import as_array, check_most
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor
 
@@ -168,9 +168,7 @@ class Composite(Domain, Mapping[str, Any]):
         Raises:
             ConfigError: More than ``most`` combinations, or infinitely many.
         """
-        number = self.cardinality
-        if isinstance(number, float) or number > most:
-            raise ConfigError(f"enumerate: expected at most {most} values, found {number}")
+        number = check_most(self, most)
         counts = [one.cardinality for one in self.entries.values()]
         # Of fields with 2 and 3 values, combination 4 has value 1 of the first field and value 1 of the second.
         places = np.unravel_index(np.arange(number), counts) if counts else ()
