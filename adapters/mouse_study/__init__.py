@@ -8,12 +8,11 @@ from importlib.util import find_spec as _find_spec
 if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matplotlib") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
-from mouse_study._page.page import page
+from mouse_study._page import page
 from mouse_study._running.folder import collect
 from mouse_study.comparing import Evidence, Pair, pairs, same_data, verdict
 from mouse_study.results import FILE, SCHEMA, Results, Run, read
-from mouse_study.study import Study, load_study
-from mouse_study.training import Context, Training
+from mouse_study.study import Context, Study, Training, load_study
 
 __all__ = [
     "FILE",

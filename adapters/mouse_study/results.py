@@ -140,7 +140,7 @@ class Results:
 
     def page(self, path: str | os.PathLike[str]) -> Path:
         """Write the study's page; see ``mouse_study.page``."""
-        from mouse_study._page.page import page
+        from mouse_study._page import page
 
         return page(self, path)
 

@@ -1,22 +1,243 @@
-"""Study: variants x frameworks x seeds of a training, declared in Python or YAML."""
+"""Study: variants x frameworks x seeds of a training function, declared in Python or YAML, and what it gets."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError
 from mouse_core.spec import check_count
-from mouse_study._names import check_names, found, load_file, reference
-from mouse_study.training import Context, Training, kind_of
 
 if TYPE_CHECKING:
     from mouse_study.results import Results
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
+
+
+def check_names(where: str, names: Iterable[object]) -> None:
+    """Raise ConfigError where a name cannot be a folder's and a part of a run's."""
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{where}: expected names of letters, digits and any of ._+=-, found {name!r}")
+    if not names:
+        raise ConfigError(f"{where}: expected one or more, found none")
+
+
+def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str | None]:
+    """Return the location of a function: its ``module``, its ``name``, and a ``file`` if the module has no import name.
+
+    Args:
+        function: A function at the top of a module or script, or "module:name".
+        where: The prefix of error messages.
+
+    Raises:
+        ConfigError: Another process could not import the function.
+    """
+    if isinstance(function, str):
+        module, colon, name = function.partition(":")
+        if not colon or not module or not name:
+            raise ConfigError(f"{where}: expected a function, or a text 'module:function', found {function!r}")
+        return {"module": module, "file": None, "name": name}
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", None) or ""
+    if not callable(function) or not name:
+        raise ConfigError(f"{where}: expected a function, or a text 'module:function', found {function!r:.80}")
+    if "<" in name:
+        raise ConfigError(
+            f"{where}: expected a function at the top of a module, which another process can import, found {name}"
+        )
+    if module != "__main__":
+        return {"module": module, "file": _loaded_from.get(module), "name": name}
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:  # python -m
+        return {"module": spec.name, "file": None, "name": name}
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise ConfigError(
+            f"{where}: expected a function that stands in a file, which another process can import, found {name}, "
+            "typed into this one"
+        )
+    return {"module": Path(file).stem, "file": str(Path(file).resolve()), "name": name}
+
+
+def found(place: dict[str, str | None], where: str) -> Any:
+    """Import the function at a location that ``reference`` returned.
+
+    Raises:
+        ConfigError: The module or the name does not exist.
+    """
+    module, name = str(place["module"]), str(place["name"])
+    try:
+        holder: Any = load_file(Path(place["file"])) if place["file"] else importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise
+        raise ConfigError(f"{where}: expected a module {module!r} that can be imported, found none") from error
+    for part in name.split("."):
+        if not hasattr(holder, part):
+            raise ConfigError(f"{where}: expected {name!r} in module {module!r}, found no such name")
+        holder = getattr(holder, part)
+    return holder
+
+
+# The modules that were loaded from a file, by name; other processes load them in the same way.
+_loaded_from: dict[str, str] = {}
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module that a Python file is, with its folder on the path, as ``python path`` has it, but not ``__main__``.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"study: expected a Python file, found none at {str(path)!r}")
+    if _loaded_from.get(path.stem) == str(path):
+        return sys.modules[path.stem]
+    if path.stem in sys.modules:
+        raise ConfigError(
+            f"study: expected a file whose name is not that of a module in use, found {path.name}; give it another"
+        )
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    _loaded_from[path.stem] = str(path)
+    return module
+
+
+KINDS = ("torch", "jax", "numpy")
+"""Whose batches there are; the name of a framework is one of these, or begins with it and a hyphen."""
+
+
+def kind_of(framework: str) -> str:
+    """Whose batches a framework of this name has.
+
+    Raises:
+        ConfigError: The name begins with none of ``KINDS``.
+    """
+    kind = framework.split("-")[0]
+    if kind not in KINDS:
+        raise ConfigError(
+            f"frameworks: expected torch, jax or numpy, alone or with more after a hyphen, found {framework!r}"
+        )
+    return kind
+
+
+@dataclass(frozen=True)
+class Context:
+    """The run for which a training function is called.
+
+    Args:
+        variant: The name of the variant.
+        options: The variant's options.
+        framework: The name of the framework.
+        seed: The run's seed. Python's, NumPy's and torch's global generators have been seeded with it.
+        steps: How many steps will be taken.
+        folder: The folder of this run.
+        batches: The arguments of the loader, except ``seed``.
+        opened: How the store is opened, for ``store``.
+        digest: Whether the loaders of ``loader()`` digest their batches.
+        made: The loaders that ``loader()`` has made.
+    """
+
+    variant: str
+    options: Mapping[str, Any]
+    framework: str
+    seed: int
+    steps: int
+    folder: Path
+    batches: Mapping[str, Any] = field(default_factory=dict)
+    opened: Callable[[], Any] | None = field(default=None, repr=False)
+    digest: bool = False
+    made: list[Any] = field(default_factory=list, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """Whose batches the run has: "torch", "jax" or "numpy"."""
+        return kind_of(self.framework)
+
+    @cached_property
+    def store(self) -> Any:
+        """The study's store, or another source that its ``store`` names.
+
+        Raises:
+            ConfigError: The study has none.
+        """
+        if self.opened is None:
+            raise ConfigError("store: expected a study with a store, found one without")
+        return self.opened()
+
+    def loader(self, **options: Any) -> Any:
+        """A loader of the study's store for the framework of this run, with the study's options.
+
+        Without ``batches``, a ``Training`` gets this one. What loaders give that are made here, before the first step,
+        is in the run's digest, and their state in its checkpoints.
+
+        Args:
+            options: Other values than the study's, for instance ``seed``, which otherwise is the run's.
+
+        Raises:
+            ConfigError: The study has no store.
+        """
+        loader = self._loader({"digest": self.digest, **options})
+        self.made.append(loader)
+        return loader
+
+    def _loader(self, options: Mapping[str, Any]) -> Any:
+        if self.kind == "torch":
+            from mouse_torch import PrefetchBatchifier
+        elif self.kind == "jax":
+            from mouse_jax import PrefetchBatchifier  # type: ignore[assignment]
+        else:
+            from mouse_core import PrefetchBatchifier  # type: ignore[assignment]
+        return PrefetchBatchifier(self.store, **{"seed": self.seed, **self.batches, **options})
+
+
+@dataclass(frozen=True)
+class Training:
+    """The result of a training function: how to take a step, and the state that a resumed run needs.
+
+    Args:
+        step: Takes one step on a batch and returns its loss: a number or an array of one; or a mapping of names to
+            such, "loss" among them. Without a store and without ``batches`` it is called without arguments. It is timed
+            until the loss is a number, so nothing that was begun counts as done.
+        state: All that a step changes, but for the batches: what has ``state_dict`` and ``load_state_dict`` (modules
+            and optimizers of torch, buffers), objects of ``flax.nnx``, generators of random numbers, and dicts, whose
+            values are replaced (parameters of JAX, counters); or a list, tuple or dict of these. Global generators are
+            remembered anyway. Without a state, a run that was killed begins again.
+        batches: Where batches come from, instead of ``Context.loader()``: a loader, whose state is remembered, or a
+            function without arguments, for instance ``buffer.sample``.
+        evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last; a number, which is
+            recorded as "evaluation", or a mapping of names to numbers.
+        digest: Called without arguments at the end, where there are no batches: a digest of what the run was given.
+    """
+
+    step: Callable[..., Any]
+    state: Any = None
+    batches: Any = None
+    evaluate: Callable[[], Any] | None = None
+    digest: Callable[[], str] | None = None
+
 
 Train = Callable[[Context], Training]
 

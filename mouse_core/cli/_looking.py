@@ -60,7 +60,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
 
     status: 0 fine, 1 errors or warnings with --strict, 2 data that cannot be used
     """
-    from mouse_core.formats.columns.embedding import embedded
+    from mouse_core.formats.base import embedded
     from mouse_core.inspect import inspect, show
 
     if chosen.html:

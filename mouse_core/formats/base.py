@@ -1,30 +1,478 @@
-"""The stream of rows that every reader of a format returns."""
+"""The stream of rows that every reader of a format returns, the digest of rows, and images written into rows."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from mouse_core._arrow.column_types import is_list
+from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.columns.episode_rows import Columns
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
-from mouse_core.files.writing import check_nothing_at, making
+from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.shards import dataset_schema, describe
-from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.columns.named import ordered, schema_of, to_batches
-from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
+from mouse_core.formats.columns import bytes_a_row, ordered, rows_at_once, schema_of, to_batches
+from mouse_core.images.files import open_inside
+from mouse_core.metadata import DatasetMetadata, features_in, read_metadata, with_metadata
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos
+
+_ROW_GROUP_BYTES = 4 << 20
+
+
+class ShardWriter:
+    """Writes rows to a new Arrow or Parquet file in a folder.
+
+    Args:
+        folder: The folder.
+        number: Number of the file. The name of the file also has the process id, so that a process that survived an
+            interruption writes to another file.
+        kind: "arrow" or "parquet".
+        schema: Schema of the file; batches are cast to it.
+    """
+
+    def __init__(self, folder: Path, number: int, kind: str, schema: pa.Schema) -> None:
+        self.name = f"part-{number:05d}-{os.getpid()}.{kind}"
+        self._path, self._schema = folder / self.name, schema
+        self._open = ExitStack()
+        self._sink = self._open.enter_context(pa.OSFile(str(self._path), "wb"))
+        self._writer: Any = (
+            pa.ipc.new_stream(self._sink, schema)
+            if kind == "arrow"
+            else pq.ParquetWriter(self._sink, schema, compression="zstd", write_page_checksum=True)
+        )
+        self._open.callback(self._writer.close)
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes written so far."""
+        return int(self._sink.tell())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        table = pa.Table.from_batches([batch])
+        if not table.schema.equals(self._schema, check_metadata=True):
+            table = table.cast(self._schema).combine_chunks()
+        if isinstance(self._writer, pq.ParquetWriter):
+            # Encoding needs several times the memory of the rows, so each piece of the table becomes a row group.
+            most = rows_at_once(bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES)
+            for first in range(0, max(table.num_rows, 1), most):
+                self._writer.write_table(table.slice(first, most))
+            return
+        for piece in table.to_batches():
+            self._writer.write_batch(piece)
+
+    def finish(self) -> tuple[list[str], Any]:
+        """Close the file; return its name, and None: shards record no facts in the job."""
+        self._open.close()
+        if isinstance(self._writer, pq.ParquetWriter):
+            add_parquet_checksum(self._path)
+        return [self.name], None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._open.close()
+        if kind is not None:
+            remove(self._path)
+
+
+def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) -> dict[str, int]:
+    """Link files of rows into ``result`` under the names that ``datasets`` gives them.
+
+    Args:
+        work: The folder of the files.
+        result: The empty folder to link into.
+        parts: Number of rows by the name of each file, in order.
+        kind: "arrow" or "parquet".
+
+    Returns:
+        Number of rows by new name.
+    """
+    rows = {}
+    stem = "data" if kind == "arrow" else "train"
+    for number, (part, count) in enumerate(parts.items()):
+        name = f"{stem}-{number:05d}-of-{len(parts):05d}.{kind}"
+        link_or_copy(work / part, result / name)
+        rows[name] = count
+    return rows
+
+
+def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> pa.Schema:
+    """Return a schema in the types of ``datasets``, with ``metadata`` in its metadata.
+
+    Raises:
+        SchemaError: ``datasets`` has no such type; the message begins with ``where``.
+    """
+    import datasets
+
+    try:
+        converted = datasets.Features.from_arrow_schema(schema).arrow_schema
+    except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
+        raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
+    return with_metadata(converted, metadata)
+
+
+def describe(folder: Path, schema: pa.Schema, metadata: DatasetMetadata, rows: Mapping[str, int], digest: str) -> None:
+    """Write the JSON files that ``datasets.load_from_disk`` needs beside Arrow files, and the manifest of the folder.
+
+    Args:
+        folder: The folder with all Arrow files.
+        schema: The schema of the files.
+        metadata: The metadata of the dataset.
+        rows: The number of rows by file name.
+        digest: The digest of all rows.
+    """
+    import datasets
+
+    info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(schema))
+    with_metadata(info, metadata).write_to_directory(str(folder))
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in rows],
+        "_fingerprint": digest[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
+    add_manifest(folder, rows, digest)
+
+
+def join_parquet_files(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:
+    """Join the Parquet files ``parts`` into one new file, one row group at a time."""
+    with pq.ParquetWriter(str(target), schema, compression="zstd", write_page_checksum=True) as writer:
+        for part in parts:
+            with pq.ParquetFile(str(part), page_checksum_verification=True) as source:
+                for number in range(source.num_row_groups):
+                    writer.write_table(source.read_row_group(number).cast(schema))
+    add_parquet_checksum(target)
+
+
+class RowDigest:
+    """One digest of record batches that are added one after another.
+
+    Args:
+        schema: The columns, for a stream that may be empty; by default the columns of the first batch.
+        hashed: Returns a new hash object, with ``update`` and ``digest``.
+    """
+
+    def __init__(self, schema: pa.Schema | None = None, hashed: Callable[[], Any] = hashlib.sha256) -> None:
+        self._hashed = hashed
+        self._columns = None if schema is None else _begun(schema, hashed)
+        self.rows = 0
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Add rows.
+
+        Raises:
+            SchemaError: The columns are not those of the rows before.
+        """
+        if self._columns is None:
+            self._columns = _begun(batch.schema, self._hashed)
+        if batch.schema.names != list(self._columns):
+            raise SchemaError(f"digest: expected columns {list(self._columns)}, found {batch.schema.names}")
+        for column, array in zip(self._columns.values(), batch.columns, strict=True):
+            column.update(array)
+        self.rows += batch.num_rows
+
+    def hexdigest(self) -> str:
+        """Return the digest of all rows so far, 64 hexadecimal digits."""
+        whole = hashlib.sha256(f"{self.rows} rows;".encode())
+        for name, column in (self._columns or {}).items():
+            whole.update(f"{name!r} {column.kind} ".encode() + column.digest() + b";")
+        return whole.hexdigest()
+
+
+def _begun(schema: pa.Schema, hashed: Callable[[], Any]) -> dict[str, _ColumnDigest]:
+    return {column.name: _ColumnDigest(_canonical(column.type), hashed) for column in schema}
+
+
+class _ColumnDigest:
+    """One level of a column: its nulls, its list lengths, and its values or the level below."""
+
+    def __init__(self, kind: str, hashed: Callable[[], Any]) -> None:
+        self.kind, self._hashed = kind, hashed
+        self._values = hashed()
+        self._valid = _Runs()
+        self._lengths = _Runs()
+        self._children: list[_ColumnDigest] = []
+
+    def update(self, array: pa.Array) -> None:
+        array = plain(array)
+        if array.null_count or pa.types.is_null(array.type):
+            self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
+            array = without_nulls(array)
+        elif len(array):
+            self._valid.add(1, len(array))
+        if is_list(array.type):
+            self._update_lists(array)
+        elif pa.types.is_struct(array.type):
+            for number, values in enumerate(array.flatten()):
+                self._child(number, _canonical(values.type)).update(values)
+        elif _is_text(array.type):
+            self._update_texts(array)
+        elif len(array):  # and so not of type null, whose rows are all gone
+            values = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
+            numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+            self._values.update(numbers.view(np.uint8).data)
+
+    def _update_lists(self, array: pa.Array) -> None:
+        if not pa.types.is_fixed_size_list(array.type):
+            self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        elif len(array):
+            self._lengths.add(array.type.list_size, len(array))
+        self._child(0, _canonical(array.type.value_type)).update(array.flatten())
+
+    def _update_texts(self, array: pa.Array) -> None:
+        self._lengths.update(pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64))
+        wide = array.cast(pa.large_binary())
+        ends = np.frombuffer(wide.buffers()[1], np.int64)[wide.offset : wide.offset + len(wide) + 1]
+        if len(array) and ends[-1] > ends[0]:
+            self._values.update(memoryview(wide.buffers()[2])[int(ends[0]) : int(ends[-1])])
+
+    def _child(self, number: int, kind: str) -> _ColumnDigest:
+        if number == len(self._children):
+            self._children.append(_ColumnDigest(kind, self._hashed))
+        return self._children[number]
+
+    def digest(self) -> bytes:
+        parts = [self._values.digest(), self._valid.digest(), self._lengths.digest()]
+        parts += [child.digest() for child in self._children]
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+class _Runs:
+    """A hash of whole numbers, taken as runs of equal numbers; a run may go on from call to call."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._open = np.zeros((1, 2), np.int64)  # the last value, and how many there are of it so far
+
+    def add(self, value: int, count: int) -> None:
+        if value == self._open[0, 0]:
+            count += int(self._open[0, 1])
+        elif self._open[0, 1]:
+            self._flush(self._open)
+        self._open = np.array([[value, count]], np.int64)
+
+    def update(self, values: npt.NDArray[np.int64]) -> None:
+        if not len(values):
+            return
+        firsts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+        runs = np.stack([values[firsts], np.diff(np.append(firsts, len(values)))], axis=1)
+        self.add(*runs[0].tolist())
+        if len(runs) > 1:
+            self._flush(self._open)
+            self._flush(runs[1:-1])
+            self._open = runs[-1:].copy()
+
+    def _flush(self, runs: npt.NDArray[np.int64]) -> None:
+        self._hash.update(runs.astype("<i8").tobytes())
+
+    def digest(self) -> bytes:
+        whole = self._hash.copy()
+        whole.update(self._open.astype("<i8").tobytes())
+        return whole.digest()
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(data_type) for test in tests)
+
+
+def _canonical(data_type: pa.DataType) -> str:
+    """Return the name of a type without its Arrow encoding: a dictionary of texts is a text."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _canonical(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _canonical(data_type.value_type)
+    if is_list(data_type):
+        return f"list<{_canonical(data_type.value_type)}>"
+    if pa.types.is_struct(data_type):
+        inner: list[Any] = [f"{child.name}: {_canonical(child.type)}" for child in data_type]
+        return f"struct<{', '.join(inner)}>"
+    return str(data_type).removeprefix("large_")
+
+
+class DigestedRows:
+    """Reads rows in runs of any length.
+
+    Args:
+        batches: The rows.
+        digest: A digest to which every row is added; None for none.
+        advance: Called with the number of rows that were read.
+    """
+
+    def __init__(
+        self, batches: Iterator[pa.RecordBatch], digest: RowDigest | None, advance: Callable[[int], None]
+    ) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+        self._digest = digest
+        self._advance = advance
+
+    def following(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches that come next."""
+        return iter(self._take, None)
+
+    def digest_of(self, rows: int, schema: pa.Schema) -> str:
+        """Return the digest of the next ``rows`` rows, or of all that are left."""
+        digest = RowDigest(schema)
+        while rows and (batch := self._take(rows)) is not None:
+            digest.update(batch)
+            rows -= batch.num_rows
+        return digest.hexdigest()
+
+    def _take(self, most: int | None = None) -> pa.RecordBatch | None:
+        """Return the next rows, up to ``most``; None at the end."""
+        batch = self._rest if self._rest is not None else next(self._batches, None)
+        self._rest = None
+        if batch is None:
+            return None
+        if most is not None and most < batch.num_rows:
+            batch, self._rest = batch.slice(0, most), batch.slice(most)
+        if self._digest is not None:
+            self._digest.update(batch)
+        self._advance(batch.num_rows)
+        return batch
+
+
+_FIRST_ROWS, _MOST_ROWS = 16, 8192
+_PIECE_BYTES = 16 << 20
+
+
+def embedded(stream: Any, *, others: bool = True) -> Any:
+    """Return the same rows with the bytes of images that they name by path.
+
+    Args:
+        stream: The rows.
+        others: Whether a path to a file that is no image, such as a sound, is an error; otherwise it stays a path.
+
+    Returns:
+        The stream; ``stream`` itself if no column can name files.
+
+    Raises:
+        DataError: While reading: a path leads out of the permitted folders, to no file, or to no image; names column
+            and row.
+    """
+    types = features_in(stream.schema.metadata or {})
+    images = {
+        column.name: types.get(column.name, {}).get("_type", "Image") == "Image"
+        for column in stream.schema
+        if names_files(column.type)
+    }
+    if not others:
+        images = {name: True for name, image in images.items() if image}
+    if not images:
+        return stream
+    roots = stream.image_folders()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in stream:
+            yield from _pieces(batch, images, first, roots)
+            first += batch.num_rows
+
+    return stream.replace(batches=batches, mapped=stream.mapped, noted=stream.noted)
+
+
+def names_files(data_type: pa.DataType) -> bool:
+    """Whether values are ``{bytes, path}``: a file, or the path of one."""
+    return pa.types.is_struct(data_type) and {child.name for child in data_type} == {"bytes", "path"}
+
+
+def by_path(files: pa.Array) -> pa.Array:
+    """Return booleans: whether a row of a ``{bytes, path}`` column has a path and no bytes."""
+    return pc.and_(pc.is_null(pc.struct_field(files, "bytes")), pc.is_valid(pc.struct_field(files, "path")))
+
+
+def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
+    """Return a ``{bytes, path}`` column with the bytes of the files that rows name, and file names instead of paths.
+
+    Args:
+        files: The column.
+        read: Returns the bytes of a path; called with the path, and with ``where`` for messages.
+        where: Name of the column for messages.
+        first_row: Number of the first row.
+    """
+    rows = by_path(files)
+    if not pc.any(rows).as_py():
+        return files
+    encoded, path = pc.struct_field(files, "bytes"), pc.struct_field(files, "path")
+    values, names = encoded.to_pylist(), path.to_pylist()
+    for row in pc.indices_nonzero(rows).to_pylist():
+        values[row] = read(names[row], where=f"{where}, row {first_row + row}")
+        names[row] = names[row].replace("\\", "/").rpartition("/")[2]
+    parts = {"bytes": pa.array(values, type=encoded.type), "path": pa.array(names, type=path.type)}
+    kinds = list(files.type)
+    return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
+
+
+def _pieces(
+    batch: pa.RecordBatch, images: dict[str, bool], first_row: int, roots: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield a batch with its images in pieces of bounded size, as images may be far larger than their paths."""
+    if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
+        yield batch
+        return
+    first, step = 0, _FIRST_ROWS
+    while first < batch.num_rows:
+        piece = batch.slice(first, step)
+        for name, image in images.items():
+            read = partial(read_image, image=image, roots=roots)
+            column = embed(piece.column(name), read, where=f"column {name!r}", first_row=first_row + first)
+            piece = piece.set_column(piece.schema.get_field_index(name), piece.schema.field(name), column)
+        yield piece
+        first += piece.num_rows
+        step = int(np.clip(_PIECE_BYTES * piece.num_rows // max(1, piece.nbytes), 1, _MOST_ROWS))
+
+
+def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whole: bool = False) -> bytes:
+    """Return the bytes of the image file that a row names.
+
+    Args:
+        path: The path in the row.
+        image: Whether the column holds images; any other file raises a DataError.
+        roots: Permitted folders (absolute, without links).
+        where: Name of the row for messages.
+        whole: Whether to decode the whole image, not its header alone.
+    """
+    from mouse_core.images.pixels import decode_image, image_shape
+
+    if not image:
+        raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
+    try:
+        with open_inside(path, roots) as file:
+            encoded = file.read()
+        try:
+            (decode_image if whole else image_shape)(encoded, dtype=np.uint16)
+        except MouseError as error:
+            raise DataError(f"path {path!r}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
+    return encoded
+
 
 BATCH_ROWS = 8192
 """Most rows of a batch of a reader by default."""

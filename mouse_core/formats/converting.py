@@ -13,18 +13,25 @@ import pyarrow as pa
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import link_or_copy, make_folder
-from mouse_core.formats._files.jobs import Job, job_folder
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, join_parquet_files, link_parts
-from mouse_core.formats.base import RowStream, rows_digest
-from mouse_core.formats.columns.blocks import check_size
-from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.embedding import embedded
+from mouse_core.formats.base import (
+    RowDigest,
+    RowStream,
+    ShardWriter,
+    dataset_schema,
+    describe,
+    embedded,
+    join_parquet_files,
+    link_parts,
+    rows_digest,
+)
+from mouse_core.formats.columns import check_size
+from mouse_core.formats.jobs import Job, job_folder
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
 from mouse_core.formats.sources import in_place
 from mouse_core.metadata import DatasetMetadata
-from mouse_core.store.disk.manifest import Manifest, Sealed, new_identity, write_manifest
+from mouse_core.store.disk.folder import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment
 from mouse_core.store.evidence import FirstRows
 from mouse_core.video.frames import carry_videos

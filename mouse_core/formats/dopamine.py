@@ -24,9 +24,14 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.npz import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import named_action, named_observation, one_each
-from mouse_core.formats.columns.transitions import check_final, transition_rows
+from mouse_core.formats.columns import (
+    check_final,
+    named_action,
+    named_observation,
+    one_each,
+    rows_at_once,
+    transition_rows,
+)
 
 __all__ = ["read_dopamine"]
 

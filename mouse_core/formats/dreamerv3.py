@@ -25,9 +25,15 @@ from mouse_core.formats._files.h5 import leaves
 from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import named_action, named_observation, one_each
-from mouse_core.formats.columns.transitions import one_later, step_numbers
+from mouse_core.formats.columns import (
+    check_batch_rows,
+    named_action,
+    named_observation,
+    one_each,
+    one_later,
+    rows_at_once,
+    step_numbers,
+)
 
 __all__ = ["read_dreamerv3"]
 

@@ -28,9 +28,18 @@ from mouse_core.files.reading import check_inside, damaged, read_json_object, re
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import bytes_a_row, check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import MISSING, from_arrow, is_single, named_action, named_observation, to_batch
-from mouse_core.formats.columns.steps import at
+from mouse_core.formats.columns import (
+    MISSING,
+    bytes_a_row,
+    check_batch_rows,
+    from_arrow,
+    is_single,
+    named_action,
+    named_observation,
+    rows_at_once,
+    to_batch,
+)
+from mouse_core.formats.rlds import at
 from mouse_core.formats.rows import file_batches
 from mouse_core.formats.sources import pieces_of
 from mouse_core.images.pixels import decode_into

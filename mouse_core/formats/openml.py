@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, reading
-from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns import check_batch_rows
+from mouse_core.formats.rows import open_parquet, parquet_batches
 from mouse_core.spec import check_choice
 
 __all__ = ["read_openml"]

@@ -27,10 +27,8 @@ from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove
-from mouse_core.formats._files.jobs import Job
-from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import to_arrow
-from mouse_core.formats.columns.values import read_values
+from mouse_core.formats.columns import read_values, rows_at_once, to_arrow
+from mouse_core.formats.jobs import Job
 from mouse_core.images.decoding import fill_images
 from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, image_shape
 from mouse_core.metadata import HUGGINGFACE, DatasetMetadata, features_in

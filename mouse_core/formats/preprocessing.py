@@ -23,14 +23,20 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
 from mouse_core.files.checksum import RunningDigest
-from mouse_core.formats._files.jobs import NOTE, Job, Part, check_rows, check_same, job_folder, read_note
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.shards import ShardWriter, dataset_schema, describe, link_parts
-from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.columns.named import from_arrow, to_arrow
+from mouse_core.formats.base import (
+    BATCH_ROWS,
+    RowDigest,
+    RowStream,
+    ShardWriter,
+    dataset_schema,
+    describe,
+    embedded,
+    link_parts,
+)
+from mouse_core.formats.columns import from_arrow, to_arrow
 from mouse_core.formats.function_identity import identity, pickled
+from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, job_folder, read_note
 from mouse_core.formats.opening import open
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import as_schema

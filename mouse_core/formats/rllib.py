@@ -18,11 +18,18 @@ from mouse_core.columns.episode_rows import Columns, done_codes
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
+from mouse_core.formats._files.npz import pickled_values
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import check_batch_rows
-from mouse_core.formats.columns.named import flatten, named_action, named_observation, one_each, travels_with_action
-from mouse_core.formats.columns.pickled import pickled_values
-from mouse_core.formats.columns.transitions import check_final, transition_rows
+from mouse_core.formats.columns import (
+    check_batch_rows,
+    check_final,
+    flatten,
+    named_action,
+    named_observation,
+    one_each,
+    transition_rows,
+    travels_with_action,
+)
 
 __all__ = ["read_rllib"]
 

@@ -14,7 +14,7 @@ from mouse_core._arrow.addresses import check_rows
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.named import from_arrow
+from mouse_core.formats.columns import from_arrow
 from mouse_core.metadata import read_metadata
 from mouse_core.store.views import Store
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mouse_core.files.reading import reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.columns import blocks
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot

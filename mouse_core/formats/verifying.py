@@ -13,12 +13,11 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import DataError
 from mouse_core.files.manifest import FilesManifest, check_bytes, check_parquet_checksum, read_manifest
 from mouse_core.formats import opening
-from mouse_core.formats._files.parquet import has_checksums
-from mouse_core.formats.base import RowStream, rows_digest
-from mouse_core.formats.columns.embedding import embedded
+from mouse_core.formats.base import RowStream, embedded, rows_digest
+from mouse_core.formats.rows import has_checksums
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
-from mouse_core.store.disk.manifest import NAME, looks_like_store
+from mouse_core.store.disk.folder import NAME, looks_like_store
 
 # What a format itself keeps to tell damage, which its reader compares.
 _KEPT = {
@@ -138,7 +137,7 @@ def _check_digest(path: Any, digest: str, found: str | None) -> None:
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
     """Compare the files of a remote store with their checksums; return None for a dataset that is no store."""
     from mouse_core.remote.clients import Reaching
-    from mouse_core.store.remote.objects import Place
+    from mouse_core.store.remote.files import Place
     from mouse_core.store.remote.uploading import check_elsewhere
 
     said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}

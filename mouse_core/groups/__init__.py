@@ -1,21 +1,26 @@
 """Groups of language-model rollouts that are scored against each other, and batches made of them."""
 
-from mouse_core.groups.batch_maker import BatchMaker, ResumableBatchMaker
-from mouse_core.groups.buffer import RolloutBuffer
-from mouse_core.groups.columns import RolloutColumn
+from mouse_core.groups.buffer import BatchMaker, ResumableBatchMaker, RolloutBuffer
 from mouse_core.groups.examples import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.late import Awaited
-from mouse_core.groups.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
-from mouse_core.groups.retention import HeldRollouts, Lengths, MaxAge, Newest, Recency, Retention, Rewards, TopK
+from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutGroup, RolloutRecord, Turn
 from mouse_core.groups.scoring import (
     Advantage,
     BatchAdvantage,
     DrGrpo,
     Grpo,
+    HeldRollouts,
+    Lengths,
+    MaxAge,
+    Newest,
+    Recency,
     ReinforcePlusPlus,
+    Retention,
+    Rewards,
     RewardToGo,
     Rloo,
+    TopK,
     advantages,
 )
 from mouse_core.groups.sharing import RolloutClient, SharedBuffer

@@ -14,8 +14,15 @@ import numpy.typing as npt
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError
-from mouse_core.groups.columns import Columns, common_columns
-from mouse_core.groups.records import RLExample, RolloutRecord, Turn, refuse_undeclared, unchecked
+from mouse_core.groups.records import (
+    Columns,
+    RLExample,
+    RolloutRecord,
+    Turn,
+    common_columns,
+    refuse_undeclared,
+    unchecked,
+)
 from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
 

@@ -22,21 +22,36 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.groups.columns import NO_COLUMNS, Columns, RolloutColumn
 from mouse_core.groups.examples import make_examples
 from mouse_core.groups.files import GroupFile, part_of
 from mouse_core.groups.records import (
+    NO_COLUMNS,
+    Columns,
     RLExample,
+    RolloutColumn,
     RolloutRecord,
+    Versions,
     check_rewarded,
     other_one,
     refuse_other,
     refuse_undeclared,
+    version_name,
+    version_order,
 )
-from mouse_core.groups.retention import HeldRollouts, Retention, functions, name_of, weights_of
-from mouse_core.groups.scoring import Advantage, BatchAdvantage, Rloo, are_equal, checked_worth, compared
+from mouse_core.groups.scoring import (
+    Advantage,
+    BatchAdvantage,
+    HeldRollouts,
+    Retention,
+    Rloo,
+    are_equal,
+    checked_worth,
+    compared,
+    functions,
+    name_of,
+    weights_of,
+)
 from mouse_core.groups.stored import StoredGroup, read_wanted
-from mouse_core.groups.versions import Versions, version_name, version_order
 from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
 from mouse_core.spec import check_choice, check_count
 

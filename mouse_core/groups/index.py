@@ -29,22 +29,23 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError, MissingFieldError, StorageError, StoreWarning
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove, remove_leftovers, storing, write_file
-from mouse_core.groups.arrow import EXAMPLES, examples_to_table, examples_with, table_to_examples
-from mouse_core.groups.columns import NO_COLUMNS, Columns, common_columns
 from mouse_core.groups.files import (
     BATCHES,
+    EXAMPLES,
     STATE,
     GroupFile,
     encode_part,
+    examples_to_table,
+    examples_with,
     find_parts,
     folder_name,
     read_declared,
     read_metadata,
     read_part,
     refuse_missing,
+    table_to_examples,
 )
-from mouse_core.groups.records import GroupKey, RLExample
-from mouse_core.groups.versions import Versions
+from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RLExample, Versions, common_columns
 
 _UIDS = pa.list_(pa.string())
 _NUMBERS = pa.list_(pa.int64())

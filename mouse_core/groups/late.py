@@ -26,10 +26,19 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import DataError, StorageError
 from mouse_core.files.log import Log, read_log
 from mouse_core.files.writing import beside, make_folder, remove_leftovers, storing, sync_files, write_partial
-from mouse_core.groups.arrow import declared_field, declared_values, nested
-from mouse_core.groups.columns import Columns, RolloutColumn
-from mouse_core.groups.files import LATE, STATE, GroupFile, encode_part, read_declared, read_part, writing_files
-from mouse_core.groups.records import RolloutRecord, same_values, with_late
+from mouse_core.groups.files import (
+    LATE,
+    STATE,
+    GroupFile,
+    declared_field,
+    declared_values,
+    encode_part,
+    nested,
+    read_declared,
+    read_part,
+    writing_files,
+)
+from mouse_core.groups.records import Columns, RolloutColumn, RolloutRecord, same_values, with_late
 from mouse_core.groups.waiting import Unsealed
 
 _RECORD = pa.schema([("column", pa.string()), ("values", pa.large_binary()), ("file", pa.string())])

@@ -1,20 +1,529 @@
-"""Rollouts of language models: turns, rollouts, groups of rollouts, and the examples that are trained on."""
+"""Rollouts of language models: declared columns, policy versions, turns, rollouts, groups of rollouts, and examples."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.dtypes import RowError, refuse_hidden
-from mouse_core.errors import DataError
-from mouse_core.groups.columns import NO_COLUMNS, Columns, checked_columns, floats_of, logprobs_of, own_array, tokens_of
+from mouse_core.dtypes import RowError, convert, is_ml_float, refuse_hidden, to_numpy, widened
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import checksum
+
+_MAX_TOKEN = 2**31 - 1
+# Rounding to float32 may leave log-probabilities this far above 0; they become 0.
+_MOST_LOGPROB = 1e-4
+
+
+def array_of(values: Any, where: str) -> npt.NDArray[Any]:
+    """Convert values to a NumPy array: also tensors on any device, with or without gradients; narrow floats to float32.
+
+    Raises:
+        DataError: They are no array; ``where`` begins the message.
+    """
+    try:
+        array = to_numpy(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where} as an array, found {values!r:.80}: {error}") from error
+    return widened(array) if is_ml_float(array.dtype) else array
+
+
+def tokens_of(values: Any) -> npt.NDArray[np.int32]:
+    """Convert token ids to int32 ``[n]``; DataError: values that are no token ids."""
+    tokens = array_of(values, "tokens: expected integers [n]")
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
+    if tokens.size and (tokens.min() < 0 or tokens.max() > _MAX_TOKEN):
+        wrong = int(np.flatnonzero((tokens < 0) | (tokens > _MAX_TOKEN))[0])
+        raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at {wrong}")
+    return own_array(tokens, np.int32, values)
+
+
+def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
+    """Convert finite numbers to float32 ``[length]``; DataError, whose message ``where`` begins: other values."""
+    floats = array_of(values, where)
+    if floats.shape != (length,):
+        raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
+    if floats.size and floats.dtype.kind not in "iuf":
+        raise DataError(f"{where} as numbers, found {floats.dtype}")
+    narrow: npt.NDArray[np.float32] = own_array(floats, np.float32, values)
+    finite = np.isfinite(narrow)
+    if not finite.all():
+        wrong = int(np.flatnonzero(~finite)[0])
+        raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at {wrong}")
+    return narrow
+
+
+def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
+    """Convert log-probabilities to float32 ``[length]``; values up to 1e-4 above 0, which rounding left, become 0.
+
+    Raises:
+        DataError: They are none; ``where`` begins the message.
+    """
+    logprobs = floats_of(values, length, where)
+    if length and (most := logprobs.max()) > 0:
+        if most > _MOST_LOGPROB:
+            wrong = int(logprobs.argmax())
+            raise DataError(
+                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}; of 16 bits "
+                "they are to be computed in float32"
+            )
+        logprobs = np.minimum(logprobs, np.float32(0))
+        logprobs.flags.writeable = False
+    return logprobs
+
+
+def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
+    """Convert values to a dtype, read-only; memory is shared with ``given`` only if ``given`` is read-only."""
+    shared = values.flags.writeable and not isinstance(given, list | tuple)
+    with np.errstate(over="ignore"):
+        own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
+    own.flags.writeable = False
+    return own
+
+
+_VERSION = 1
+PER = ("token", "turn", "example")
+"""The choices of ``RolloutColumn.per``."""
+
+# Names that rollouts, turns, examples, batches and concatenated batches have themselves.
+_OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
+_OF_PARTS = ("metadata", "message", "role", "tokens", "logprobs", "columns")
+_OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "turn_ids", "staleness")
+_OF_BATCHES = ("mask", "segment_ids", "positions", "cu_seqlens", "position", "sequence_id")
+_TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutColumn:
+    """Declare a column that rollouts have beside the columns of all rollouts.
+
+    Args:
+        name: Of letters, digits and "_", and none that rollouts, examples or batches have already.
+        per: "token": a value for each token; "turn": one a turn; "example": one a rollout.
+        dtype: Of the values: bool, an integer or a float of NumPy's.
+        shape: Of one value; () is a number, (64, 64, 3) an image. All values have it: what differs in size is filled up
+            to the largest, with its size in a column of its own, such as ``shape=(2,)``.
+        late: Whether it is written after the rollout was added; a group waits until all its rollouts have it.
+        fill: The value where none was given, and where batches are filled up, which may be NaN; None: 0. A late column
+            that is declared for a folder whose groups are sealed wants one, as these do not wait for it.
+        finite: Whether values of floats that are NaN or infinite are refused where they are taken in.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+
+    name: str
+    per: str = "token"
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    late: bool = False
+    fill: float | None = None
+    finite: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
+            raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
+        if self.name in _TAKEN:
+            raise ConfigError(f"column: expected another name than those of all rollouts, found {self.name!r}")
+        if self.name == "reward" and not (self.late and self.per == "example"):
+            raise ConfigError("column 'reward': expected a late one per example, as rollouts and turns have rewards")
+        if self.per not in PER:
+            raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
+        try:
+            kind = np.dtype(self.dtype)
+        except TypeError:
+            kind = np.dtype(object)
+        if kind.kind not in "biuf" or kind.itemsize > 8:
+            raise ConfigError(f"column {self.name!r}: expected the dtype of numbers or bool, found {self.dtype!r:.80}")
+        object.__setattr__(self, "dtype", kind.name)
+        shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
+        if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
+            raise ConfigError(
+                f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}; what differs in "
+                "size, as images, is filled up to the largest, with its size in a column of its own"
+            )
+        object.__setattr__(self, "shape", tuple(map(int, shape)))
+        if self.name == "reward" and (shape or kind.kind == "b"):
+            raise ConfigError(f"column 'reward': expected one number, found {kind.name} of shape {list(shape)}")
+        for name in ("late", "finite"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        if self.name == "reward" and not self.finite:
+            raise ConfigError(
+                "column 'reward': expected finite=True, as nothing can be learnt from others, found False"
+            )
+        self._check_fill(kind)
+
+    def _check_fill(self, kind: np.dtype[Any]) -> None:
+        fill = self.fill
+        if kind.kind == "b" and fill in (0, 1):
+            object.__setattr__(self, "fill", bool(fill))
+        elif fill is not None and (
+            not isinstance(fill, bool | int | float | np.generic) or _converted(fill, kind) is None
+        ):
+            raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {fill!r:.80}")
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        # NaN equals itself here, and a missing fill equals 0.
+        fill = repr(np.asarray(self.padding, self.dtype).item())
+        return self.name, self.per, self.dtype, self.shape, self.late, fill, self.finite
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, RolloutColumn) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def padding(self) -> float:
+        """The fill; 0 where ``fill`` is None."""
+        return 0 if self.fill is None else self.fill
+
+    def filled(self, *counts: int) -> npt.NDArray[Any]:
+        """Return an array ``[*counts, *shape]`` of the fill."""
+        return np.full((*counts, *self.shape), self.padding, self.dtype)
+
+    def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
+        """Return ``values`` that come from outside; DataError also for NaN or infinity, unless ``finite=False``."""
+        values = self.values(given, count, where)
+        if self.finite and values.dtype.kind == "f" and not (good := np.isfinite(values)).all():
+            place = tuple(np.argwhere(~good)[0].tolist())
+            at = f" at {list(place)}" if place else ""
+            raise DataError(f"{where}: expected column {self.name!r} as finite numbers, found {values[place]}{at}")
+        return values
+
+    def values(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
+        """Convert values to a read-only array of this column's dtype.
+
+        Args:
+            given: ``[count, *shape]``, or one value, ``shape``.
+            count: How many there are to be; None: one value.
+            where: Begins the message of an error.
+
+        Raises:
+            DataError: Another shape or type, or values that the dtype does not have.
+        """
+        array = array_of(given, f"{where}: expected column {self.name!r}")
+        shape = self.shape if count is None else (count, *self.shape)
+        if array.shape != shape:
+            what = "one value" if count is None else f"a value for each of {count} {self.per}s"
+            raise DataError(
+                f"{where}: expected column {self.name!r} as {what}, {list(shape)}, found shape {list(array.shape)}"
+            )
+        converted = _converted(array, np.dtype(self.dtype))
+        if converted is None:
+            raise DataError(
+                f"{where}: expected column {self.name!r} as {self.dtype}, found {array.dtype} {_shown(array)}"
+            )
+        if np.shares_memory(converted, array) and array.flags.writeable and not isinstance(given, list | tuple):
+            converted = converted.copy()
+        converted.flags.writeable = False
+        return converted
+
+
+def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
+    """Convert the columns of a turn, a rollout or an example to read-only arrays.
+
+    Which of them may be there, and of what shape and dtype, is said where they are taken in.
+
+    Raises:
+        DataError: Something else than a dict of arrays of numbers or bool by name; ``where`` begins the message.
+    """
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
+    own: dict[str, npt.NDArray[Any]] = {}
+    for name, given in values.items():
+        array = array_of(given, f"{where}: expected column {name!r:.80}")
+        if not isinstance(name, str) or (array.size and array.dtype.kind not in "biuf"):
+            raise DataError(f"{where}: expected columns of numbers by name, found {name!r:.80}: {given!r:.80}")
+        if array.flags.writeable and not isinstance(given, list | tuple):
+            array = array.copy()
+        array.flags.writeable = False
+        own[name] = array
+    return own
+
+
+def _converted(given: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Convert values to a dtype; None where a value changes. Floats may lose precision, but not become infinite."""
+    array = np.asarray(given)
+    if array.dtype == dtype:
+        return array
+    if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "b") != (dtype.kind == "b")):
+        return None
+    try:
+        return convert(array, dtype)
+    except RowError:
+        return None
+
+
+def _shown(array: npt.NDArray[Any]) -> str:
+    return f"{array.reshape(-1)[:4].tolist()!r:.80}"
+
+
+class Columns(Mapping[str, RolloutColumn]):
+    """Declared columns by name, in the order in which they were declared.
+
+    Args:
+        declared: Each name once.
+
+    Raises:
+        ConfigError: Something else than columns, or a name that is there twice.
+    """
+
+    def __init__(self, declared: Iterable[RolloutColumn] = ()) -> None:
+        columns = tuple(declared)
+        for column in columns:
+            if not isinstance(column, RolloutColumn):
+                raise ConfigError(f"columns: expected RolloutColumn(...), found {column!r:.100}")
+        self._columns = {column.name: column for column in columns}
+        if len(self._columns) < len(columns):
+            raise ConfigError(f"columns: expected each name once, found {[column.name for column in columns]}")
+
+    def __getitem__(self, name: str) -> RolloutColumn:
+        return self._columns[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Columns({list(self._columns.values())!r})"
+
+    def of(self, per: str) -> list[RolloutColumn]:
+        """Return the columns with a value per "token", "turn" or "example"."""
+        return [column for column in self._columns.values() if column.per == per]
+
+    @property
+    def late(self) -> list[RolloutColumn]:
+        """The columns that are written after a rollout was added."""
+        return [column for column in self._columns.values() if column.late]
+
+    def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
+        """Raise DataError for a name that is not declared per one of ``pers``."""
+        for name in names:
+            if name not in self or self[name].per not in pers:
+                known = [one.name for one in self.values() if one.per in pers]
+                raise DataError(
+                    f"{where}: expected columns that were declared for each {' or '.join(pers)}, {known}, "
+                    f"found {name!r}{remedy}"
+                )
+
+    def with_more(self, others: Columns) -> Columns:
+        """Return these columns, followed by those of ``others`` that are not among them.
+
+        Raises:
+            ConfigError: One of the others is declared otherwise.
+        """
+        for name, column in others.items():
+            if self.get(name, column) != column:
+                raise ConfigError(f"columns: expected {name!r} as the folder has it, {self[name]}, found {column}")
+        return Columns({**self, **others}.values())
+
+    def first(self, count: int) -> Columns:
+        """Return the first ``count`` columns."""
+        return self if count == len(self) else Columns(list(self._columns.values())[:count])
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._columns.values()))
+
+    def to_json(self) -> str:
+        """Return a text that ``from_json`` reads."""
+        columns = [asdict(column) for column in self._columns.values()]
+        return json.dumps({"version": _VERSION, "columns": columns, "checksum": _checksum(columns)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> Columns:
+        """Read what ``to_json`` wrote; ``where`` begins the message of an error.
+
+        Raises:
+            DataError: Something else, or of a newer version.
+        """
+        try:
+            said = json.loads(text)
+            version = int(said["version"])
+            if version > _VERSION:
+                raise DataError(
+                    f"{where}: expected columns of version {_VERSION}, found {version}: a newer release wrote it"
+                )
+            if said["checksum"] != _checksum(said["columns"]):
+                raise DataError(f"{where}: expected the columns as they were written, found damage")
+            return cls(RolloutColumn(**column) for column in said["columns"])
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise DataError(f"{where}: expected the columns of rollouts, found: {error}") from error
+
+
+def _checksum(columns: Any) -> int:
+    return checksum(json.dumps(columns).encode())
+
+
+def common_columns(items: Sequence[Any]) -> Columns:
+    """Return the declared columns of rollouts or examples; DataError where these differ."""
+    declared: Columns = items[0].declared if items else NO_COLUMNS
+    for place, item in enumerate(items):
+        if item.declared is not declared and item.declared != declared:
+            raise DataError(
+                f"examples: expected the same columns, {list(declared)} as the first has, "
+                f"found {list(item.declared)} at {place}"
+            )
+    return declared
+
+
+NO_COLUMNS = Columns()
+"""Where nothing was declared."""
+
+
+_LAST = "\U0010ffff"  # behind all versions
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def version_name(version: Any) -> str:
+    """Convert a version to text; DataError: neither an int nor a str that is not empty."""
+    if isinstance(version, int | np.integer) and not isinstance(version, bool):
+        return str(int(version))
+    if not isinstance(version, str) or not version:
+        raise DataError(f"set_policy_version: expected a str, not empty, or an int, found {version!r:.80}")
+    return version
+
+
+def version_number(version: str) -> Decimal | None:
+    """Return a version as a number; None if it is no number."""
+    text = version.strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent beyond all measure
+        return None
+
+
+def version_order(version: str) -> tuple[Any, ...]:
+    """Return the key that sorts versions: numbers by their values, behind versions that are no numbers.
+
+    In other versions the digits compare as numbers too: "step-9" comes before "step-10".
+
+    Example:
+        >>> sorted(["10", "9", "step-10", "step-9", "9.5"], key=version_order)
+        ['step-9', 'step-10', '9', '9.5', '10']
+    """
+    number = version_number(version)
+    if number is not None:
+        return (1, number)
+    pieces = re.split(r"([0-9]+)", version)
+    # Text and digits take turns, beginning with text, so like is compared with like.
+    return (0, tuple(int(piece) if index % 2 else piece for index, piece in enumerate(pieces)), version)
+
+
+class Versions:
+    """The versions that were seen, and how far behind the newest one each is.
+
+    The newest is the one that was told last, or, where none was, the newest that was seen.
+
+    Example:
+        >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
+        >>> versions.behind("3"), versions.behind("step-9")
+        (4, 4)
+        >>> versions.tell("7"), versions.tell("3"), versions.behind("3"), versions.is_ahead("5")
+        (False, True, 0, True)
+        >>> versions.tell("7"), versions.parted("5", ["7", "3", "7"]), versions.parted("3", ["7", "3", "7"])
+        (False, 6, None)
+
+    Attributes:
+        told: Which one is the latest, if that was said.
+    """
+
+    def __init__(self, seen: Iterable[str] = (), told: str | None = None) -> None:
+        self.told = told
+        self._seen: list[tuple[tuple[Any, ...], str]] = []  # in their order, of equal ones the first
+        self._places: dict[str, int] = {}
+        for version in seen:
+            self.note(version)
+
+    def note(self, version: str) -> bool:
+        """Add a version; return whether it is the newest so far."""
+        entry = (version_order(version), version)
+        place = bisect_right(self._seen, entry)
+        if place and self._seen[place - 1][0] == entry[0]:
+            return False
+        insort(self._seen, entry)
+        return place == len(self._seen) - 1
+
+    def tell(self, version: str) -> bool:
+        """Set the latest version; return whether a newer one was told or seen before.
+
+        Those that are newer than it are forgotten: where their numbers come again, they are of another policy.
+        """
+        order = version_order(version)
+        goes_back = self.told is not None and order < version_order(self.told)
+        self.told = version
+        self.note(version)
+        there = bisect_right(self._seen, (order, _LAST))
+        goes_back |= there < len(self._seen)
+        del self._seen[there:]
+        return goes_back
+
+    def behind(self, version: str) -> int:
+        """Return how many versions ``version`` is behind the newest: the difference of numbers, rounded up, else the
+        number of versions between them; 0 if it is not behind.
+        """
+        return self._between(version, self._seen[-1][1] if self.told is None else self.told)
+
+    def parted(self, version: str, told: Iterable[str]) -> int | None:
+        """Return the distance of a version from the newest, if a trainer went back behind it; else None.
+
+        Of version 5, where 3 was told and then 7, two lie on the line that was lost, and four on the other: 6.
+
+        Args:
+            version: The version.
+            told: The versions that were told after it was there.
+        """
+        back = min(told, key=version_order, default=version)
+        if version_order(back) >= version_order(version):
+            return None
+        return max(1, self._between(back, version) + self.behind(back))
+
+    def _between(self, version: str, newer: str) -> int:
+        """Return how many versions ``version`` is behind ``newer``."""
+        numbers = version_number(newer), version_number(version)
+        if numbers[0] is not None and numbers[1] is not None:
+            return max(0, min(math.ceil(numbers[0] - numbers[1]), 1 << 62))
+        return max(0, self._place(newer) - self._place(version))
+
+    def _place(self, version: str) -> int:
+        return bisect_right(self._seen, (version_order(version), _LAST))
+
+    def is_ahead(self, version: str) -> bool:
+        """Whether a version is newer than the one that is said to be the latest."""
+        return self.told is not None and version_order(version) > version_order(self.told)
+
+    def refuse_ahead(self, version: str, rollout_uid: str) -> None:
+        """Raise DataError where a rollout is of a version newer than the one that is said to be the latest."""
+        if self.is_ahead(version):
+            raise DataError(
+                f"rollout {rollout_uid!r}: expected a version up to {self.told!r}, as set_policy_version said, "
+                f"found {version!r}"
+            )
+
+    def place(self, version: str) -> int:
+        """Return the number of a version, counted from 0 in the order in which versions come."""
+        return self._places.setdefault(version, len(self._places))
+
+    def all_behind(self) -> npt.NDArray[np.int64]:
+        """Return ``behind`` of every version that has a ``place``, by its ``place``."""
+        return np.array([self.behind(version) for version in self._places], np.int64)
+
 
 _DEEPEST = 100
 

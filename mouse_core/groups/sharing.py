@@ -18,12 +18,10 @@ from mouse_core._base.checks import check_seconds
 from mouse_core.collect.client import Channel, Client
 from mouse_core.collect.wire import decoded, encoded, read_batch
 from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
-from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups.buffer import RolloutBuffer
-from mouse_core.groups.columns import Columns
+from mouse_core.groups.files import rollouts_to_table, rollouts_with, table_to_rollouts
 from mouse_core.groups.late import Awaited
-from mouse_core.groups.records import RolloutRecord, of_group, uids_of, with_columns, with_late
-from mouse_core.groups.versions import version_name
+from mouse_core.groups.records import Columns, RolloutRecord, of_group, uids_of, version_name, with_columns, with_late
 
 
 def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:

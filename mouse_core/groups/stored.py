@@ -17,8 +17,7 @@ from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
 from mouse_core.groups.files import GroupFile, read_groups
 from mouse_core.groups.index import read_index
 from mouse_core.groups.late import LateColumns
-from mouse_core.groups.records import RolloutGroup, RolloutRecord, of_group
-from mouse_core.groups.versions import version_order
+from mouse_core.groups.records import RolloutGroup, RolloutRecord, of_group, version_order
 from mouse_core.groups.waiting import RolloutCache
 
 # Files that are read in one go.

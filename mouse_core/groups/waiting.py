@@ -28,11 +28,19 @@ from mouse_core._base.checks import check_seconds
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.files.log import Log
 from mouse_core.files.writing import beside, storing, sync_files, write_partial
-from mouse_core.groups.arrow import rollouts_to_table, rollouts_with, table_to_rollouts, without_empty
-from mouse_core.groups.columns import NO_COLUMNS, Columns
-from mouse_core.groups.files import STATE, GroupFile, encode_groups, folder_name, refuse_missing, writing_files
-from mouse_core.groups.records import GroupKey, RolloutRecord, nbytes_of
-from mouse_core.groups.versions import Versions
+from mouse_core.groups.files import (
+    STATE,
+    GroupFile,
+    encode_groups,
+    folder_name,
+    refuse_missing,
+    rollouts_to_table,
+    rollouts_with,
+    table_to_rollouts,
+    without_empty,
+    writing_files,
+)
+from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RolloutRecord, Versions, nbytes_of
 from mouse_core.spec import check_count
 
 # A log with more bytes is rewritten once most of its rollouts have left, this many rollouts at a time, as they need

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core._base.checks import check_choice, check_count
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, SchemaError, StateError
-from mouse_core.formats.columns.blocks import check_size
+from mouse_core.formats.columns import check_size
 from mouse_core.hub._card import (
     CONFIG,
     Card,

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from mouse_core._arrow.addresses import check_rows
 from mouse_core.errors import SchemaError
 from mouse_core.files.manifest import add_parquet_checksum
-from mouse_core.formats.columns.blocks import bytes_a_row
-from mouse_core.formats.columns.embedding import embed, names_files, read_image
+from mouse_core.formats.base import embed, names_files, read_image
+from mouse_core.formats.columns import bytes_a_row
 from mouse_core.metadata import DatasetMetadata, with_metadata
 
 if TYPE_CHECKING:

@@ -14,12 +14,18 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import MouseError
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.blocks import blocks
-from mouse_core.formats.columns.named import MISSING
+from mouse_core.formats.columns import MISSING, blocks
 from mouse_core.formats.sources import stream_of
-from mouse_core.inspect._checks.finding import (
+from mouse_core.inspect._scan import Scan
+from mouse_core.inspect.dynamics import about_statistics
+from mouse_core.inspect.layout import costs, layout_of
+from mouse_core.inspect.report import (
+    ActionsReport,
+    ColumnReport,
+    EpisodesReport,
     Finding,
     Places,
+    Report,
     counted,
     error,
     listed,
@@ -28,10 +34,6 @@ from mouse_core.inspect._checks.finding import (
     sorted_by_level,
     warning,
 )
-from mouse_core.inspect._checks.following import about_statistics
-from mouse_core.inspect._scan import Scan
-from mouse_core.inspect.layout import costs, layout_of
-from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport, Report
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
 from mouse_core.store.views import Store
 

@@ -15,12 +15,11 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.episodes import sums_by_episode
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns.named import MISSING
-from mouse_core.formats.columns.transitions import step_numbers
-from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, mixed, read_values
-from mouse_core.inspect._checks.finding import Places
-from mouse_core.inspect._checks.watching import Watch, missing_rows
-from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport
+from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, read_values, step_numbers
+from mouse_core.formats.columns import combine_hashes as combined
+from mouse_core.formats.columns import mix_hashes as mixed
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Places
+from mouse_core.inspect.watching import Watch, missing_rows
 from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 

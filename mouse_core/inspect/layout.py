@@ -13,7 +13,7 @@ from mouse_core.errors import MouseError
 from mouse_core.files.ipc.batches import MAGIC, messages, read_footer, read_message
 from mouse_core.formats.base import RowStream
 from mouse_core.readahead.room import room_for_files
-from mouse_core.store.disk.manifest import NAME, parse_manifest
+from mouse_core.store.disk.folder import NAME, parse_manifest
 
 # Record batches of more rows have their columns too far apart for windows, and what Arrow's reader keeps of each.
 _ROWS_FOR_WINDOWS, _KEPT_BYTES = 256, 3_500

@@ -1,14 +1,399 @@
-"""Report of an inspection."""
+"""Report of an inspection with its findings, and its text for a terminal, with rich where it is installed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mouse_core.inspect._checks.finding import Finding
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.progress import aligned, console, item
+from mouse_core.spec import from_json
+
+# Of more episodes than these the first are named.
+MOST = 1000
+
+
+def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
+    """Numbers of episodes, each once, ascending; of very many the first."""
+    found = episodes if isinstance(episodes, np.ndarray) else np.array(list(episodes), np.int64)
+    return tuple(np.unique(found)[:MOST].tolist())
+
+
+class Places:
+    """Fed with places in their order.
+
+    Args:
+        column: The column that they are of; None: of none.
+    """
+
+    def __init__(self, column: str | None = None) -> None:
+        self.column = column
+        self._first: tuple[int, int] | None = None
+        self._episodes: list[int] = []
+        self._dimensions: set[int] = set()
+
+    def add(
+        self,
+        episode: npt.NDArray[np.int64],
+        step: npt.NDArray[np.int64],
+        dimensions: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Take in places, ``[n]`` each; ``dimensions`` of the column that it is so in, each once."""
+        if not len(episode):
+            return
+        if self._first is None:
+            self._first = int(episode[0]), int(step[0])
+        if dimensions is not None:
+            self._dimensions.update(dimensions[: 2 - len(self._dimensions)].tolist())
+        if len(self._episodes) < MOST:
+            last = self._episodes[-1] if self._episodes else -1
+            self._episodes += [number for number in np.unique(episode).tolist() if number > last]
+
+    def told(self, finding: Finding) -> Finding:
+        """Return the finding with its places."""
+        if self._first is None:
+            return finding
+        (dimension,) = self._dimensions if len(self._dimensions) == 1 else (finding.dimension,)
+        episode, step = self._first
+        return replace(finding, dimension=dimension, episode=episode, step=step, episodes=tuple(self._episodes[:MOST]))
+
+
+LEVELS = ("error", "warning", "note")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader of the data should know.
+
+    Args:
+        code: A short name, the same in every version: "no-truncation".
+        level: "error" where rows cannot be used as they are, "warning" where they are most likely wrong, both of which
+            count under ``--strict``, or "note".
+        message: A sentence or two.
+        column: The column that it is about; None where it is about none, or several.
+        dimension: Which place of the column's rows, from 0; None where it is about the whole of them.
+        name: What the data call this dimension; None where they do not say.
+        episode: An episode in which it is so, from 0; None where that is not known.
+        step: A step of that episode, from 0.
+        episodes: All episodes in which it is so, ascending, as far as they were looked at, and the first 1,000 of very
+            many; none where that is not known.
+    """
+
+    code: str
+    level: str
+    message: str
+    column: str | None = None
+    dimension: int | None = None
+    name: str | None = None
+    episode: int | None = None
+    step: int | None = None
+    episodes: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> str | None:
+        """Place of the finding for ``mouse view --at``: ``"e=12&s=40"``; None if no episode is known."""
+        if self.episode is None:
+            return None
+        return f"e={self.episode}" if self.step is None else f"e={self.episode}&s={self.step}"
+
+
+def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
+    """Errors, then warnings, then notes; in their order otherwise."""
+    return sorted(findings, key=lambda item: LEVELS.index(item.level))
+
+
+def ratio(number: float) -> str:
+    """Format a factor in at most nine characters: ``3,210``, ``1.2e+16``."""
+    return f"{number:,.0f}" if number < 1e6 else f"{number:.2g}"
+
+
+def called(column: str, dimension: int | None, width: int, names: Sequence[str] | None = None) -> str:
+    """A column or one dimension of it, as messages call it: ``observation[3] (elbow)``."""
+    if dimension is None or width <= 1:
+        return column
+    said = f" ({names[dimension]})" if names is not None and dimension < len(names) else ""
+    return f"{column}[{dimension}]{said}"
+
+
+def of_dimension(
+    code: str,
+    level: str,
+    message: str,
+    column: Any,
+    dimension: int | None,
+    where: tuple[int | None, int | None] = (None, None),
+    episodes: tuple[int, ...] = (),
+) -> Finding:
+    """A finding about a dimension of a column, whose name begins the message.
+
+    Args:
+        code, level, message: As in ``Finding``.
+        column: With ``name``, ``width`` and ``names``, those of its dimensions.
+        dimension: Which one.
+        where: Episode and step.
+        episodes: All that it is in; by default the one of ``where``.
+    """
+    names = column.names if column.names is not None and dimension is not None else None
+    found = Finding(code, level, f"{called(column.name, dimension, column.width, names)}: {message}", column.name)
+    name = names[dimension] if names is not None and dimension is not None and dimension < len(names) else None
+    place = dimension if column.width > 1 else None
+    if not episodes and where[0] is not None:
+        episodes = (where[0],)
+    return replace(found, dimension=place, name=name, episode=where[0], step=where[1], episodes=episodes)
+
+
+def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
+    """Return at most ``most`` findings of each code and column; the last of them says how many more there are."""
+    kept: list[Finding] = []
+    count: dict[tuple[str, str | None], int] = {}
+    for finding in findings:
+        key = finding.code, finding.column
+        count[key] = count.get(key, 0) + 1
+        if count[key] <= most:
+            kept.append(finding)
+    for place, finding in enumerate(kept):
+        more = count[finding.code, finding.column] - most
+        last = not any((other.code, other.column) == (finding.code, finding.column) for other in kept[place + 1 :])
+        if more > 0 and last:
+            kept[place] = replace(finding, message=f"{finding.message}; and {more} more of {finding.column} likewise")
+    return kept
+
+
+def warning(code: str, message: str, column: str | None = None) -> Finding:
+    """A warning without a place."""
+    return Finding(code, "warning", message, column)
+
+
+def error(code: str, message: str, column: str | None = None) -> Finding:
+    """An error without a place."""
+    return Finding(code, "error", message, column)
+
+
+def note(code: str, message: str, column: str | None = None) -> Finding:
+    """A note without a place."""
+    return Finding(code, "note", message, column)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: ``1 row``, ``2,000 rows``."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun, in its plural unless there is one."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def listed(items: Sequence[object]) -> str:
+    """The first few of some things, and how many more there are."""
+    shown = ", ".join(repr(item) for item in items[:_SHOWN])
+    return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
+
+
+COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
+_EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
+_BARS = " ▁▂▃▄▅▆▇█"
+_MOST_ACTIONS = 12
+_MOST_TASKS = 8
+
+
+def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
+    """Print a report.
+
+    Args:
+        report: What was found.
+        viewer: The command that shows the data as they were read, word by word, to which the place of a finding is
+            added; by default ``mouse view`` of the report's source.
+    """
+    out = console()
+    if out is None:
+        print("\n".join(plain(report, viewer)))  # noqa: T201
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    out.print(heading(report), style="bold")
+    for title, head, rows in tables(report):
+        table = Table(*head, title=title or None, title_justify="left")
+        for place, column in enumerate(table.columns):
+            column.justify = "right" if place > (2 if head is COLUMN_HEAD else 0) else "left"
+            column.overflow = "fold"
+        for row in rows:
+            table.add_row(*row)
+        out.print(table)
+    for line in facts(report):
+        out.print(line)
+    for title, style, found in _findings(report):
+        out.print(f"\n{title}", style="bold")
+        for finding in found:
+            out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}", (_place(finding), "dim")))
+    for line in _seen(report, viewer):
+        out.print(f"\n{line}", highlight=False, markup=False, soft_wrap=True)
+    if not report.warnings:
+        out.print("\nNo warnings", style="bold green")
+
+
+def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
+    """Format a report as lines of text."""
+    lines = [heading(report), ""]
+    for title, head, rows in tables(report):
+        lines += [title] if title else []
+        lines += [*aligned([head, *rows], left=len(head)), ""]
+    lines += facts(report)
+    for title, _, found in _findings(report):
+        lines += ["", title, *(item(f"{finding.code}: {finding.message}{_place(finding)}") for finding in found)]
+    lines += [line for seen in _seen(report, viewer) for line in ("", seen)]
+    return lines if report.warnings else [*lines, "", "No warnings"]
+
+
+def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
+    """Title, colour and findings of each kind that there is."""
+    levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
+    for level, title, colour in levels:
+        found = [finding for finding in report.findings if finding.level == level]
+        if found:
+            yield title, colour, found
+
+
+def _place(finding: Finding) -> str:
+    return "" if finding.place is None else f" [{finding.place}]"
+
+
+def _seen(report: Report, viewer: Sequence[str]) -> list[str]:
+    """Return the command that shows the first place of a finding."""
+    places = [finding.place for finding in report.findings if finding.place is not None]
+    words = viewer or ["mouse", "view", report.source]
+    return [f"To see it: {shlex.join([*words, '--at', places[0]])}"] if places else []
+
+
+def heading(report: Report) -> str:
+    """Describe the inspected rows."""
+    parts = [f"{report.rows:,} rows"]
+    if report.episodes is not None:
+        parts += [f"{report.episodes.count:,} episodes", f"{report.episodes.transitions:,} transitions"]
+    return f"{report.source} ({report.format}): {', '.join(parts)}"
+
+
+def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Title, head and rows of every table."""
+    found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
+        ("", COLUMN_HEAD, [column_cells(column) for column in report.columns])
+    ]
+    if report.episodes is not None and report.episodes.count:
+        rows = []
+        for name, numbers in (("length", report.episodes.lengths), ("return", report.episodes.returns)):
+            quantiles = numbers.quantiles or (None,) * 5
+            shown = (numbers.low, quantiles[0], quantiles[2], quantiles[4], numbers.high, numbers.mean)
+            rows.append((name, *(number(value) for value in shown)))
+        found.append(("episodes", _EPISODE_HEAD, rows))
+    return found
+
+
+def column_cells(column: ColumnReport) -> tuple[str, ...]:
+    """Return the cells of a column in the table of columns, in the order of ``COLUMN_HEAD``."""
+    return (
+        column.name,
+        column.dtype,
+        shape_text(column),
+        f"{column.nulls:,}" if column.nulls else "",
+        f"{column.nans:,}" if column.nans else "",
+        number(column.low),
+        number(column.high),
+        number(column.mean),
+    )
+
+
+def shape_text(column: ColumnReport) -> str:
+    """The shape of a row as text."""
+    if isinstance(column.shape, str):
+        return column.shape
+    return "" if column.shape is None else f"[{', '.join(map(str, column.shape))}]"
+
+
+def facts(report: Report, *, histograms: bool = True) -> list[str]:
+    """Alignment, what else the data say of themselves, ends of episodes and actions, a line each.
+
+    Args:
+        report: What was found.
+        histograms: Whether one line is histograms of returns and lengths.
+    """
+    lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
+    episodes = report.episodes
+    if episodes is not None:
+        codes = ", ".join(f"{code}: {count:,}" for code, count in episodes.done_codes.items())
+        lines.append(f"done codes: {codes}")
+        lines.append(
+            f"episodes: {episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} "
+            f"without an end (found by {episodes.found_by})"
+        )
+        if histograms:
+            lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
+    if report.actions is not None:
+        lines.append(f"actions: {actions_text(report)}")
+    return lines
+
+
+def said(report: Report) -> list[str]:
+    """Return the metadata beside the alignment, one line each."""
+    metadata, lines = report.metadata, []
+    if metadata.get("environments"):
+        lines.append(f"environment: {', '.join(metadata['environments'])}")
+    if metadata.get("tasks"):
+        shown = [f"{task}: {text}" for task, text in list(metadata["tasks"].items())[:_MOST_TASKS]]
+        more = len(metadata["tasks"]) - _MOST_TASKS
+        lines.append("tasks: " + "; ".join(shown) + (f"; and {more:,} more" if more > 0 else ""))
+    if metadata.get("fields"):
+        lines.append(f"fields of its own: {', '.join(item['name'] for item in metadata['fields'])}")
+    lines += [f"values of {column.name}: {from_json(column.spec)!r}" for column in report.columns if column.spec]
+    return lines + [
+        f"{name}: {metadata[name]}" for name in ("max_action_dim", "max_obs_continuous_dim") if name in metadata
+    ]
+
+
+def actions_text(report: Report) -> str:
+    """Describe the usage of actions in a line."""
+    actions = report.actions
+    if actions is None:
+        return ""
+    if actions.counts is not None:
+        total = max(1, sum(actions.counts.values()))
+        return _some([f"{name}: {count / total:.1%}" for name, count in actions.counts.items()])
+    places = actions.places
+    if not places or "low" not in places:
+        return "continuous"
+    spans = zip(places["low"], places["high"], strict=True)
+    return _some([f"{place}: {number(low)} to {number(high)}" for place, (low, high) in enumerate(spans)])
+
+
+def _some(items: Sequence[str]) -> str:
+    more = len(items) - _MOST_ACTIONS
+    return ", ".join(items[:_MOST_ACTIONS]) + (f" and {more} more" if more > 0 else "")
+
+
+def bars(counts: Sequence[int], width: int = 24) -> str:
+    """A histogram in a line of text."""
+    if not counts:
+        return "-"
+    size = -(-len(counts) // width)
+    joined = [sum(counts[first : first + size]) for first in range(0, len(counts), size)]
+    highest = max(joined) or 1
+    return "".join(_BARS[0 if not count else 1 + round((len(_BARS) - 2) * count / highest)] for count in joined)
+
+
+def number(value: float | None) -> str:
+    """A number in at most about eight characters; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, int) and abs(value) < 10_000_000:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Columns for the observations and actions of an environment, and the metadata of a recording.
 
-Columns have the names that the readers of formats give (``formats.columns.named``). So recorded rows equal rows that
+Columns have the names that the readers of formats give (``formats.columns``). So recorded rows equal rows that
 are read from Minari or RLDS.
 """
 
@@ -213,7 +213,7 @@ class Column:
 
 
 def observation_columns(spec: Any, images: str, *, declared: bool = False) -> list[Column]:
-    """Return the columns of observations, with the names of ``formats.columns.named.named_observation``.
+    """Return the columns of observations, with the names of ``formats.columns.named_observation``.
 
     Args:
         spec: The spec of an observation.
@@ -236,7 +236,7 @@ def observation_columns(spec: Any, images: str, *, declared: bool = False) -> li
 
 
 def action_columns(spec: Any) -> list[Column]:
-    """Return the columns of actions in the dtypes of ``spec``, named as by ``formats.columns.named.named_action``."""
+    """Return the columns of actions in the dtypes of ``spec``, named as by ``formats.columns.named_action``."""
     columns = _columns("action", spec)
     return _distinct([Column(one.name, one.keys, one.spec, _conversion(one, one.spec.dtype)) for one in columns])
 

@@ -1,6 +1,5 @@
 """Remote objects: clients that read them, and the local cache file of their bytes."""
 
-from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.clients.options import Reaching
+from mouse_core.remote.clients.options import ObjectClient, ObjectInfo, Reaching
 
 __all__ = ["ObjectClient", "ObjectInfo", "Reaching"]

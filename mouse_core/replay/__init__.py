@@ -19,12 +19,10 @@ from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
 from mouse_core.replay.transforms.compose import Compose, OnWrite
-from mouse_core.replay.transforms.crop import BurnIn, MarkSlices, RandomTimeCrop
 from mouse_core.replay.transforms.fields import Apply, Cast, Compress, Concatenate, Exclude, Pad, Rename, Select
-from mouse_core.replay.transforms.frames import CatFrames
-from mouse_core.replay.transforms.hindsight import HindsightRelabel
 from mouse_core.replay.transforms.images import CenterCrop, GrayScale, Resize, ToFloatImage
-from mouse_core.replay.transforms.transitions import NextView, NStep, ReturnsToGo
+from mouse_core.replay.transforms.slices import BurnIn, CatFrames, MarkSlices, RandomTimeCrop
+from mouse_core.replay.transforms.transitions import HindsightRelabel, NextView, NStep, ReturnsToGo
 from mouse_core.replay.transforms.vec_norm import VecNorm
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 from mouse_core.sampling.shares import Schedule

@@ -26,7 +26,7 @@ from mouse_core.nested import (
     unflatten,
 )
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
-from mouse_core.replay.transforms._fields import GATHERED
+from mouse_core.replay.transforms.fields import GATHERED
 
 Collate = Callable[[Sequence[Any]], Any]
 """A function that makes one batch of a list of rows; for an ensemble, of the list of its members' batches."""

@@ -69,10 +69,9 @@ from mouse_core.replay.samplers.slices import SliceSampler, SliceSampling
 from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store
 from mouse_core.replay.storages.list import ListStorage
-from mouse_core.replay.transforms._fields import check_keys, replaced
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
-from mouse_core.replay.transforms.hindsight import HindsightRelabel
-from mouse_core.replay.transforms.transitions import NStep, ReturnsToGo
+from mouse_core.replay.transforms.fields import check_keys, replaced
+from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
 from mouse_core.spec import Alignment, check_count
 

@@ -1,24 +1,438 @@
-"""Some of a snapshot's episodes as a snapshot: its segments share the memory of the others, and what is known of it."""
+"""The table of episodes of a store, the rules by which a view takes some of them, and the snapshot of their rows.
+
+The segments of that snapshot share the memory of the store's own, and what is known of their rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.store._segments import Segment, SegmentView, are_too_short
+from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.store._segments import (
+    BLOCK,
+    TASK_NUMBERS,
+    Segment,
+    SegmentView,
+    are_too_short,
+    blocks,
+    changes,
+    is_single,
+)
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+OWN = ("episode", "start", "length", "return", "done")
+"""Names of the columns that every table of episodes has, before those of the rows."""
+
+_TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.int64())
+_SCHEMA = pa.schema(list(zip(OWN, _TYPES, strict=True)))
+# Fields whose columns the table says itself.
+_COUNTED = ("reward", "done", "time")
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """The episodes of some rows.
+
+    Args:
+        table: A row for each; see ``Store.episodes``.
+        rows: The rows.
+        looked_at: Names of the columns that were looked at, whether or not they are in the table.
+        origin: What tables have in common of which one was counted on from the other: an episode of the same number and
+            length is the same in both.
+    """
+
+    table: pa.Table
+    rows: Snapshot
+    looked_at: frozenset[str]
+    origin: object
+
+
+def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[int, str] | None = None) -> Episodes:
+    """The episodes of some rows.
+
+    Args:
+        rows: The rows.
+        before: Those of rows that these may have grown from: what was counted then is not counted again, but for the
+            episode that was the last.
+        tasks: The texts of tasks, by number.
+
+    Raises:
+        DataError: A value that its field does not allow.
+    """
+    if not rows.num_rows:
+        return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
+    if before is None or not _are_first(before.rows, rows):
+        kept, origin, known = 0, object(), {}
+        varying: frozenset[str] = frozenset()
+    else:
+        kept, origin = before.table.num_rows - 1, before.origin
+        known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
+        varying = before.looked_at - known.keys()  # within an episode, and so they do still
+    starts, names = rows.episode_starts, _names(rows)
+    columns: dict[str, Any] = dict(_counted(rows, starts[kept:], kept))
+    columns |= {name: _values_by_episode(rows, name, starts[kept:]) for name in names if name not in varying}
+    there = {name: _chunked(values) for name, values in columns.items() if values is not None}
+    if known:
+        there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
+    _name_tasks(there, tasks or {})
+    return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
+
+
+def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
+    """Add the texts of tasks to columns that have only their numbers."""
+    numbers = next((columns[name] for name in TASK_NUMBERS if name in columns), None)
+    if tasks and numbers is not None and "task" not in columns:
+        columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
+
+
+def _are_first(before: Snapshot, rows: Snapshot) -> bool:
+    """Whether these rows are those before with others behind them, read in the same way."""
+    if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
+        return False
+    if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
+        return False
+    # Columns that are computed are not in the table.
+    recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
+    *firsts, last = zip(*recorded, strict=False)
+    return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
+
+
+def _names(rows: Snapshot) -> list[str]:
+    """The columns that may be the same all through an episode: numbers, texts and the like, one for each row."""
+    # Those that are computed vary from row to row, and would be computed here.
+    ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
+    found: dict[str, bool] = {}
+    for segment in rows.segments:
+        for name, data_type in segment.types.items():
+            found[name] = found.get(name, True) and is_single(data_type)
+    return [name for name, single in found.items() if single and name not in ours and name not in OWN]
+
+
+def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the own columns of the episodes that begin at ``starts``; the first has number ``first``."""
+    ends = np.append(starts[1:], rows.num_rows)
+    done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
+    if "done" in rows.readers:
+        done = [rows.stored("done", ends[at : at + BLOCK] - 1) for at in range(0, len(ends), BLOCK)]
+    return {
+        "episode": np.arange(first, first + len(starts)),
+        "start": starts,
+        "length": ends - starts,
+        "return": _returns(rows, starts),
+        "done": np.concatenate(done).astype(np.int64),
+    }
+
+
+def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
+    """Sums of the rewards of episodes, float64 ``[n]``, each added up row by row, wherever blocks of rows end.
+
+    In rows that "arrived" the reward of an episode's first row is none of its own. Rewards 9, 1, 1, 9, 2 of episodes
+    that begin at rows 0 and 3 sum up to 2 and 2 then, and to 11 and 11 where rows are "outgoing".
+    """
+    sums = np.zeros(len(starts))
+    for begin, end in blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
+        reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
+        inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
+        if rows.alignment == "arrived":
+            reward[inside - begin] = 0
+        # Which episode each row is in: that of the row before the block, and one more at each row that begins one.
+        number = starts.searchsorted(begin) - 1 + _steps_at(inside - begin, end - begin)
+        np.add.at(sums, number, reward)
+    return sums
+
+
+def _steps_at(places: Int64s, count: int) -> Int64s:
+    """Return how many places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    there = np.zeros(count, np.int64)
+    there[places] = 1
+    return np.cumsum(there)
+
+
+def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedArray | None:
+    """Return a column's value in each of the episodes that begin at ``starts``; None if one has several values."""
+    values: list[pa.Array] = []
+    try:
+        for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
+            inside = starts[starts.searchsorted(at) : starts.searchsorted(at + len(found))] - at
+            differs[inside] = False
+            if differs.any():
+                return None
+            values.append(found.take(pa.array(inside)))
+    except pa.ArrowException:
+        return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+    return pa.chunked_array(values)
+
+
+def _chunked(values: Any) -> pa.ChunkedArray:
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([pa.array(values)])
+
+
+def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Join a column of the earlier episodes with that of later ones, in one type."""
+    wanted = known.type if pa.types.is_null(values.type) else values.type
+    return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
+
+
+Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
+
+REST = "test"
+"""The name of the part of a split that its shares leave over."""
+
+_NUMBER = "number of the episode"
+_ENOUGH = 1e-9
+
+
+class Where:
+    """The episodes that meet all of some conditions; see ``Store.where``.
+
+    Args:
+        conditions: Expressions, functions, and what is asked of columns by name.
+
+    Raises:
+        ConfigError: None of these, or no condition.
+    """
+
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self._conditions: list[Any] = [one for one in conditions if not isinstance(one, Mapping) or one]
+        for condition in self._conditions:
+            if not (isinstance(condition, pc.Expression | Mapping) or callable(condition)):
+                raise ConfigError(
+                    "where: expected an expression of pyarrow.compute, a function of an episode, or columns with what "
+                    f"is asked of them, found {condition!r:.80}"
+                )
+        if not self._conditions:
+            raise ConfigError("where: expected at least one condition, found none")
+        self._answers = [_Answers(condition) for condition in self._conditions if callable(condition)]
+
+    def __repr__(self) -> str:
+        said = []
+        for condition in self._conditions:
+            if isinstance(condition, Mapping):
+                said += [f"{name}={value!r}" for name, value in condition.items()]
+            else:
+                said.append(getattr(condition, "__name__", str(condition)))
+        return f"where({', '.join(said)})"
+
+    def taken(self, episodes: Episodes) -> Bools:
+        """Return whether each episode is taken, bool ``[episodes]``."""
+        table = episodes.table
+        taken = np.ones(table.num_rows, np.bool_)
+        for condition in self._conditions:
+            if isinstance(condition, pc.Expression):
+                taken &= _meets(table, condition)
+            elif isinstance(condition, Mapping):
+                for name, value in condition.items():
+                    taken &= _holds(table, name, value)
+        # Functions are asked last, and of what is left.
+        for answers in self._answers:
+            taken = answers.of(episodes, taken)
+        return taken
+
+
+class _Answers:
+    """The answers of a function of an episode, which is called once for each episode.
+
+    Args:
+        ask: The function.
+    """
+
+    def __init__(self, ask: Callable[[dict[str, Any]], Any]) -> None:
+        self._ask = ask
+        self._origin: object = None
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def of(self, episodes: Episodes, asked: Bools) -> Bools:
+        """Return the answers, bool ``[episodes]``; False where ``asked`` is False."""
+        if episodes.origin is not self._origin:
+            self._origin, self._known = episodes.origin, {}
+        table = episodes.table
+        names = list(zip(table.column("episode").to_pylist(), table.column("length").to_pylist(), strict=True))
+        (places,) = np.nonzero(asked)
+        new = [place for place in places.tolist() if names[place] not in self._known]
+        for place, episode in zip(new, table.take(pa.array(new, pa.int64())).to_pylist(), strict=True):
+            answer = self._ask(episode)
+            if not isinstance(answer, bool | np.bool_):
+                raise ConfigError(
+                    f"where: expected True or False of episode {episode['episode']}, found {answer!r:.80}"
+                )
+            self._known[names[place]] = bool(answer)
+        found = np.zeros(table.num_rows, np.bool_)
+        found[places] = [self._known[names[place]] for place in places.tolist()]
+        return found
+
+
+def _meets(table: pa.Table, condition: pc.Expression) -> Bools:
+    numbered = table.append_column(_NUMBER, pa.array(np.arange(table.num_rows)))
+    try:
+        kept = numbered.filter(condition).column(_NUMBER).to_numpy()
+    except (pa.ArrowException, KeyError) as error:
+        raise ConfigError(f"where: {condition}: expected columns among {table.column_names}: {error}") from error
+    taken = np.zeros(table.num_rows, np.bool_)
+    taken[kept] = True
+    return taken
+
+
+def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
+    """Return a column of the table of episodes, or raise ConfigError."""
+    if name not in table.column_names:
+        raise ConfigError(
+            f"{label}: expected a column among {table.column_names}, found {name!r}; a column of the steps is there if "
+            "it holds single numbers or texts that stay the same all through each episode"
+        )
+    return table.column(name)
+
+
+def _holds(table: pa.Table, name: str, value: Any) -> Bools:
+    """Whether a column has a value, one of several, or one in a range."""
+    column = _column_of(table, name, "where")
+    several = isinstance(value, list | set | frozenset | range | np.ndarray)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), value is None or (several and None in value))
+    try:
+        if isinstance(value, tuple):
+            held = _lies_in(column, value)
+        elif several:
+            held = pc.is_in(column, pa.array(list(value), column.type))
+        else:
+            held = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"where: {name}: expected a value of type {column.type}, a list of such, or a range (lowest, highest), "
+            f"found {value!r:.80}: {error}"
+        ) from error
+    taken: Bools = pc.fill_null(held, False).to_numpy()
+    return taken
+
+
+def _lies_in(column: pa.ChunkedArray, ends: tuple[Any, ...]) -> pa.ChunkedArray:
+    low, high = ends
+    held = pc.is_valid(column)
+    if low is not None:
+        held = pc.and_(held, pc.greater_equal(column, pa.scalar(low)))
+    return held if high is None else pc.and_(held, pc.less_equal(column, pa.scalar(high)))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The share of the episodes that has the most of something; see ``Store.best``."""
+
+    share: float
+    by: str = "return"
+
+    def __post_init__(self) -> None:
+        _check_share("best", self.share)
+
+    def __repr__(self) -> str:
+        return f"best({self.share}, by={self.by!r})"
+
+    def taken(self, episodes: Episodes) -> Bools:
+        """See ``Where.taken``."""
+        column = _column_of(episodes.table, self.by, "best")
+        try:
+            values = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+        except pa.ArrowException as error:
+            raise ConfigError(f"best: expected a column of numbers, found {self.by!r} of {column.type}") from error
+        taken = np.zeros(len(values), np.bool_)
+        (known,) = np.nonzero(~np.isnan(values))
+        count = max(1, int(np.floor(self.share * len(values) + 0.5)))
+        taken[known[np.argsort(-values[known], kind="stable")[:count]]] = True
+        return taken
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """One part of a split; see ``Store.split``.
+
+    Args:
+        name: What it is called.
+        low, high: It has the episodes whose number in ``[0, 1)`` lies from the one up to the other.
+        seed: Of these numbers.
+        by: "episode", or the column whose values they are drawn for.
+    """
+
+    name: str
+    low: float
+    high: float
+    seed: int
+    by: str
+
+    def __repr__(self) -> str:
+        return f"split({self.name}={self.high - self.low:g}, by={self.by!r}, seed={self.seed})"
+
+    def taken(self, episodes: Episodes) -> Bools:
+        """See ``Where.taken``."""
+        drawn = _drawn(episodes.table, self.by, self.seed)
+        taken: Bools = (self.low <= drawn) & (drawn < self.high)
+        return taken
+
+
+Rule = Where | Best | SplitRule
+"""A rule that takes some of the episodes."""
+
+
+def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, SplitRule]:
+    """The parts of a split, by name; what the shares leave over is the last.
+
+    Raises:
+        ConfigError: Shares that are none, or are more than all.
+    """
+    seed = check_seed(seed)
+    if not isinstance(by, str):
+        raise ConfigError(f"split: expected by as 'episode' or the name of a column, found {by!r:.80}")
+    for name, share in shares.items():
+        _check_share(f"split: {name}", share)
+    ends = np.cumsum([0.0, *shares.values()]).tolist()
+    left = 1.0 - ends[-1]
+    if not shares or left < -_ENOUGH:
+        raise ConfigError(f"split: expected shares of at most 1 in all, as train=0.9, found {dict(shares)}")
+    if left > _ENOUGH:
+        if REST in shares:
+            raise ConfigError(f"split: expected shares of 1 in all, as {REST!r} is among them, found {dict(shares)}")
+        shares, ends = {**shares, REST: left}, [*ends, 1.0]
+    ends[-1] = 1.0
+    return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}
+
+
+def _check_share(label: str, share: Any) -> None:
+    if isinstance(share, bool) or not isinstance(share, float | int | np.floating) or not 0 < share <= 1:
+        raise ConfigError(f"{label}: expected a share of the episodes, above 0 and at most 1, found {share!r:.80}")
+
+
+def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
+    """Draw a number in ``[0, 1)`` for each episode, from the seed and the value that is split by."""
+    column = _column_of(table, by, "split")
+    if by == "episode":
+        numbers = column.to_numpy()
+        drawn = Key(seed, Purpose.SPLIT).uniform(int(numbers.max(initial=-1)) + 1)
+        return np.asarray(drawn[numbers])
+    encoded = column.combine_chunks().dictionary_encode("encode")
+    secret = seed.to_bytes(8, "little")
+    words = [
+        hashlib.blake2b(repr(value).encode(), digest_size=8, key=secret).digest()
+        for value in encoded.dictionary.to_pylist()
+    ]
+    drawn = np.array([int.from_bytes(word, "little") >> 11 for word in words], np.float64) * 2.0**-53
+    return np.asarray(drawn[encoded.indices.to_numpy()])
+
 
 # Pieces of a column that are looked at together.
 _LOOKED_AT = 64

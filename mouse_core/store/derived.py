@@ -39,7 +39,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
-    from mouse_core.store._episode_table import Episodes
+    from mouse_core.store._chosen import Episodes
 
 Floats = npt.NDArray[np.float64]
 

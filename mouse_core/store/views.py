@@ -22,7 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
-    from mouse_core.store._episode_table import Condition, Episodes, Rule
+    from mouse_core.store._chosen import Condition, Episodes, Rule
 
 
 class Store(ABC):
@@ -168,7 +168,7 @@ class Store(ABC):
             ConfigError: No condition, or something that is none. When the view is read: a column that there is not,
                 or values of another type.
         """
-        from mouse_core.store._episode_table import Where
+        from mouse_core.store._chosen import Where
 
         return View(self, Where([*conditions, columns]))
 
@@ -182,7 +182,7 @@ class Store(ABC):
         Raises:
             ConfigError: Another share; when the view is read, another column.
         """
-        from mouse_core.store._episode_table import Best
+        from mouse_core.store._chosen import Best
 
         return View(self, Best(share, by))
 
@@ -204,13 +204,13 @@ class Store(ABC):
         Raises:
             ConfigError: Shares that are none; when a part is read, a column that there is not.
         """
-        from mouse_core.store._episode_table import parts_of
+        from mouse_core.store._chosen import parts_of
 
         return {name: View(self, part) for name, part in parts_of(shares, seed, by).items()}
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
         """A snapshot with its episodes; see ``snapshot``."""
-        from mouse_core.store._episode_table import episodes_of
+        from mouse_core.store._chosen import episodes_of
 
         snapshot = self.snapshot(rows)
         with _lock:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from mouse_core import formats
 from mouse_core.errors import MouseError
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.named import MISSING
+from mouse_core.formats.columns import MISSING
 from mouse_core.spec import check_alignment
 
 # Seconds.

@@ -24,8 +24,7 @@ from mouse_core.files.checksum import cached_json, json_with_digest
 from mouse_core.files.locking import FileLock
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove, storing, write_file
-from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.digest import RowDigest
+from mouse_core.formats.base import RowDigest, RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.function_identity import digest_of
 from mouse_core.formats.rows import read_rows

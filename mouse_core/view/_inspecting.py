@@ -14,7 +14,7 @@ import pyarrow as pa
 from mouse_core.errors import MouseError
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import ColumnReport, Report, inspect
-from mouse_core.inspect.text import facts, heading, tables
+from mouse_core.inspect.report import facts, heading, tables
 
 # Plots that a page has of a report, and dimensions of a column in one of them.
 _MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024

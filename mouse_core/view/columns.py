@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape
 from mouse_core._arrow.dense import plain
-from mouse_core.formats.columns.named import MISSING, travels_with_action
+from mouse_core.formats.columns import MISSING, travels_with_action
 from mouse_core.store.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import ConfigError
-from mouse_core.formats.columns.named import MISSING
+from mouse_core.formats.columns import MISSING
 from mouse_core.spec import check_choice, codes_called
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.columns import Singles, is_filler, single_columns

@@ -21,7 +21,7 @@ from mouse_core.formats.sources import stream_of
 from mouse_core.metadata import read_metadata
 from mouse_core.remote.clients import is_url
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.store.disk.manifest import looks_like_store
+from mouse_core.store.disk.folder import looks_like_store
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 from mouse_core.view._inspecting import Inspection

@@ -42,10 +42,9 @@ from mouse_core.metadata import DatasetMetadata
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 from mouse_core.sampling import Blocks
-from mouse_core.store.disk.folder import ReadFolder
-from mouse_core.store.disk.manifest import Manifest, Sealed, bare_schema, new_identity, write_manifest
+from mouse_core.store.disk.folder import Manifest, ReadFolder, Sealed, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.segments import write_segment
-from mouse_core.store.remote.objects import name_of_sums, sums_as_bytes
+from mouse_core.store.remote.files import name_of_sums, sums_as_bytes
 from tests.bench import generate
 from tests.bench.results import Figure
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.named import to_arrow
+from mouse_core.formats.columns import to_arrow
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import write_lerobot
 from mouse_core.metadata import DatasetMetadata

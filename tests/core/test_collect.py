@@ -28,7 +28,7 @@ from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field,
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
 from mouse_core.collect.wire import MOST_BYTES, decoded, receive
 from mouse_core.errors import ForkError, MouseError, StorageError
-from mouse_core.groups.columns import Columns
+from mouse_core.groups.records import Columns
 from mouse_core.groups.sharing import decode_rollouts
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record

@@ -57,7 +57,7 @@ def stream(source: pa.Table | None = None, *, size: int = 33, **options: Any) ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few rows, so that small data have several shards."""
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 40)
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.arrow", "rows.PARQUET", "v1.0.jsonl", "rows.hdf5"])
@@ -121,10 +121,10 @@ KILLED = """
 import os, signal, sys
 import tests.core.test_convert as here
 from mouse_core.formats import converting
-from mouse_core.formats.columns import blocks
-from mouse_core.formats._files.jobs import Job
+from mouse_core.formats import columns
+from mouse_core.formats.jobs import Job
 
-blocks._BLOCK_ROWS = 40
+columns._BLOCK_ROWS = 40
 source = here.stream()
 moment, after, target, to = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] or None
 left = [after]
@@ -318,7 +318,7 @@ def test_an_interruption_from_the_keyboard_is_one_line(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mouse_core.formats._files.shards.ShardWriter.write", interrupted)
+        patch.setattr("mouse_core.formats.base.ShardWriter.write", interrupted)
         assert run("convert", parquet, tmp_path / "out") == 130
     assert capsys.readouterr().err.strip() == "mouse convert: interrupted"
     assert run("convert", parquet, tmp_path / "out") == 0

@@ -30,7 +30,7 @@ from mouse_core.mixtures import Mixture
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk import folder as folder_module
 from mouse_core.store.disk.checking import check_store, repair
-from mouse_core.store.disk.manifest import Manifest
+from mouse_core.store.disk.folder import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,9 +28,8 @@ from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
-from mouse_core.store.remote import objects, upload
-from mouse_core.store.remote.files import ElsewhereSegment
-from mouse_core.store.remote.objects import Place
+from mouse_core.store.remote import files, upload
+from mouse_core.store.remote.files import ElsewhereSegment, Place
 from mouse_core.store.remote.rows import indexes
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
@@ -663,7 +662,7 @@ def test_digests_of_several_files_are_asked_for_at_once(server, options, folder,
 
 
 def test_few_digests_stay_in_memory(server, options, folder, monkeypatch):
-    monkeypatch.setattr(objects, "_MOST_KNOWN", 1)
+    monkeypatch.setattr(files, "_MOST_KNOWN", 1)
     send(server, folder, "uploaded")
     there, here = DatasetStore.open(URL, **options), DatasetStore.open(folder)
     for row in (3, MANY + 3, 900, MANY + 900):

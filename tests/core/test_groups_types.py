@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from mouse_core import DataError
 from mouse_core.groups import RLExample, RolloutBuffer, RolloutGroup, RolloutRecord, Turn, make_examples, open_rollouts
-from mouse_core.groups.records import same_values
-from mouse_core.groups.versions import version_order
+from mouse_core.groups.records import same_values, version_order
 from tests.core.groups_cases import METADATA, group, rollout
 
 

@@ -83,7 +83,7 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
         rows["metadata_episode_id"] = [n for n, length in enumerate(lengths) for _ in range(length + 1)]
     with pytest.MonkeyPatch.context() as patch:
         # Blocks as small as the batches: episodes spread over several of them.
-        patch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", size)
+        patch.setattr("mouse_core.formats.columns._BLOCK_ROWS", size)
         report = inspect(stream(rows, size=size))
     found = report.episodes
     assert found is not None
@@ -131,7 +131,7 @@ def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[li
             yield pa.RecordBatch.from_pydict(columns, schema=schema)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 1)  # each batch is counted by itself
+        patch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 1)  # each batch is counted by itself
         column = inspect(RowStream("recordings", "datasets", schema, parts)).column("metadata_value")
     assert column is not None
     if not values:
@@ -285,7 +285,7 @@ same_final = seen(lambda observations, row: [9.0, 9.0, 9.0], lambda step, code: 
 def test_each_mistake_gives_its_warning_and_no_other(
     spoil: Spoil, expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", size)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", size)
     rows = clean()
     spoil(rows)
     report = inspect(stream(rows, size=size))

@@ -180,9 +180,9 @@ def test_blocks_and_thinning_change_nothing_that_is_found(clean: Columns, monkey
     planted_defects.rolled(rows, -1)
     planted_defects.outlier(rows, 1e9)
     whole = inspect(stream(rows))
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 333)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 333)
     assert inspect(stream(rows)).findings == whole.findings
-    monkeypatch.setattr("mouse_core.inspect._checks.sampling._MOST_ROWS", 1100)
+    monkeypatch.setattr("mouse_core.inspect.sampling._MOST_ROWS", 1100)
     assert loud(inspect(stream(rows))) == loud(whole)
 
 
@@ -210,7 +210,7 @@ def test_times_that_jump_or_go_back_are_those_of_plain_python(
         "metadata_timestamp": times,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", size)
+        patch.setattr("mouse_core.formats.columns._BLOCK_ROWS", size)
         report = inspect(stream(rows))
     passed = {row: times[row] - times[row - 1] for row in range(1, len(step)) if step[row]}
     back = [row for row, one in passed.items() if one < 0]
@@ -240,7 +240,7 @@ def _row_of(step: Any, finding: Finding) -> int:
 
 @pytest.mark.parametrize("size", [50, 1000])
 def test_a_camera_that_freezes_while_the_arm_moves(clean: Columns, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", size)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", size)
     rows = {name: values[:606] for name, values in clean.items()}
     pictures = np.random.default_rng(0).integers(0, 256, (606, 2, 3), dtype=np.uint8)
     wide = {"observation_image": pictures}

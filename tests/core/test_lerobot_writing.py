@@ -15,7 +15,7 @@ import pytest
 from mouse_core import ConfigError, DataError, DatasetStore, Field, SchemaError, StorageError, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.named import to_arrow
+from mouse_core.formats.columns import to_arrow
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
 from mouse_core.formats.preprocessing import preprocess

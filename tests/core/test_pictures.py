@@ -25,7 +25,7 @@ from PIL import Image
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError, StorageError, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
-from mouse_core.formats.columns.named import to_arrow
+from mouse_core.formats.columns import to_arrow
 from mouse_core.formats.converting import Conversion, convert
 from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.images import decode_image
@@ -377,7 +377,7 @@ def convert_to_raw(video: RowStream) -> RowStream:
 
 @pytest.mark.usefixtures("small")
 def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 5)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
     source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
     made: list[int] = []
     for rows in (5, 25, 35):
@@ -402,7 +402,7 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("small")
 def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read of it gets other checksums, which must not be those of damage."""
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 5)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
     source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
     with pytest.raises(Interrupted):
         encode(cut(source, 35), target)
@@ -419,10 +419,10 @@ def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypat
 KILLED = """
 import os, signal, sys
 import tests.core.test_pictures as here
-from mouse_core.formats.columns import blocks
+from mouse_core.formats import columns
 from mouse_core.formats import pictures
 
-blocks._BLOCK_ROWS = 5
+columns._BLOCK_ROWS = 5
 pictures._PIECE_BYTES = 6 * here.SIDE[0] * here.SIDE[1] * 3
 left = [int(sys.argv[2])]
 write = pictures._PartWriter.write
@@ -443,7 +443,7 @@ here.encode(here.rows_of({here.TOP: here.colours()}, size=5), Path(sys.argv[1]))
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
 @pytest.mark.usefixtures("small")
 def test_killed_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 5)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
     source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
     for after in (0, 4, 3):
         command = [sys.executable, "-c", KILLED, str(target), str(after)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
-from mouse_core.formats.columns.named import named_observation
+from mouse_core.formats.columns import named_observation
 from mouse_core.metadata import DatasetMetadata, read_metadata
 from mouse_core.record import Recorder, VectorRecorder, record
 from mouse_core.spec import Categorical, from_gymnasium, from_json

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
 from mouse_core.store.disk import rows as sealing_module
-from mouse_core.store.disk.folder import Lease, Unneeded
-from mouse_core.store.disk.manifest import Manifest, Sealed, parse_manifest
+from mouse_core.store.disk.folder import Lease, Manifest, Sealed, Unneeded, parse_manifest
 from mouse_core.store.disk.rows import ALL, Limits, small_run
 from mouse_core.store.disk.segments import SealedFile
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of

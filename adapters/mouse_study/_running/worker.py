@@ -23,10 +23,9 @@ from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import Held
 from mouse_core.files.writing import making, write_file
-from mouse_study._names import found
 from mouse_study._running import states
 from mouse_study._running.folder import FILE, Records
-from mouse_study.training import Context, Training, kind_of
+from mouse_study.study import Context, Training, found, kind_of
 
 # Packages by the name that is imported, of which a version is noted where they were.
 _NOTED = {

@@ -1,1 +1,1 @@
-"""Files: HDF5, NumPy, Parquet, TFRecord and videos of other tools, read byte by byte; the parts of jobs."""
+"""Files of other tools, read byte by byte: HDF5, NumPy and videos; and the files in a folder that make up its rows."""

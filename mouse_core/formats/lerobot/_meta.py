@@ -1,11 +1,12 @@
-"""The metadata of a LeRobotDataset, from its folder ``meta``."""
+"""A LeRobotDataset on disk: its metadata, from the folder ``meta``, and the frames of its episodes."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +14,507 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.checks import is_whole
 from mouse_core._base.memo import memo
+from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
-from mouse_core.formats._files.parquet import parquet_batches
-from mouse_core.formats._files.video import frame_shape
+from mouse_core.formats._files.video import Floats, allowance, frame_shape, missed, nearest
+from mouse_core.formats.columns import (
+    MISSING,
+    Values,
+    named_action,
+    named_observation,
+    read_values,
+    schema_of,
+    to_batch,
+    transition_rows,
+)
+from mouse_core.formats.pictures import FRAME, IMAGE, encoded_images, image_column, unreadable_images
+from mouse_core.formats.rows import parquet_batches
+from mouse_core.images.files import find_video
+from mouse_core.metadata import DatasetMetadata
+from mouse_core.spec import Field
+from mouse_core.video.decoding import FrameDecoder, undecodable
+from mouse_core.video.index import VideoIndex, index_video
+
+# A video and a frame as one number: (video + 1) * 2**32 + frame. 0 is no frame.
+_FRAMES = 1 << 32
+
+
+class Videos:
+    """The videos of a dataset; the index of a video is read, or made, when the first frame of it is searched.
+
+    The time of a frame in its video is the time at which the episode begins there, plus the row's "timestamp".
+
+    Args:
+        root: The dataset's folder.
+        described: The metadata.
+        cameras: The features with videos.
+        decode: Whether to decode all frames, and count frames that cannot be decoded as missing.
+        tolerance: See ``allowance``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        described: Description,
+        cameras: Sequence[str],
+        *,
+        decode: bool = False,
+        tolerance: float | None = None,
+    ) -> None:
+        self._root, self._described, self._tolerance = root, described, tolerance
+        videos = described.episodes.videos
+        self._names = sorted({name for key in cameras for name, _ in videos[key]})
+        places = {name: place for place, name in enumerate(self._names)}
+        # By camera: for each episode the number of its video, and the time at which the episode begins there.
+        self._where = {
+            key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
+            for key in cameras
+        }
+        self._decode, self._undecodable = decode, dict[int, dict[int, str]]()
+        self._digests: dict[int, str] = {}
+        self._failed: dict[int, Exception] = {}
+        self._held: dict[str, tuple[int, VideoIndex, Floats]] = {}
+        self._decoder = FrameDecoder()
+        self._number = np.arange(len(self._names))
+
+    def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
+        """Yield the position of each episode that lacks a frame of a camera, the reason, and the error of a file.
+
+        Args:
+            key: The camera.
+            episode: Position of the episode of each frame.
+            times: Time of each frame in its episode, in seconds.
+        """
+        of = self._where[key][0][episode]
+        for video in np.unique(of).tolist():
+            mine = np.flatnonzero(of == video)
+            try:
+                index, shown = self._opened(key, video)
+            except (DataError, ConfigError) as error:
+                yield from ((place, str(error), error) for place in np.unique(episode[mine]).tolist())
+                continue
+            self._digests[video] = index.digest
+            wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
+            lost = np.flatnonzero(~there)
+            # For each episode the frame with the largest distance.
+            lost = lost[np.argsort(-np.abs(shown[found[lost]] - wanted[lost]), kind="stable")]
+            places, first = np.unique(episode[mine[lost]], return_index=True)
+            for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
+                rate = self._described.frames_per_second
+                why = missed(wanted[at], shown[found[at]], rate, f" ({len(shown)} frames)")
+                yield place, f"{index.path}: {why}", None
+            if self._decode:
+                if video not in self._undecodable:
+                    self._undecodable[video] = undecodable(index)
+                broken = self._undecodable[video]
+                for at in np.flatnonzero(np.isin(found, list(broken))).tolist():
+                    yield int(episode[mine[at]]), broken[int(found[at])], None
+
+    def settle(self, skipped: Collection[int]) -> None:
+        """Number the videos of the episodes that are not left out; ``files`` lists only these."""
+        there = self._described.episodes.lengths > 0
+        there[list(skipped)] = False
+        used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
+        self._number[sorted(used)] = np.arange(len(used))
+        self._used = sorted(used)
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """Path and digest of each video, as in ``metadata.DatasetMetadata``."""
+        return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
+
+    def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
+        """Return the numbers of frames for ``frames_column``; arguments as in ``missing``."""
+        made = np.empty(len(times), np.int64)
+        for run, video, _, found in self._runs(key, episode, times):
+            made[run] = (self._number[video] + 1) * _FRAMES + found
+        return made
+
+    def pixels(self, key: str, episode: Int64s, times: Floats) -> npt.NDArray[Any]:
+        """Return the pixels of frames, ``[n, H, W, C]``; arguments as in ``missing``."""
+        feature = self._described.features[key]
+        made = np.zeros((len(times), *feature.shape), np.uint16 if feature.wide else np.uint8)
+        for run, _, index, found in self._runs(key, episode, times):
+            self._decoder.decode([index], np.zeros(len(found), np.int64), found, made[run])
+        return made
+
+    def _runs(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[slice, int, VideoIndex, Int64s]]:
+        """Yield runs of frames of one video: slice of the frames, video, index, and numbers of frames in the video."""
+        of = self._where[key][0][episode]
+        cuts = (np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()
+        for first, stop in zip([0, *cuts], [*cuts, len(of)], strict=True):
+            if stop > first:
+                run, video = slice(first, stop), int(of[first])
+                index, shown = self._opened(key, video)
+                yield run, video, index, self._found(key, episode[run], times[run], index, shown)[1]
+
+    def _found(
+        self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
+    ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
+        """Return the wanted times in a video, the nearest frames, and whether these are within the tolerance."""
+        wanted = self._where[key][1][episode] + times
+        found = nearest(shown, wanted)
+        rate = self._described.frames_per_second
+        allowed = allowance(wanted, float(index.time_base), rate, self._tolerance)
+        return wanted, found, np.abs(shown[found] - wanted) <= allowed
+
+    def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:
+        """Return the index of a video, and the times of its frames."""
+        if video in self._failed:
+            raise self._failed[video]
+        held = self._held.get(key)
+        if held is None or held[0] != video:
+            try:
+                index = index_video(
+                    find_video(self._below(self._names[video]), [os.path.realpath(base_of(self._root))])
+                )
+                _check_shape(index, self._described.features[key])
+            except (DataError, ConfigError) as error:
+                self._failed[video] = error
+                raise
+            held = self._held[key] = video, index, index.times
+        return held[1], held[2]
+
+    def _below(self, name: str) -> str:
+        return os.path.relpath(self._root / name, base_of(self._root))
+
+
+def base_of(root: Path) -> Path:
+    """Return the folder of all files: the dataset, or in the Hub's cache the folder of snapshot and blobs."""
+    above = root.absolute().parent
+    return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
+
+
+def _check_shape(index: VideoIndex, feature: Feature) -> None:
+    if (index.height, index.width) != feature.shape[:2]:
+        wanted = "x".join(map(str, feature.shape[:2]))
+        raise damaged(index.path, f"expected frames of {wanted}, found {index.height}x{index.width}")
+
+
+def frames_column(codes: Int64s) -> pa.StructArray:
+    """Return the column ``{video, frame}`` of numbers from ``Videos.codes``."""
+    none = codes == 0
+    parts = [pa.array(part.astype(np.int32), mask=none) for part in (codes // _FRAMES - 1, codes % _FRAMES)]
+    return pa.StructArray.from_arrays(parts, fields=list(FRAME))
+
+
+INDEX = ("episode_index", "frame_index", "index")
+"""Columns with the numbers of episode and frame."""
+TIME = "timestamp"
+"""The column with the time of a row in its episode, in seconds, at which its frames of videos are shown."""
+
+_TEXTS = ("image", "language", "string")
+_ENDINGS = ("next.reward", "next.done", "next.truncated")
+_Path = str | os.PathLike[str]
+
+
+class Frames:
+    """The conversion of frames to rows.
+
+    Args:
+        where: The dataset's name in error messages.
+        described: The dataset's description.
+        final: "drop" or "mark".
+        cameras: Whether to read pictures.
+        videos: Whether to read pictures in videos, too.
+        in_place: Whether video frames become numbers (``_videos.Videos.codes``) instead of being decoded.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        described: Description,
+        *,
+        final: str | None,
+        cameras: bool,
+        videos: bool = True,
+        in_place: bool = False,
+    ) -> None:
+        self.where, self.described, self.final, self.in_place = where, described, final, in_place
+        self.episodes = described.episodes
+        #: Positions of episodes that are left out.
+        self.skipped: frozenset[int] = frozenset()
+        kinds = ("video", "image") if cameras else ()
+        # The column of a camera depends on the number of cameras, also if only some are read.
+        self._cameras = [key for key, feature in described.features.items() if feature.dtype in kinds]
+        self.pictures = [key for key in self._cameras if videos or described.features[key].dtype == "image"]
+        self.stored = [
+            key
+            for key, feature in described.features.items()
+            if feature.dtype != "video" and (feature.dtype != "image" or cameras) and key not in INDEX
+        ]
+
+    def schema(self, types: pa.Schema, file: _Path) -> pa.Schema:
+        """Return the columns of rows, from the types of a file's columns and the shapes in the metadata."""
+        for name in (*self.stored, *INDEX):
+            if name not in types.names:
+                raise damaged(file, f"expected a column {name!r}, found {types.names[:40]}")
+        features = self.described.features
+        pictures: Columns = {
+            key: np.zeros(1, np.int64)
+            if self._is_code(key)
+            else np.zeros((1, *features[key].shape), pixel(features[key]))
+            for key in self.pictures
+        }
+        keys = [key for key in self.stored if key not in pictures]
+        batch = pa.record_batch([_example(features[key], types.field(key).type) for key in keys], names=keys)
+        found = self.columns(batch, {}, file, keys)
+        frames = {key: pictures[key] if key in pictures else found[key] for key in self.stored} | pictures
+        one = np.ones(1, bool)
+        *_, made = transition_rows([(self.seen(frames), self.brought(frames, one), one)], final=self.final, where="")
+        numbers = schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+        return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
+
+    def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
+        """Yield each row without a picture of a camera, or with one of another shape, and the reason."""
+        feature = self.described.features[key]
+        return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
+
+    def images(self, batch: pa.RecordBatch, keys: Iterable[str], file: _Path, called: Callable[[int], str]) -> Columns:
+        """Return the image files of cameras, as bytes; DataError names the file and the row of one that is none."""
+        for key in keys:
+            for row, why in self.unreadable_images(batch, key):
+                raise damaged(file, why, at=called(row))
+        return {key: encoded_images(batch.column(key)) for key in keys}
+
+    def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
+        """Return rows with pictures as their types say; the time of a marked row is one frame later."""
+        if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
+            late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
+            rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
+        plain = _typed(_typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64())
+        columns = to_batch(rows, plain, where=where).columns
+        for place, field in enumerate(schema):
+            if field.type == IMAGE:
+                files = columns[place]
+                missing = pc.equal(pc.binary_length(files), 0)
+                columns[place] = image_column(pc.if_else(missing, None, files) if pc.any(missing).as_py() else files)
+            elif field.type == FRAME:
+                columns[place] = frames_column(columns[place].to_numpy())
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    @memo
+    def encoded(self) -> dict[str, str]:
+        """Columns of image files by feature; rows have their bytes until ``batch``."""
+        return {key: self.picture_column(key) for key in self.pictures if self.described.features[key].dtype == "image"}
+
+    @memo
+    def codes(self) -> dict[str, str]:
+        """Columns of video frames by feature; rows have numbers of frames until ``batch``."""
+        return {key: self.picture_column(key) for key in self.pictures if self._is_code(key)}
+
+    def _is_code(self, key: str) -> bool:
+        return self.in_place and self.described.features[key].dtype == "video"
+
+    def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
+        """Raise DataError if rows of a file are not the frames with the numbers ``rows``."""
+        for _, why in self.unlike(batch, rows, file):
+            raise damaged(file, why)
+
+    def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
+        """Yield the position of each episode with a row that is another frame than in ``rows``, and the reason."""
+        index, (episode, number) = self.episodes.index, self.episodes.places(rows)
+        found = [_indices(batch, name, file) for name in INDEX[:2]]
+        wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
+        _, first = np.unique(episode[wrong], return_index=True)
+        for row in wrong[first].tolist():
+            yield (
+                int(episode[row]),
+                f"expected frame {number[row]} of episode {index[episode[row]]}, found frame {found[1][row]} of "
+                f"episode {found[0][row]}",
+            )
+
+    @staticmethod
+    def times(batch: pa.RecordBatch, file: _Path) -> npt.NDArray[np.float64]:
+        """Return the recording times of rows, in seconds since their episodes began; NaN if unknown."""
+        if TIME not in batch.schema.names:
+            return np.full(batch.num_rows, np.nan)
+        column = batch.column(TIME)
+        numbers = read_values(column.fill_null(np.nan) if pa.types.is_floating(column.type) else column).numbers
+        if numbers is None or numbers.size != batch.num_rows:
+            raise damaged(file, f"{TIME}: expected a number of seconds in each row, found {column.type}")
+        return np.asarray(numbers.reshape(batch.num_rows), np.float64)
+
+    def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
+        """Yield each row without numbers of a feature's shape, and the reason."""
+        for key in keys:
+            feature, column = self.described.features[key], batch.column(key)
+            values = read_values(column)
+            if values.kind.kind not in ("scalar", "list") or feature.dtype in _TEXTS or _fits(values, feature):
+                continue
+            for row in range(len(column)):
+                one = read_values(column.slice(row, 1))
+                if not _fits(one, feature):
+                    found = "null" if one.present is not None else f"{one.inner_nulls} nulls"
+                    found = found if one.nulls else f"shape {list(one.shape or ())}"
+                    yield row, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {found}"
+
+    def columns(
+        self,
+        batch: pa.RecordBatch,
+        pictures: Columns,
+        file: _Path,
+        keys: Sequence[str] | None = None,
+        *,
+        called: Callable[[int], str] = lambda row: "",
+    ) -> Columns:
+        """Return values by feature.
+
+        Args:
+            batch: Rows of a file.
+            pictures: Pictures by feature, which are part of the result.
+            file: The file, for messages.
+            keys: The features; None: all features in files of frames.
+            called: Returns the name of a row for messages.
+        """
+        frames: Columns = {}
+        for key in self.stored if keys is None else keys:
+            feature = self.described.features[key]
+            if feature.dtype == "image":  # part of `pictures`
+                continue
+            values = read_values(batch.column(key))
+            if feature.dtype == "language":
+                texts = [json.dumps(value, ensure_ascii=False, default=str) for value in batch.column(key).to_pylist()]
+                frames[key] = np.array(texts, dtype=object)
+                continue
+            if values.kind.kind == "other" and pa.types.is_string(values.array.type):
+                frames[key] = np.array(values.array.to_pylist(), dtype=object)
+                continue
+            for row, why in self.unreadable(batch, [key]):
+                raise damaged(file, why, at=called(row))
+            if values.numbers is None:
+                raise damaged(file, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {values.array.type}")
+            frames[key] = values.numbers
+        return frames | pictures
+
+    # ------------------------------------------------------------------ columns
+
+    def seen(self, frames: Columns) -> Columns:
+        """Return the columns of the observations of frames, and columns that stay with these."""
+        seen: Columns = {}
+        for key, values in frames.items():
+            if is_action(key):
+                continue
+            if key in self._cameras:
+                seen[self.picture_column(key)] = values
+            elif key == "observation.state":
+                seen |= named_observation(values if values.ndim > 1 else values[:, None])
+            elif not key.startswith("next."):
+                seen[column_of(key)] = values
+        return seen
+
+    def picture_column(self, key: str) -> str:
+        """Return the column of a camera."""
+        single = len(self._cameras) == 1 and not self.described.features[key].wide
+        return "observation_image" if single else key.replace(".", "_")
+
+    def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
+        """Return the columns of the actions of frames and their results; ``last`` marks the last frames of episodes."""
+        brought: Columns = {}
+        for key in filter(is_action, frames):
+            brought |= named_action(frames[key]) if key == "action" else {column_of(key): frames[key]}
+        brought["reward"] = frames.get("next.reward", np.zeros(len(last), np.float32)).reshape(len(last))
+        brought["done"] = _done_codes(frames, last)
+        for key, values in frames.items():
+            if key.startswith("next.") and key not in (*_ENDINGS, *self._cameras):
+                brought[column_of(key)] = values
+        return brought
+
+    def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
+        """Return the rows with a column of episode numbers; ``ordinals`` counts the episodes that have rows."""
+        return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
+
+    @memo
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        """Numbers of the episodes that have rows."""
+        # With final="drop" an episode of one frame has no transition left; it still has its first row.
+        there = self.episodes.lengths > 0
+        there[list(self.skipped)] = False
+        return self.episodes.index[there]
+
+    def metadata(self) -> DatasetMetadata:
+        """Return the dataset's metadata, except fields and videos."""
+        described = self.described
+        columns = {self.picture_column(key) if key in self._cameras else column_of(key): key for key in self.stored}
+        columns |= {self.picture_column(key): key for key in self.pictures}
+        robot = described.info.get("robot_type")
+        return DatasetMetadata(
+            "arrived",
+            tasks=described.tasks,
+            dimensions=dimensions(described),
+            frames_per_second=[described.frames_per_second],
+            robots=[robot] if isinstance(robot, str) else [],
+            keys={column: key for column, key in columns.items() if feature_of(column) != key and key not in _ENDINGS},
+        )
+
+    def fields(self, columns: Mapping[str, str]) -> list[Field]:
+        """Return the fields of pictures whose columns do not hold pixels, by feature; a null becomes zeros."""
+        made = []
+        for key, column in columns.items():
+            feature = self.described.features[key]
+            name, dtype, bounds = column, "uint16" if feature.wide else None, None
+            if column == "observation_image":  # which has a standard field
+                name, dtype, bounds = "obs_image", "int64", (0, 255)
+            # Of colours the shape is that of the files, and another one that is asked for has them resized.
+            shape = feature.shape if feature.shape[2] == 1 else None
+            made.append(Field(name, column, dtype=dtype, bounds=bounds, shape=shape, image=True, fill=0))
+        return made
+
+
+def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
+    """Return a value with the type and shape of a feature, as a file with such a column has it."""
+    shape = fixed_shape(data_type)
+    while isinstance(data_type, pa.BaseExtensionType):  # features of several dimensions, written by datasets
+        data_type = data_type.storage_type
+    kind = column_type(data_type)
+    value: Any = None
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        value = ""
+    elif kind.kind in ("scalar", "list") and feature.dtype != "language":
+        value = np.zeros((shape or feature.shape) if kind.depth else (), kind.dtype).tolist()
+    try:
+        return pa.array([value], data_type)
+    except (pa.ArrowException, TypeError, ValueError):
+        return pa.nulls(1, data_type)  # reading it raises the error
+
+
+def _fits(values: Values, feature: Feature) -> bool:
+    """Whether all rows have the shape of their feature; a number fits a shape of one value."""
+    if values.nulls or values.numbers is None:
+        return False
+    return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows
+
+
+def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.int64]:
+    column = batch.column(name)
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise damaged(file, f"{name}: expected whole numbers, found {column.type}")
+    return np.asarray(column.to_numpy(zero_copy_only=False).astype(np.int64))
+
+
+def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.Schema:
+    """Return a schema in which some columns have the type ``kind``."""
+    named = set(columns)
+    return pa.schema([pa.field(one.name, kind) if one.name in named else one for one in schema])
+
+
+def pixel(feature: Feature) -> np.dtype[Any]:
+    """Return the dtype of a camera's pixels."""
+    return np.dtype(np.uint16 if feature.wide else np.uint8)
+
+
+def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return 2 for a truncated frame, else 1 for a done frame, else 2 for the last frame of an episode."""
+    flags = [frames.get(key, np.zeros(len(last), bool)) for key in ("next.done", "next.truncated")]
+    done, truncated = (values.reshape(len(last)).astype(bool) for values in flags)
+    return np.where(truncated, 2, np.where(done, 1, np.where(last, 2, 0))).astype(np.int64)
+
 
 Int64s = npt.NDArray[np.int64]
 

@@ -20,16 +20,13 @@ from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
-from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.transitions import check_final, transition_rows
-from mouse_core.formats.lerobot._frames import INDEX, Frames
-from mouse_core.formats.lerobot._meta import Description, bytes_a_frame, check_action, read_description
-from mouse_core.remote.client import ObjectInfo
+from mouse_core.formats.columns import check_final, rows_at_once, transition_rows
+from mouse_core.formats.lerobot._meta import INDEX, Description, Frames, bytes_a_frame, check_action, read_description
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.objects import MissingObject
+from mouse_core.remote.clients.options import ObjectInfo
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.store.remote.files import ArrowFile
-from mouse_core.store.remote.objects import Objects, Place, Range
+from mouse_core.store.remote.files import ArrowFile, Objects, Place, Range
 from mouse_core.store.remote.rows import DecodedFiles, FileRows, ObjectStream, ParquetObjects, infos_of
 
 if TYPE_CHECKING:

@@ -24,21 +24,23 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._files.video import Camera, Floats, allowance
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import blocks, rows_at_once
-from mouse_core.formats.columns.transitions import check_final, transition_rows
-from mouse_core.formats.lerobot._frames import INDEX, TIME, Frames, Videos, base_of
+from mouse_core.formats.columns import blocks, check_final, rows_at_once, transition_rows
 from mouse_core.formats.lerobot._meta import (
+    INDEX,
+    TIME,
     Description,
     FrameFile,
+    Frames,
     Int64s,
+    Videos,
+    base_of,
     bytes_a_frame,
     check_action,
     read_description,
 )
-from mouse_core.formats.rows import read_rows
+from mouse_core.formats.rows import open_parquet, parquet_batches, read_rows
 from mouse_core.formats.store import stream_of
 from mouse_core.images.files import find_video
 from mouse_core.metadata import read_metadata

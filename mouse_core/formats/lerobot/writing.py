@@ -24,12 +24,8 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.parquet import parquet_batches
-from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import check_size
-from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.embedding import embedded
-from mouse_core.formats.columns.named import MISSING, to_arrow
+from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded
+from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
 from mouse_core.formats.pictures import (
@@ -41,6 +37,7 @@ from mouse_core.formats.pictures import (
     image_column,
     pictures_of,
 )
+from mouse_core.formats.rows import parquet_batches
 from mouse_core.formats.sources import pieces_of, stream_of
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.dataset_store import DatasetStore

@@ -8,38 +8,555 @@ second pass decodes the chosen messages, and keeps each value until its last tic
 from __future__ import annotations
 
 import base64
+import json
 import os
+import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.checks import check_choice, check_number, check_seconds
 from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import (
+from mouse_core.formats.columns import (
+    check_batch_rows,
     named_action,
     named_observation,
     one_each,
+    one_later,
     ordered,
+    rows_at_once,
     schema_of,
+    step_numbers,
     to_batches,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import one_later, step_numbers
-from mouse_core.formats.layouts.layout import loaded
-from mouse_core.formats.robot_logs._messages import Decode, decoder
-from mouse_core.formats.robot_logs.layout import Place, Stretch, TopicLayout, is_names
+from mouse_core.formats.layouts.layout import Aligned, Paths, loaded
 from mouse_core.formats.robot_logs.recordings import Channel, Recording, recordings_of, topics_in
 from mouse_core.images.pixels import decode_image
 from mouse_core.metadata import DatasetMetadata
+
+ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
+_PATH = re.compile(r"(?P<topic>[^.\[\]\s]+)(?P<fields>(?:\.\w+|\[[^\[\]]+\])*)")
+_PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
+
+
+class Stretch(NamedTuple):
+    """A slice of values: from ``first`` up to ``stop``; None for the beginning or the end."""
+
+    first: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The path of a value in the messages of a topic.
+
+    Args:
+        text: The path as in the layout.
+        topic: The topic.
+        parts: Names of fields, indices ``[3]``, slices ``[2:5]``, and tuples of names ``[a, b]``.
+    """
+
+    text: str
+    topic: str
+    parts: tuple[str | int | Stretch | tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a message must have for this path."""
+        return next((part for part in self.parts if is_names(part)), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicLayout(Aligned):
+    """The values of topics that become columns, and how messages become steps.
+
+    A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
+    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by the list
+    ``name`` in the message, from messages that have both names. The path of a message stands for all its numbers in
+    order, without the header; the path of an image for its pixels; a text stays a text. Several paths are a list, or a
+    mapping from names.
+
+    Every recording is an episode with a step for each tick of a clock. At a tick, each topic has the message that is
+    nearest in time, or the last one before (``match``), within ``tolerance``. A topic without such a message is an
+    error, or ends the episode (``gaps``). No older value replaces a missing one.
+
+    Args:
+        observation: Observed values.
+        action: Commanded values.
+        reward: A number per step; without it, rewards are 0.
+        terminated: A flag; its value in the last step is whether the episode terminated.
+        truncated: A flag; its value in the last step is whether the episode was truncated.
+        metadata: Values of additional columns, ``metadata_<name>``.
+        rate: Ticks per second.
+        clock: Instead of ``rate``, a topic whose messages are the ticks.
+        tolerance: Largest distance of a message in seconds; or by role or topic, ``{"action": 0.1, "/task": inf}``.
+        match: "nearest", which may be a message up to ``tolerance`` later, or "hold", the last message before the tick;
+            or by role or topic.
+        stamps: The time of a message: "log" for the time of recording, "header" for the time in its header, if any.
+        gaps: The effect of a message out of tolerance: "refuse" raises an error, "cut" ends the episode and begins
+            another one behind the gap.
+        trim: With ``gaps="refuse"``, the most seconds at both ends of a recording that are left out because a topic has
+            not begun or has ended. More raise an error.
+        episode: A number or flag: no episode while it is 0, and a new episode when it changes.
+        alignment: Whether the action and reward at a tick leave its observation ("outgoing") or led to it ("arrived");
+            or by ``action`` and ``reward``.
+        ending: End of an episode without a flag: "truncated" (done 2) or "terminal" (done 1).
+        files: Pattern of the recordings of a folder, such as ``"episode_*.mcap"``.
+        definitions: Definitions of messages by type, as in .msg files, for recordings without definitions.
+    """
+
+    observation: Paths = None
+    action: Paths = None
+    reward: str | None = None
+    terminated: str | None = None
+    truncated: str | None = None
+    metadata: Paths = None
+    rate: float | None = None
+    clock: str | None = None
+    tolerance: float | Mapping[str, float]
+    match: str | Mapping[str, str] = "nearest"
+    stamps: str = "log"
+    gaps: str = "refuse"
+    trim: float = 1.0
+    episode: str | None = None
+    alignment: str | Mapping[str, str] = "outgoing"
+    ending: str = "truncated"
+    files: str | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.observation is None:
+            raise ConfigError("layout: observation: expected a path, found none")
+        if (self.rate is None) == (self.clock is None):
+            raise ConfigError(
+                "layout: expected one of rate (ticks a second) and clock (a topic), found both or neither"
+            )
+        if self.rate is not None:
+            check_number("layout: rate", self.rate, above=True)
+        if self.clock is not None and place_of("clock", self.clock).parts:
+            raise ConfigError(f"layout: clock: expected a topic, found {self.clock!r}")
+        check_choice("layout: stamps", self.stamps, ("log", "header"))
+        check_choice("layout: gaps", self.gaps, ("refuse", "cut"))
+        check_seconds("layout: trim", self.trim)
+        if self.files is not None and (not isinstance(self.files, str) or not self.files or "/" in self.files):
+            raise ConfigError(f"layout: files: expected names of recordings in the folder, found {self.files!r:.80}")
+        if not isinstance(self.definitions, Mapping) or not all(
+            isinstance(one, str) for one in self.definitions.values()
+        ):
+            raise ConfigError("layout: definitions: expected texts by types of messages")
+        self.check_alignment()
+        self._check_by_role()
+
+    def _check_by_role(self) -> None:
+        places = self.places()
+        names = {place.topic for _, _, place in places} | {role for role, _, _ in places}
+        for name in ("tolerance", "match"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
+                raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
+        for role, _, place in places:
+            check_seconds("layout: tolerance", self.of("tolerance", role, place))
+            check_choice("layout: match", self.of("match", role, place), ("nearest", "hold"))
+
+    def places(self) -> list[tuple[str, str, Place]]:
+        """Return all paths by role and name; the name of the only path of a role is empty."""
+        places = []
+        for role in ROLES:
+            value = getattr(self, role)
+            if value is not None:
+                named = _named(role, value)
+                if role not in ("observation", "action", "metadata") and [*named] != [""]:
+                    raise ConfigError(f"layout: {role}: expected one path, found {value!r:.80}")
+                places += [(role, name, place_of(role, path)) for name, path in named.items()]
+        return places
+
+    def of(self, name: str, role: str, place: Place) -> Any:
+        """Return ``tolerance`` or ``match`` of a path: for its topic, else for its role."""
+        value = getattr(self, name)
+        if not isinstance(value, Mapping):
+            return value
+        option = value.get(place.topic, value.get(role))
+        if option is None and name == "match":
+            return "nearest"
+        if option is None:
+            raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
+        return option
+
+
+def _named(role: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {_name(value) if role == "metadata" else "": value}
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return dict(value)
+    if isinstance(value, Sequence) and value and all(isinstance(path, str) for path in value):
+        found = {_name(path): path for path in value}
+        if len(found) == len(value):
+            return found
+    raise ConfigError(
+        f"layout: {role}: expected a path, different paths, or a mapping of names to paths, found {value!r:.80}"
+    )
+
+
+def _name(path: str) -> str:
+    """Return the column name of a path without a name: ``arm_state_position`` for ``/arm/state.position``."""
+    return re.sub(r"\W+", "_", path).strip("_")
+
+
+def place_of(role: str, path: Any) -> Place:
+    """Parse a path.
+
+    Raises:
+        ConfigError: A value that is not a path.
+    """
+    match = _PATH.fullmatch(path) if isinstance(path, str) else None
+    if match is None:
+        raise ConfigError(f"layout: {role}: expected a path as '/joint_states.position', found {path!r:.80}")
+    parts = tuple(name or _bracket(inner) for name, inner in _PART.findall(match["fields"]))
+    if sum(map(is_names, parts)) > 1:
+        raise ConfigError(f"layout: {role}: expected names in one pair of brackets, found {path!r:.80}")
+    return Place(path, match["topic"], parts)
+
+
+def is_names(part: Any) -> TypeGuard[tuple[str, ...]]:
+    """Whether a part of a path is a tuple of names."""
+    return isinstance(part, tuple) and not isinstance(part, Stretch)
+
+
+def _bracket(inner: str) -> int | Stretch | tuple[str, ...]:
+    if re.fullmatch(r"\d{1,9}", inner):
+        return int(inner)
+    if stretch := re.fullmatch(r"(\d{0,9}):(\d{0,9})", inner):
+        return Stretch(*(int(edge) if edge else None for edge in stretch.groups()))
+    return tuple(name.strip() for name in inner.split(","))
+
+
+SIZES = {
+    "bool": 1, "byte": 1, "char": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+    "int64": 8, "uint64": 8, "float32": 4, "float64": 8,
+}  # fmt: skip
+TEXT = "string"
+_MOST_TEXT, _MOST_FIELDS, _MOST_COUNT, _MOST_DEPTH = 1 << 20, 10_000, 1 << 24, 32
+_SEPARATOR = re.compile(r"^={20,}\s*$", re.MULTILINE)
+_FIELD = re.compile(
+    r"(?P<kind>[A-Za-z][\w/]*)(<=\d+)?(?P<many>\[(?P<bound><=)?(?P<count>\d{0,9})\])?\s+(?P<name>[A-Za-z]\w*)\s*(?P<rest>.*)"
+)
+_LETTERS = {
+    "bool": "?", "byte": "B", "char": "B", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
+    "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
+_DTYPES = {"bool": "?", "byte": "u1", "char": "u1"} | {
+    name: f"{'f' if name[0] == 'f' else name[0]}{size}" for name, size in SIZES.items() if name[-1].isdigit()
+}
+_SCALARS = {name: np.dtype(letters).type for name, letters in _DTYPES.items()}
+_ENCODINGS = {"cdr": ("ros2msg", ""), "ros1": ("ros1msg", ""), "json": None}
+
+
+Decode = Callable[[Any], dict[str, Any]]
+"""Decodes the bytes of a message to its fields by name: NumPy numbers and arrays, texts, messages, and lists of these.
+
+Numbers of JSON messages are Python numbers.
+"""
+
+
+def decoder(name: str, encoding: str, schema: str, definition: str, given: Mapping[str, str] | None = None) -> Decode:
+    """Return the function that decodes the messages of a topic.
+
+    Args:
+        name: Type of the messages.
+        encoding: "cdr", "ros1" or "json".
+        schema: Language of the definition: "ros2msg", "ros1msg" or "".
+        definition: The definition, for ``parse_definitions``.
+        given: Other definitions by type.
+
+    Raises:
+        DataError: An unsupported encoding, or an invalid definition.
+    """
+    if encoding not in _ENCODINGS:
+        raise DataError(
+            f"expected messages in one of {list(_ENCODINGS)}, found {encoding!r}; read them with the library that "
+            "wrote them, and write those topics again"
+        )
+    schemas = _ENCODINGS[encoding]
+    if schemas is None:
+        return _from_json
+    if schema not in schemas and name not in (given or {}):
+        raise DataError(
+            f"{name}: expected a definition as in .msg files, found one in {schema!r}; give one in the layout's "
+            "definitions"
+        )
+    definitions = parse_definitions(name, definition if schema in schemas else "", given)
+    return partial(_decode, definitions, next(iter(definitions)), encoding == "ros1")
+
+
+def _from_json(data: Any) -> dict[str, Any]:
+    try:
+        message = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"expected JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise DataError(f"expected a JSON object, found {type(message).__name__}")
+    return message
+
+
+def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> dict[str, Any]:
+    """Decode a binary message; ROS 1 messages have no header and no alignment."""
+    if is_ros1:
+        return _Reader(definitions, memoryview(data), 0, "<", aligned=False).message(name)
+    # The first two bytes are the encoding of the rest, the next two its options.
+    kind = bytes(data[:2])
+    if len(data) < 4 or kind not in (b"\0\0", b"\0\1"):
+        raise DataError(f"expected a message in plain CDR, found one that begins with {bytes(data[:4]).hex()!r}")
+    return _Reader(definitions, memoryview(data), 4, "<" if kind == b"\0\1" else ">", aligned=True).message(name)
+
+
+class _Reader:
+    """Reads a message, value by value.
+
+    Args:
+        definitions: Definitions of the message and the messages in it.
+        data: Bytes of the message.
+        origin: Position of the first value; numbers are aligned relative to it.
+        order: Byte order, "<" or ">".
+        aligned: Whether numbers are at multiples of their size.
+    """
+
+    def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: str, *, aligned: bool) -> None:
+        self._definitions, self._data, self._order = definitions, data, order
+        self._origin, self._aligned, self._position = origin, aligned, origin
+
+    def message(self, name: str) -> dict[str, Any]:
+        """Read a message at the current position. It has at least one byte, which limits the length of a list."""
+        return {field: self._value(kind) for field, kind in self._definitions[name]}
+
+    def _value(self, kind: Kind) -> Any:
+        """Read the value of a field: a single one, or a list."""
+        if kind.many is None:
+            return self._single_value(kind.name)
+        count = int(self._number("uint32")) if kind.many < 0 else kind.many
+        if kind.name in SIZES:
+            return self._numbers(kind.name, count)
+        if count > len(self._data) - self._position:
+            raise DataError(f"expected {count} values of {kind.name}, found the message's end")
+        return [self._single_value(kind.name) for _ in range(count)]
+
+    def _single_value(self, name: str) -> Any:
+        if name == TEXT:
+            return self._text()
+        return self._number(name) if name in SIZES else self.message(name)
+
+    def _advance(self, size: int) -> int:
+        """Move the position forward by ``size`` bytes, and return the position before the move."""
+        first, self._position = self._position, self._position + size
+        if self._position > len(self._data):
+            raise DataError(f"expected {size} bytes at byte {first}, found the message's end at {len(self._data)}")
+        return first
+
+    def _align(self, size: int) -> None:
+        """Move to the next multiple of ``size``: from 5 to 8 for a size of 4, since -5 % 4 is 3."""
+        if self._aligned:
+            self._position += -(self._position - self._origin) % size
+
+    def _number(self, name: str) -> Any:
+        size = SIZES[name]
+        self._align(size)
+        return _SCALARS[name](struct.unpack_from(self._order + _LETTERS[name], self._data, self._advance(size))[0])
+
+    def _numbers(self, name: str, count: int) -> Any:
+        size = SIZES[name]
+        if count:
+            self._align(size)
+        first = self._advance(size * count)
+        return np.frombuffer(self._data, self._order + _DTYPES[name], count, first)
+
+    def _text(self) -> str:
+        length = int(self._number("uint32"))
+        first = self._advance(length)
+        text = bytes(self._data[first : first + length])
+        if self._aligned and length:  # a CDR text ends in a zero byte
+            if text[-1]:
+                raise DataError(f"expected a text that ends in a zero at byte {first + length - 1}, found none")
+            text = text[:-1]
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"expected text in UTF-8 at byte {first}: {error.reason}") from error
+
+
+# --- definitions --------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """The type of a field.
+
+    Args:
+        name: "string", a number type such as "float64", or the type of a message.
+        many: Number of values: None for a single one, -1 for a list of any length.
+    """
+
+    name: str
+    many: int | None
+
+
+Fields = tuple[tuple[str, Kind], ...]
+Definitions = Mapping[str, Fields]
+"""Fields of messages by type, as ``package/Name``, beginning with the requested type."""
+
+
+def plain_name(name: str) -> str:
+    """Return ``package/Name`` for ``package/msg/Name``."""
+    return name.replace("/msg/", "/")
+
+
+def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = None) -> Definitions:
+    """Parse the definition of a type of messages, and of the types that it contains.
+
+    Args:
+        name: The type.
+        text: The definition as in MCAP and rosbag2: the fields, then other types, each behind a line of ``=`` and a
+            line ``MSG: type``. If empty, the definition comes from ``given`` or ``COMMON``.
+        given: Definitions by type; they override ``COMMON``.
+
+    Raises:
+        DataError: A missing or invalid definition.
+    """
+    if len(text) > _MOST_TEXT:
+        raise DataError(f"{name}: expected a definition of at most {_MOST_TEXT} bytes, found {len(text)}")
+    texts = {plain_name(known): definition for known, definition in {**COMMON, **(given or {})}.items()}
+    first, *others = _SEPARATOR.split(text)
+    if first.strip() or others:
+        texts[plain_name(name)] = first
+    for other in others:
+        head, _, rest = other.strip().partition("\n")
+        if not head.startswith("MSG:"):
+            raise DataError(f"{name}: expected 'MSG: type' above a definition, found {head!r:.80}")
+        texts[plain_name(head.removeprefix("MSG:").strip())] = rest
+    definitions: dict[str, Fields] = {}
+    _add_definition(plain_name(name), texts, definitions, ())
+    return definitions
+
+
+def _add_definition(
+    name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]
+) -> None:
+    """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types that contain it."""
+    if name in above or len(above) > _MOST_DEPTH:
+        raise DataError(f"{name}: expected messages in messages at most {_MOST_DEPTH} deep, none of them in itself")
+    if name in definitions:
+        return
+    if name not in texts:
+        raise DataError(
+            f"{name}: expected a definition of this message, found none in the recording; give one in the layout's "
+            "definitions"
+        )
+    definitions[name] = fields = _parse_fields(name, texts)
+    if sum(map(len, definitions.values())) > _MOST_FIELDS:
+        raise DataError(f"{name}: expected at most {_MOST_FIELDS} fields")
+    for _, kind in fields:
+        if kind.name not in SIZES and kind.name != TEXT:
+            _add_definition(kind.name, texts, definitions, (*above, name))
+
+
+def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
+    """Parse the lines of a definition to fields; constants are left out, and an empty message has one dummy byte."""
+    fields = []
+    for line in texts[name].splitlines():
+        declaration = line.partition("#")[0].strip()
+        if not declaration:
+            continue
+        match = _FIELD.fullmatch(declaration)
+        if match is None:
+            raise DataError(f"{name}: expected a field as 'float64[] position', found {declaration!r:.80}")
+        if match["rest"].startswith("="):  # a constant
+            continue
+        fields.append((match["name"], _field_type(name, match, texts)))
+    if len({field for field, _ in fields}) < len(fields):
+        raise DataError(f"{name}: expected fields of different names, found {[field for field, _ in fields][:20]}")
+    return tuple(fields) or (("structure_needs_at_least_one_member", Kind("uint8", None)),)
+
+
+def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
+    """Return the type of a parsed field of message ``name``, with the full name ``package/Name`` of a message type."""
+    count = None
+    if match["many"]:
+        fixed = match["count"] and not match["bound"]
+        count = int(match["count"]) if fixed else -1
+        if count == 0 or count > _MOST_COUNT:
+            raise DataError(f"{name}: {match['name']}: expected 1 to {_MOST_COUNT} values, found {count}")
+    kind = plain_name(match["kind"])
+    if kind in SIZES or kind == TEXT:
+        return Kind(kind, count)
+    if kind in ("time", "duration"):  # built-in types of ROS 1
+        return Kind("builtin_interfaces/Time" if kind == "time" else "builtin_interfaces/Duration", count)
+    if "/" not in kind:
+        in_same_package = f"{name.rpartition('/')[0]}/{kind}"
+        kind = "std_msgs/Header" if kind == "Header" and in_same_package not in texts else in_same_package
+    return Kind(kind, count)
+
+
+_STAMPED = "std_msgs/Header header\n"
+_LAYOUT = "std_msgs/MultiArrayLayout layout\n"
+_NUMBERS = {
+    name: ("float" if name.startswith("F") else "uint" if name.startswith("U") else "int") + re.sub(r"\D", "", name)
+    for name in (
+        "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
+    )
+}  # fmt: skip
+COMMON: Mapping[str, str] = {
+    "builtin_interfaces/Time": "int32 sec\nuint32 nanosec",
+    "builtin_interfaces/Duration": "int32 sec\nuint32 nanosec",
+    "std_msgs/Header": "builtin_interfaces/Time stamp\nstring frame_id",
+    "std_msgs/Empty": "",
+    "std_msgs/Bool": "bool data",
+    "std_msgs/String": "string data",
+    "std_msgs/MultiArrayDimension": "string label\nuint32 size\nuint32 stride",
+    "std_msgs/MultiArrayLayout": "MultiArrayDimension[] dim\nuint32 data_offset",
+    **{f"std_msgs/{name}": f"{kind} data" for name, kind in _NUMBERS.items()},
+    **{f"std_msgs/{name}MultiArray": f"{_LAYOUT}{kind}[] data" for name, kind in _NUMBERS.items()},
+    "geometry_msgs/Vector3": "float64 x\nfloat64 y\nfloat64 z",
+    "geometry_msgs/Point": "float64 x\nfloat64 y\nfloat64 z",
+    "geometry_msgs/Quaternion": "float64 x\nfloat64 y\nfloat64 z\nfloat64 w",
+    "geometry_msgs/Pose": "Point position\nQuaternion orientation",
+    "geometry_msgs/PoseWithCovariance": "Pose pose\nfloat64[36] covariance",
+    "geometry_msgs/Twist": "Vector3 linear\nVector3 angular",
+    "geometry_msgs/TwistWithCovariance": "Twist twist\nfloat64[36] covariance",
+    "geometry_msgs/Wrench": "Vector3 force\nVector3 torque",
+    "geometry_msgs/Transform": "Vector3 translation\nQuaternion rotation",
+    "geometry_msgs/PointStamped": f"{_STAMPED}Point point",
+    "geometry_msgs/PoseStamped": f"{_STAMPED}Pose pose",
+    "geometry_msgs/TwistStamped": f"{_STAMPED}Twist twist",
+    "geometry_msgs/WrenchStamped": f"{_STAMPED}Wrench wrench",
+    "geometry_msgs/TransformStamped": f"{_STAMPED}string child_frame_id\nTransform transform",
+    "tf2_msgs/TFMessage": "geometry_msgs/TransformStamped[] transforms",
+    "nav_msgs/Odometry": f"{_STAMPED}string child_frame_id\ngeometry_msgs/PoseWithCovariance pose\n"
+    "geometry_msgs/TwistWithCovariance twist",
+    "sensor_msgs/JointState": f"{_STAMPED}string[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort",
+    "sensor_msgs/Image": f"{_STAMPED}uint32 height\nuint32 width\nstring encoding\nuint8 is_bigendian\nuint32 step\n"
+    "uint8[] data",
+    "sensor_msgs/CompressedImage": f"{_STAMPED}string format\nuint8[] data",
+    "sensor_msgs/Imu": f"{_STAMPED}geometry_msgs/Quaternion orientation\nfloat64[9] orientation_covariance\n"
+    "geometry_msgs/Vector3 angular_velocity\nfloat64[9] angular_velocity_covariance\n"
+    "geometry_msgs/Vector3 linear_acceleration\nfloat64[9] linear_acceleration_covariance",
+    "sensor_msgs/Joy": f"{_STAMPED}float32[] axes\nint32[] buttons",
+    "sensor_msgs/Range": f"{_STAMPED}uint8 radiation_type\nfloat32 field_of_view\nfloat32 min_range\n"
+    "float32 max_range\nfloat32 range",
+    "trajectory_msgs/JointTrajectoryPoint": "float64[] positions\nfloat64[] velocities\nfloat64[] accelerations\n"
+    "float64[] effort\nbuiltin_interfaces/Duration time_from_start",
+    "trajectory_msgs/JointTrajectory": f"{_STAMPED}string[] joint_names\nJointTrajectoryPoint[] points",
+}
+"""Definitions of common messages by type, for recordings of ROS 2 before Iron, which have no definitions."""
+
 
 # Encodings of images: dtype, channels, and whether blue comes before red.
 _PIXELS = {
@@ -70,8 +587,8 @@ def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> b
 
 def names_beside(message: Any) -> list[str] | None:
     """Return the names that a message has for its lists of numbers, or None."""
-    for field in _NAMES:
-        names = message.get(field) if isinstance(message, Mapping) else None
+    for key in _NAMES:
+        names = message.get(key) if isinstance(message, Mapping) else None
         if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
             return names
     return None
@@ -280,7 +797,7 @@ def columns_of(layout: TopicLayout) -> list[Column]:
     ]
 
 
-class Aligned:
+class AlignedRecording:
     """The steps of a recording.
 
     Args:
@@ -605,12 +1122,12 @@ def read_robot_logs(
     options = loaded(TopicLayout, layout)
     recordings = recordings_of(root, options.files)
     names: dict[str, tuple[str, ...]] = {}
-    first = Aligned(recordings[0], options, names)
+    first = AlignedRecording(recordings[0], options, names)
     schema = schema_of(ordered(next(_rows(first, options, 1))))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, recording in enumerate(recordings):
-            opened = Aligned(recording, options, names) if number else first
+            opened = AlignedRecording(recording, options, names) if number else first
             yield from to_batches(_rows(opened, options, batch_rows), schema, where=str(recording.path))
 
     return RowStream(
@@ -626,7 +1143,7 @@ def read_robot_logs(
     )
 
 
-def _notes(first: Aligned, layout: TopicLayout) -> Iterator[str]:
+def _notes(first: AlignedRecording, layout: TopicLayout) -> Iterator[str]:
     clock = f"a message of {layout.clock}" if layout.clock is not None else f"a tick of {layout.rate:g} a second"
     yield f"A step is {clock}; times are those of {'headers' if layout.stamps == 'header' else 'recording'}."
     ways = {(column.match, column.tolerance) for column in first.columns}
@@ -647,7 +1164,7 @@ def _notes(first: Aligned, layout: TopicLayout) -> Iterator[str]:
         yield f"Nothing says how episodes ended: they are taken as {layout.ending}."
 
 
-def _rows(recording: Aligned, layout: TopicLayout, batch_rows: int) -> Iterator[Columns]:
+def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> Iterator[Columns]:
     before: Columns = {}
     step = 0
 

@@ -19,7 +19,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
 from mouse_core.formats._files.on_disk import BAG as METADATA
 from mouse_core.formats._files.on_disk import MCAP as MAGIC
-from mouse_core.formats.layouts._arrays import natural_key
+from mouse_core.formats.layouts.reading import natural_key
 
 _MOST_RECORD = 1 << 28
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = _READ = 2, 3, 4, 5, 6, 15

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mouse_core.remote.clients.options import Reaching, StorageOptions, is_url, public_url, without_secrets
+from mouse_core.remote.clients.options import (
+    ObjectClient,
+    ObjectInfo,
+    Reaching,
+    StorageOptions,
+    is_url,
+    public_url,
+    without_secrets,
+)
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-__all__ = ["Reaching", "StorageOptions", "is_url", "open_client", "public_url", "without_secrets"]
+__all__ = [
+    "ObjectClient",
+    "ObjectInfo",
+    "Reaching",
+    "StorageOptions",
+    "is_url",
+    "open_client",
+    "public_url",
+    "without_secrets",
+]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 """Schemes that obstore reads; ``HubClient`` reads "hf"."""

@@ -31,8 +31,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, ClosedError, ConfigError, DataError, ForkError, MouseError, StorageError
 from mouse_core.files.reading import check_inside
 from mouse_core.files.writing import storing
-from mouse_core.remote.client import ObjectInfo
-from mouse_core.remote.clients.options import StorageOptions, public_url, without_secrets
+from mouse_core.remote.clients.options import ObjectInfo, StorageOptions, public_url, without_secrets
 
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _ROLES = "169.254.169.254"

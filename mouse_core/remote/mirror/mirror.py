@@ -19,13 +19,24 @@ from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import StorageError
 from mouse_core.files.checksum import PAGE
 from mouse_core.files.writing import make_folder
-from mouse_core.remote.client import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.fetching import Fetcher
-from mouse_core.remote.mirror.keeping import Counters, Keeper, Limits
-from mouse_core.remote.mirror.objects import Known, PageSums, Placed, Places, key_of
-from mouse_core.remote.mirror.pace import Pace
-from mouse_core.remote.mirror.pages import BLOCK, PAGES, Int64s, ascending, pages_of, pieces, touched
-from mouse_core.remote.mirror.table import Sharer, SparseFile, Table, address_of, folder_of, same_pages
+from mouse_core.remote.clients.options import ObjectClient, ObjectInfo
+from mouse_core.remote.mirror.fetching import Fetcher, Pace
+from mouse_core.remote.mirror.keeping import Counters, Keeper, Known, Limits, PageSums, Placed, Places, key_of
+from mouse_core.remote.mirror.table import (
+    BLOCK,
+    PAGES,
+    Int64s,
+    Sharer,
+    SparseFile,
+    Table,
+    address_of,
+    ascending,
+    folder_of,
+    pages_of,
+    pieces,
+    same_pages,
+    touched,
+)
 
 # If batches soon read every other block, blocks are fetched as a whole, as their other pages will be read soon. Not if
 # the mirror holds less than 3/4 of all blocks, or less than 4 times the blocks of a batch: they would be evicted first.

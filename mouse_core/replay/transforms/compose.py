@@ -13,8 +13,7 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import flatten, map_tree, structure_of, unflatten
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import TRANSFORM_CALLS, FieldKey
-from mouse_core.replay.transforms._fields import as_array, find_any, runs
-from mouse_core.replay.transforms.fields import Apply, Cast
+from mouse_core.replay.transforms.fields import Apply, Cast, as_array, find_any, runs
 from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.spec import Alignment
 

@@ -16,7 +16,7 @@ from mouse_core.dtypes import is_tensor, may_look, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.nested import find
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.transforms._fields import check_keys, device_of, replaced
+from mouse_core.replay.transforms.fields import check_keys, device_of, replaced
 from mouse_core.spec import check_dtype
 
 Array = Any

@@ -15,7 +15,7 @@ from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, MissingFieldError, MouseError, SchemaError, StateError
 from mouse_core.nested import key_of, path_of
 from mouse_core.replay.protocols import FieldKey, Storage, Write
-from mouse_core.replay.transforms._fields import NEXT, at_the_root, check_keys, find_any, replaced
+from mouse_core.replay.transforms.fields import NEXT, at_the_root, check_keys, find_any, replaced
 from mouse_core.spec import check_number, check_unit
 from mouse_core.statistics import Normalizer, Scaling
 

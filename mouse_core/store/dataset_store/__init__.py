@@ -507,7 +507,7 @@ class DatasetStore(Store):
 
 def _is_recording(path: Path) -> bool:
     """Whether something lies at a path that is neither a store nor an empty folder; never fails."""
-    from mouse_core.store.disk.manifest import looks_like_store
+    from mouse_core.store.disk.folder import looks_like_store
 
     try:
         return path.is_file() or (not looks_like_store(path) and any(path.iterdir()))

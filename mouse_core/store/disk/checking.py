@@ -18,14 +18,16 @@ from mouse_core.files.reading import damaged
 from mouse_core.files.writing import make_folder, storing, sync_folders, write_file
 from mouse_core.store._intake import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import ReadFolder, WrittenFolder, files_of
-from mouse_core.store.disk.manifest import (
+from mouse_core.store.disk.folder import (
     COPY,
     LOCK,
     NAME,
     Manifest,
+    ReadFolder,
     Sealed,
     Tail,
+    WrittenFolder,
+    files_of,
     looks_like_store,
     new_identity,
     parse_manifest,

@@ -42,8 +42,7 @@ from mouse_core.files.writing import remove
 from mouse_core.spec import check_alignment
 from mouse_core.store._intake import StoreBackend, StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import Lease, ReadFolder, Shared, WrittenFolder, repairable
-from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
+from mouse_core.store.disk.folder import Lease, Manifest, ReadFolder, Sealed, Shared, Tail, WrittenFolder, repairable
 from mouse_core.store.disk.segments import (
     LAYOUTS,
     MOST_BYTES,

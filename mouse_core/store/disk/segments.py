@@ -31,8 +31,7 @@ from mouse_core.files.checksum import check, digest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import FileSegment, Segment, no_column
-from mouse_core.store.disk.folder import Lease, ReadFolder, Shared
-from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
+from mouse_core.store.disk.folder import Lease, ReadFolder, Sealed, Shared, bare_schema, check_identity
 from mouse_core.store.disk.tail import TailReader
 
 if TYPE_CHECKING:

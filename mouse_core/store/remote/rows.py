@@ -28,30 +28,26 @@ from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.metadata import DatasetMetadata, joined, read_metadata
-from mouse_core.remote.client import ObjectInfo
 from mouse_core.remote.clients import Reaching
+from mouse_core.remote.clients.options import ObjectInfo
 from mouse_core.store._intake import StoreBackend, StoreSchema
-from mouse_core.store.disk.manifest import (
-    MOST_BYTES,
-    NAME,
-    Manifest,
-    Sealed,
-    bare_schema,
-    check_identity,
-    parse_manifest,
-)
+from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, Sealed, bare_schema, check_identity, parse_manifest
 from mouse_core.store.disk.rows import settled
 from mouse_core.store.remote.files import (
     ArrowFile,
     Asking,
     ElsewhereSegment,
     Files,
+    FileSums,
+    Objects,
+    Place,
+    Range,
     message_at,
+    name_of_sums,
     read_with,
     run,
     together,
 )
-from mouse_core.store.remote.objects import FileSums, Objects, Place, Range, name_of_sums
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from mouse_core.files.checksum import page_checksums
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.disk.checking import Checked, check_sealed
-from mouse_core.store.disk.folder import ReadFolder
-from mouse_core.store.disk.manifest import MOST_BYTES, NAME, Manifest, Sealed, parse_manifest
+from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, ReadFolder, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
-from mouse_core.store.remote.objects import Place, checked_content, name_of_sums, sums_as_bytes
+from mouse_core.store.remote.files import Place, checked_content, name_of_sums, sums_as_bytes
 from mouse_core.store.remote.rows import LEROBOT, SPLITS, STATE, infos_of, parquet_among
 
 if TYPE_CHECKING:

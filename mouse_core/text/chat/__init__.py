@@ -3,10 +3,15 @@
 Templates are programs in Jinja, which ``pip install 'mouse-data[text]'`` brings; it is imported on use.
 """
 
-from mouse_core.text.chat.collating import collate_chats, collate_preferences, collate_rewards
 from mouse_core.text.chat.encoding import (
+    Chats,
+    ChatTokens,
     EncodedChat,
+    Preferences,
     RenderedChat,
+    collate_chats,
+    collate_preferences,
+    collate_rewards,
     encode_chat,
     encode_preference,
     from_turns,
@@ -14,6 +19,7 @@ from mouse_core.text.chat.encoding import (
     to_turns,
 )
 from mouse_core.text.chat.messages import (
+    ChatTemplate,
     Message,
     MessagePart,
     ToolCall,
@@ -22,8 +28,6 @@ from mouse_core.text.chat.messages import (
     to_openai,
     to_sharegpt,
 )
-from mouse_core.text.chat.recipes import Chats, ChatTokens, Preferences
-from mouse_core.text.chat.template import ChatTemplate
 
 __all__ = [
     "ChatTemplate",

@@ -1,23 +1,32 @@
-"""Chats as text and as tokens, with the mask of what an assistant generated, and as turns of rollouts."""
+"""Chats as text and tokens with a mask of the assistant's tokens; as turns of rollouts, padded batches, stored rows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core.digest import host_array
 from mouse_core.dtypes import widened
-from mouse_core.errors import DataError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups import Turn
-from mouse_core.spec import check_choice, check_count
-from mouse_core.text.chat.messages import Message, from_openai, to_openai
-from mouse_core.text.chat.template import ChatTemplate, Renderings, messages_of
-from mouse_core.text.encoding import with_offsets
+from mouse_core.spec import Field, check_choice, check_count
+from mouse_core.text.chat.messages import (
+    ChatTemplate,
+    Message,
+    Renderings,
+    from_openai,
+    from_sharegpt,
+    messages_of,
+    to_openai,
+)
+from mouse_core.text.encoding import Encoder, with_offsets
+from mouse_core.text.recipes import JSON, PaddedRecipe, batch_of, each, ended, flat_of, padded, values_of
 
 # A text that nobody writes.
 _PROBE = "\ufdd0"
@@ -486,3 +495,469 @@ def _turn(message: Message, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray
     simple = said == {"role": message.role, "content": message.text} and isinstance(message.content, str)
     metadata = {} if simple and message.role != _TEMPLATE else {"chat": said}
     return Turn(message.text, message.role, tokens, logprobs, metadata=metadata)  # type: ignore[arg-type]
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+_SIDES = ("chosen", "rejected")
+
+
+def collate_chats(
+    chats: Iterable[EncodedChat],
+    *,
+    pad_token_id: int,
+    padding_side: str = "right",
+    pad_to_multiple_of: int | None = None,
+) -> Arrays:
+    """Chats as a padded batch, for training on what the assistant generated.
+
+    Args:
+        chats: At least one.
+        pad_token_id: What stands behind them, or before them.
+        padding_side: "right" or "left".
+        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
+
+    Returns:
+        ``input_ids``, ``attention_mask``, ``assistant_masks`` and ``labels``, int64 ``[B, S]``; the labels are the ids
+        where an assistant generated them, and -100 elsewhere.
+
+    Raises:
+        ConfigError: An option that cannot be used.
+        DataError: No chats, or something else among them.
+    """
+    given = list(chats)
+    for place, chat in enumerate(given):
+        if not isinstance(chat, EncodedChat):
+            raise DataError(f"example {place}: expected an EncodedChat, found {chat!r:.80}")
+    rows = [chat.input_ids for chat in given]
+    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
+    width = made["input_ids"].shape[1]
+    masks = _block([chat.assistant_masks for chat in given], 0, width, padding_side)
+    return {**made, "assistant_masks": masks, "labels": np.where(masks == 1, made["input_ids"], -100)}
+
+
+def collate_preferences(
+    examples: Iterable[Mapping[str, Any]],
+    *,
+    pad_token_id: int,
+    max_length: int | None = None,
+    truncation_mode: str = "keep_start",
+    padding_side: str = "right",
+    pad_to_multiple_of: int | None = None,
+    two_blocks: bool = False,
+) -> Arrays:
+    """Prompts with a chosen and a rejected answer as a padded batch for DPO.
+
+    Names, order and numbers are those of TRL's ``DataCollatorForPreference`` of its ``DPOTrainer``.
+
+    Args:
+        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; all of them or none with
+            ``ref_chosen_logps``, and so ``ref_rejected_logps``, one number each.
+        pad_token_id: What stands behind them, or before them.
+        max_length: How many tokens of a prompt with its answer are kept; None: all.
+        truncation_mode: Which of them: "keep_start" or "keep_end".
+        padding_side: "right" or "left".
+        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
+        two_blocks: Whether the two halves stand apart, as ``chosen_input_ids`` and ``rejected_input_ids`` and so on,
+            each ``[B, S]``; nothing is copied.
+
+    Returns:
+        ``input_ids``, ``attention_mask`` and ``completion_mask``, int64 ``[2B, S]``: first all chosen ones, then all
+        rejected ones; ``ref_chosen_logps`` and ``ref_rejected_logps`` float32 ``[B]``, where they are given.
+
+    Raises:
+        ConfigError: An option that cannot be used.
+        DataError: No examples; one without what others have, or with other values.
+    """
+    if truncation_mode not in ("keep_start", "keep_end"):
+        raise ConfigError(f"truncation_mode: expected 'keep_start' or 'keep_end', found {truncation_mode!r:.80}")
+    kept = slice(None)
+    if max_length is not None:
+        check_count("max_length", max_length, 1)
+        kept = slice(max_length) if truncation_mode == "keep_start" else slice(-max_length, None)
+    given = _dicts(examples)
+    prompts = _ids(given, "prompt_ids")
+    rows, masks = [], []
+    for side in _SIDES:
+        for prompt, answer in zip(prompts, _ids(given, f"{side}_ids"), strict=True):
+            rows.append(np.concatenate([prompt, answer])[kept])
+            masks.append(np.repeat(np.array([0, 1], np.int64), [len(prompt), len(answer)])[kept])
+    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
+    made["completion_mask"] = _block(masks, 0, made["input_ids"].shape[1], padding_side)
+    if two_blocks:
+        made = _apart(made)
+    return {**made, **_numbers(given, "ref_chosen_logps"), **_numbers(given, "ref_rejected_logps")}
+
+
+def collate_rewards(
+    examples: Iterable[Mapping[str, Any]],
+    *,
+    pad_token_id: int,
+    max_length: int | None = None,
+    padding_side: str = "right",
+    pad_to_multiple_of: int | None = None,
+    two_blocks: bool = False,
+) -> Arrays:
+    """Pairs of a chosen and a rejected text as a padded batch for a reward model.
+
+    Names, order and numbers are those of TRL's ``DataCollatorForPreference`` of its ``RewardTrainer``.
+
+    Args:
+        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none with ``prompt_ids``, which stand
+            before both, as ``encode_preference`` gives them; all of them or none with a number ``margin``.
+        pad_token_id: What stands behind them, or before them.
+        max_length: How many tokens are kept, from the first on; None: all.
+        padding_side: "right" or "left".
+        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
+        two_blocks: As in ``collate_preferences``.
+
+    Returns:
+        ``input_ids`` and ``attention_mask``, int64 ``[2B, S]``: first all chosen, then all rejected ones; ``margin``
+        float32 ``[B]``, where it is given.
+
+    Raises:
+        ConfigError: An option that cannot be used.
+        DataError: No examples; one without what others have, or with other values.
+    """
+    if max_length is not None:
+        check_count("max_length", max_length, 1)
+    given = _dicts(examples)
+    empty = [np.empty(0, np.int64)] * len(given)
+    prompts = _ids(given, "prompt_ids") if any("prompt_ids" in example for example in given) else empty
+    rows = [
+        np.concatenate([prompt, answer])[:max_length]
+        for side in _SIDES
+        for prompt, answer in zip(prompts, _ids(given, f"{side}_ids"), strict=True)
+    ]
+    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
+    return {**(_apart(made) if two_blocks else made), **_numbers(given, "margin")}
+
+
+def _dicts(examples: Iterable[Any]) -> list[Mapping[str, Any]]:
+    given = list(examples)
+    for place, example in enumerate(given):
+        if not isinstance(example, Mapping):
+            raise DataError(f"example {place}: expected a dict, found {example!r:.80}")
+    return given
+
+
+def _ids(examples: Sequence[Mapping[str, Any]], name: str) -> list[npt.NDArray[np.int64]]:
+    found = []
+    for place, example in enumerate(examples):
+        values = np.asarray(example.get(name))
+        if values.size == 0 and values.ndim == 1:
+            values = values.astype(np.int64)
+        if values.ndim != 1 or values.dtype.kind not in "iu" or values.min(initial=0) < 0:
+            raise DataError(f"example {place}: expected {name} as token ids, found {example.get(name)!r:.80}")
+        found.append(values.astype(np.int64))
+    return found
+
+
+def _numbers(examples: Sequence[Mapping[str, Any]], name: str) -> Arrays:
+    """A number of each example, where they have some."""
+    if not any(name in example for example in examples):
+        return {}
+    found = np.empty(len(examples), np.float32)
+    for place, example in enumerate(examples):
+        try:
+            found[place] = float(example[name])
+        except (KeyError, TypeError, ValueError):
+            raise DataError(
+                f"example {place}: expected a number {name}, as others have one, found {example.get(name)!r:.80}"
+            ) from None
+    return {name: found}
+
+
+def _padded(
+    rows: Sequence[npt.NDArray[np.int64]], pad_token_id: int, padding_side: str, pad_to_multiple_of: int | None
+) -> Arrays:
+    if padding_side not in ("right", "left"):
+        raise ConfigError(f"padding_side: expected 'right' or 'left', found {padding_side!r:.80}")
+    check_count("pad_token_id", pad_token_id, 0)
+    multiple = 1
+    if pad_to_multiple_of is not None:
+        check_count("pad_to_multiple_of", pad_to_multiple_of, 1)
+        multiple = pad_to_multiple_of
+    if not rows:
+        raise DataError("examples: expected one or more, found none")
+    width = -(-max(map(len, rows)) // multiple) * multiple
+    there = [np.ones(len(row), np.int64) for row in rows]
+    return {
+        "input_ids": _block(rows, pad_token_id, width, padding_side),
+        "attention_mask": _block(there, 0, width, padding_side),
+    }
+
+
+def _block(rows: Sequence[npt.NDArray[np.int64]], fill: int, width: int, side: str) -> npt.NDArray[np.int64]:
+    made = np.full((len(rows), width), fill, np.int64)
+    for place, row in enumerate(rows):
+        made[place, slice(width - len(row), None) if side == "left" else slice(len(row))] = row
+    return made
+
+
+def _apart(made: Arrays) -> Arrays:
+    return {f"{side}_{name}": half for name, both in made.items() for side, half in zip(_SIDES, np.split(both, 2))}  # noqa: B905
+
+
+_Side = Literal["right", "left"]
+_Straddling = Literal["include", "exclude", "refuse"]
+_ANSWERS = ("chosen", "rejected")
+
+
+class _OfChats:
+    """The common base of chat recipes."""
+
+    template: ChatTemplate
+    max_length: int | None
+    messages: str
+    tools: str | None
+    end_of_turn: str | None
+    truncation_side: _Side
+    straddling: _Straddling
+
+    def __post_init__(self) -> None:
+        _check_template(self.template)
+        check_cut(self.max_length, self.truncation_side)
+        check_choice("straddling", self.straddling, STRADDLING)
+
+    @property
+    def _sources(self) -> dict[str, pa.DataType]:
+        return {name: JSON for name in (self.messages, self.tools) if name is not None}
+
+    def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
+        """Ids and masks of chats, as long as they may be, and which these are: those of which a token is trained."""
+        chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
+        rendered = each(
+            lambda chat: render_chat(
+                self.template, _messages(chat[0], self.messages), tools=chat[1], end_of_turn=self.end_of_turn
+            ),
+            chats,
+        )
+        tokens = tokens_of(encode, [one.text for one in rendered], False)
+        both = zip(rendered, tokens, strict=True)
+        cut = kept_of(self.max_length, self.truncation_side)
+        masks = each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
+        trained = [bool(mask.any()) for mask in masks]
+        ids = [one[cut] for (one, _), is_left in zip(tokens, trained, strict=True) if is_left]
+        return ids, [mask for mask in masks if mask.any()], pa.array(trained, pa.bool_())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chats(_OfChats, PaddedRecipe):
+    """Every chat a row, filled up to one length, with the mask of what an assistant generated.
+
+    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. They are those of
+    ``encode_chat``; labels are the ids where ``assistant_masks`` is 1, and -100 elsewhere.
+
+    A chat is a list of dicts as ``from_openai`` or ``from_sharegpt`` takes them, or the text of its JSON. Chats are
+    left out of which an assistant generated no token, or none that is left when they are truncated.
+
+    Args:
+        template: The template. One that tells the time of day needs ``now``, as its texts differ from day to day.
+        max_length: L, the tokens of a row; longer chats are truncated, ids and masks alike.
+        messages: The column of the chats.
+        tools: The column of the tools that may be called, a list of JSON schemas in each row, or nothing; None: there
+            is no such column. One that no row has is refused.
+        end_of_turn, truncation_side, straddling: As in ``encode_chat``.
+        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
+        padding_side: Where it stands.
+        keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
+
+    Raises:
+        ConfigError: No length, a word or a dtype that is none, or a template that tells the time of day.
+    """
+
+    template: ChatTemplate
+    max_length: int
+    messages: str = "messages"
+    tools: str | None = None
+    end_of_turn: str | None = None
+    truncation_side: _Side = "right"
+    straddling: _Straddling = "include"
+    pad_id: int | None = None
+    padding_side: _Side = "right"
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+    _lists = ("input_ids", "attention_mask", "assistant_masks")
+
+    def __post_init__(self) -> None:
+        _OfChats.__post_init__(self)
+        PaddedRecipe.__post_init__(self)
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each chat of which a token is trained."""
+        ids, masks, trained = self._encoded(texts, encode)
+        made = padded(ids, self.max_length, self._padding(encode), self.padding_side)
+        made.append(_masks(masks, self.max_length, self.padding_side))
+        return self._batch(made, texts.filter(trained))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTokens(_OfChats):
+    """Every token of chats a row, and every chat an episode: batches are windows ``[B, S]``, padded or packed chats.
+
+    ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last one
+    of a chat. Chats are left out as by ``Chats``.
+
+    Args:
+        template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
+        max_length: Longer chats are truncated; None: none is.
+
+    Raises:
+        ConfigError: As ``Chats``.
+    """
+
+    template: ChatTemplate
+    max_length: int | None = None
+    messages: str = "messages"
+    tools: str | None = None
+    end_of_turn: str | None = None
+    truncation_side: _Side = "right"
+    straddling: _Straddling = "include"
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """The chats, as JSON, and their tools where they have some."""
+        return self._sources
+
+    @property
+    def schema(self) -> pa.Schema:
+        """A token, whether it was generated, and whether it is the last one of its chat."""
+        return pa.schema([("input_ids", pa.int32()), ("assistant_masks", pa.uint8()), ("done", pa.int8())])
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """``input_ids``, ``assistant_masks`` and ``done``, int64."""
+        return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each token of chats of which one is trained."""
+        ids, masks, _ = self._encoded(texts, encode)
+        flat, lengths = flat_of(ids)
+        mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
+        return batch_of(self.schema, [pa.array(flat), pa.array(mask), pa.array(ended(lengths))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(PaddedRecipe):
+    """Every prompt with a chosen and a rejected answer a row, for DPO and for reward models.
+
+    A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
+    of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
+    of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
+
+    All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, an answer
+    ends in the template's variable ``eos_token``, where that is one, and the tokenizer adds its special tokens. A text
+    is one unless it is the JSON of messages: of one or more dicts that have a ``role``, or ``from``, each, alone or as
+    ``conversations``. Pairs of two equal
+    answers are left out, and those that are equal when they are truncated, or of which one has no token.
+
+    Args:
+        template: The template. One that tells the time of day needs ``now``.
+        max_length: L, the tokens of a row; longer ones are truncated.
+        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages with
+            which both begin, but for the last one where a chat is the beginning of the other; of texts the tokens.
+        chosen: The column of the messages that were preferred.
+        rejected: The column of the others.
+        tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
+        straddling: As in ``encode_preference``.
+
+    Raises:
+        ConfigError: As ``Chats``.
+    """
+
+    template: ChatTemplate
+    max_length: int
+    prompt: str | None = "prompt"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    tools: str | None = None
+    truncation_side: _Side = "right"
+    straddling: Literal["include", "refuse"] = "include"
+    pad_id: int | None = None
+    padding_side: _Side = "right"
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+    _sides = ("chosen_data.", "rejected_data.")
+    _lists = ("input_ids", "attention_mask", "completion_mask")
+
+    def __post_init__(self) -> None:
+        _check_template(self.template)
+        super().__post_init__()
+        check_cut(self.max_length, self.truncation_side)
+        check_choice("straddling", self.straddling, ("include", "refuse"))
+
+    @property
+    def _sources(self) -> dict[str, pa.DataType]:
+        names = (self.prompt, self.chosen, self.rejected, self.tools)
+        return {name: JSON for name in names if name is not None}
+
+    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+        """A row for each pair that differs, and of which both answers have a token."""
+        names = (self.prompt, self.chosen, self.rejected, self.tools)
+        given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
+        given.append(values_of(texts, self.tools, may_be_none=True))
+        said = each(self._texts, zip(*given, strict=True))
+        pairs = each(self._pair, zip(said, tokens_of_pairs(encode, said), strict=True))
+        pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
+        ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
+        differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
+        said_both = [bool(len(one["chosen_ids"]) and len(one["rejected_ids"])) for one in pairs]
+        wanted = pa.array(np.logical_and(differ, said_both), pa.bool_())
+        made: list[pa.Array] = []
+        for side, of_side in zip(_ANSWERS, ids, strict=True):
+            lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
+            masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
+            made += padded(of_side, self.max_length, pad_id, self.padding_side)
+            made.append(_masks(masks, self.max_length, self.padding_side))
+        return self._batch(made, texts).filter(wanted)
+
+    def _texts(self, row: tuple[Any, Any, Any, Any]) -> PairTexts:
+        prompt, chosen, rejected, tools = row
+        given = (chosen, rejected) if self.prompt is None else (prompt, chosen, rejected)
+        are_texts = all(isinstance(one, str) for one in given)
+        if not are_texts:
+            chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
+            prompt = None if self.prompt is None else _messages(prompt, self.prompt)
+        if chosen == rejected:
+            return PairTexts("", "", "", are_texts)  # left out as all that are equal
+        if self.prompt is None:
+            shorter = min(len(chosen), len(rejected)) - (not are_texts)  # a message is left of each answer
+            both = zip(chosen, rejected, strict=False)
+            same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
+            if same < 1:
+                names = f"columns {self.chosen!r} and {self.rejected!r}"
+                raise DataError(f"{names}: expected chats that begin alike, found others")
+            # Of texts it is the tokens that are compared, as one of them may be across the place where they part.
+            same = 0 if are_texts else same
+            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+        return preference_texts(self.template, prompt, chosen, rejected, tools)
+
+    def _pair(self, pair: tuple[PairTexts, tuple[Ids, Ids, Ids]]) -> dict[str, Ids]:
+        said, (prompt, chosen, rejected) = pair
+        if self.prompt is None and said.are_plain:
+            return preference_of((chosen, chosen, rejected), "include")
+        return preference_of((prompt, chosen, rejected), self.straddling)
+
+
+def _check_template(template: Any) -> None:
+    if not isinstance(template, ChatTemplate):
+        raise ConfigError(f"template: expected a ChatTemplate, found {template!r:.80}")
+    if template.now is None and "strftime_now" in template.source:
+        raise ConfigError(
+            "template: expected one whose texts are the same tomorrow, found one that tells the time of day "
+            "(strftime_now); say ChatTemplate(..., now=...)"
+        )
+
+
+def _messages(value: Any, column: str) -> tuple[Message, ...]:
+    """The chat in a column, of either form."""
+    is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
+    if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
+        raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
+    return from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else from_openai(value)
+
+
+def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
+    """Masks as a column of lists, 0 where rows are filled up."""
+    values = padded(masks, length, 0, side)[0].flatten()
+    return pa.FixedSizeListArray.from_arrays(values.cast(pa.uint8()), length)

@@ -16,9 +16,8 @@ from hypothesis import given
 from mouse_core.columns.episode_rows import done_codes
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading
-from mouse_core.formats.base import RowStream, rows_digest
-from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.transitions import TransitionRows, check_final
+from mouse_core.formats.base import RowDigest, RowStream, rows_digest
+from mouse_core.formats.columns import TransitionRows, check_final
 from mouse_core.formats.rlds import read_rlds
 
 Row = dict[str, Any]

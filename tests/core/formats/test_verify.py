@@ -31,7 +31,7 @@ def stream(rows: int = ROWS) -> RowStream:
 
 @pytest.fixture(params=["convert", "write"])
 def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 40)
     if request.param == "convert":
         convert(stream(), tmp_path / "out", shard_bytes=9000)
     else:
@@ -142,7 +142,7 @@ def test_rows_are_compared_when_files_are_opened(tmp_path: Path) -> None:
     ],
 )
 def test_a_note_that_does_not_fit(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 40)
     convert(stream(), tmp_path / "out", shard_bytes=25_000)
     file = tmp_path / "out" / "state.json"
     state = json.loads(file.read_text())
@@ -233,7 +233,7 @@ def test_any_flipped_bit_of_a_parquet_file_is_found(tmp_path: Path) -> None:
 
 
 def test_every_damaged_parquet_file_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 40)
     convert(stream(), tmp_path / "out", to="parquet", shard_bytes=4000)
     files = sorted((tmp_path / "out").iterdir())
     assert len(files) > 2

@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.episodes import sums_by_episode
-from mouse_core.formats.columns.named import MISSING
-from mouse_core.formats.columns.values import UInt64s, Values, combined
-from mouse_core.inspect._checks.dimensions import about_dimensions
-from mouse_core.inspect._checks.dynamics import about_dynamics
-from mouse_core.inspect._checks.finding import Finding, capped, some
-from mouse_core.inspect._checks.following import Camera, Clock, is_clock
-from mouse_core.inspect._checks.parts import about_parts
-from mouse_core.inspect._checks.sampling import Bools, Floats, Int64s, RowSample
+from mouse_core.formats.columns import MISSING, UInt64s, Values
+from mouse_core.formats.columns import combine_hashes as combined
+from mouse_core.inspect.dimensions import about_dimensions, about_parts
+from mouse_core.inspect.dynamics import Camera, Clock, about_dynamics, is_clock
+from mouse_core.inspect.report import Finding, capped, some
+from mouse_core.inspect.sampling import Bools, Floats, Int64s, RowSample
 
 # Sums over an episode of what is seen, weighed by waves: two mixtures of the dimensions by four waves.
 _MIXTURES, _WAVES = 2, 4

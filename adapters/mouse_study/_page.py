@@ -1,34 +1,423 @@
-"""The page of a study, put together and written."""
+"""The page of a study: one file that shows the records of its runs, and loads nothing.
+
+The parts in order: the style; the numbers of groups of runs; pictures, drawn by matplotlib as SVG in the colours of the
+page, with no text but numbers, as names are escaped text in the page around them; and the page itself.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from html import escape
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mouse_core.files.writing import write_file
-from mouse_study._page.groups import (
-    Floats,
-    Group,
-    Series,
-    Times,
-    curve,
-    final_values,
-    groups,
-    pooled,
-    times,
-    trained_names,
-)
-from mouse_study._page.pictures import BEYOND, Line, colour, curves, profiles, thinned, with_names
-from mouse_study._page.style import COLOURS, STYLE
 from mouse_study.comparing import TOLERANCES, Pair, pairs, verdict
 from mouse_study.results import Results, Run
 from mouse_study.statistics import Band, band, meaning, probability_above, profile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: So many frameworks have a colour of their own.
+COLOURS = 6
+
+STYLE = """
+:root { color-scheme: light dark;
+  --back: #f6f7f9; --card: #ffffff; --ink: #1c2430; --dim: #5d6b7c; --line: #dfe4ea; --grid: #e4e9ef;
+  --warn: #8a5200; --warn-back: #fff4de; --good: #216b40; --good-back: #e7f5ec;
+  --c0: #d1495b; --c1: #2e6fb7; --c2: #3a8a4f; --c3: #8d5bb5; --c4: #b9770e; --c5: #50707f;
+  --wait: #d98c2b; --first: #8a7fb8; --compute: #3b7fb0; --rest: #b4bec9; }
+@media (prefers-color-scheme: dark) { :root {
+  --back: #12161b; --card: #1b2128; --ink: #e5eaf0; --dim: #9aa7b5; --line: #2e3742; --grid: #2a323c;
+  --warn: #f3c069; --warn-back: #33290f; --good: #84d3a2; --good-back: #14301f;
+  --c0: #f2808c; --c1: #79b0ee; --c2: #7cc98d; --c3: #c39ae6; --c4: #edb458; --c5: #9dbccb;
+  --wait: #e6a653; --first: #a99ddb; --compute: #67a9da; --rest: #4b5764; } }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--back); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main, header, footer { max-width: 1180px; margin: 0 auto; padding: 0 16px; }
+header { padding-top: 28px; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 38px 0 10px; overflow-wrap: anywhere; }
+h3 { font-size: .95rem; margin: 22px 0 8px; font-weight: 600; overflow-wrap: anywhere; }
+.card h3 { margin: 0 0 6px; }
+p { margin: 0 0 10px; max-width: 80ch; overflow-wrap: anywhere; }
+.dim { color: var(--dim); } .small { font-size: .88rem; }
+code { font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 18px 0 0; padding: 0; list-style: none; }
+.figures li { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 10px 16px;
+  flex: 1 1 auto; min-width: 96px; }
+.figures b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+.figures span { color: var(--dim); font-size: .85rem; }
+.said { border-radius: 10px; padding: 10px 14px; margin: 14px 0 0; max-width: none; font-weight: 600;
+  font-size: 1.05rem; }
+.good { background: var(--good-back); border-left: 4px solid var(--good); }
+.warning { background: var(--warn-back); border-left: 4px solid var(--warn); }
+.yes { color: var(--good); } .no { color: var(--warn); }
+.pairs { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 0 14px; margin: 0;
+  list-style: none; max-height: 80vh; overflow-y: auto; }
+.pairs li { padding: 10px 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+.pairs li:last-child { border-bottom: 0; } .pairs p { margin: 2px 0 0; max-width: none; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 10px; padding: 0; list-style: none;
+  font-size: .88rem; }
+.legend li { overflow-wrap: anywhere; min-width: 0; }
+.legend i { display: inline-block; width: 16px; height: 10px; border-radius: 3px; margin-right: 6px; }
+.cards { display: grid; gap: 14px; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); margin: 0 0 12px; }
+.cards.one { grid-template-columns: minmax(0, 640px); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 14px; min-width: 0; }
+.card p { font-size: .85rem; color: var(--dim); margin: 6px 0 0; }
+svg { display: block; width: 100%; height: auto;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; border: 1px solid var(--line); border-radius: 12px;
+  background: var(--card); margin: 0 0 12px; max-height: 80vh; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 8px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+thead th { color: var(--dim); font-weight: 600; position: sticky; top: 0; background: var(--card); }
+.text { text-align: left; max-width: 44ch; overflow-wrap: anywhere; }
+td.text { min-width: 9ch; } td.long { white-space: normal; min-width: 30ch; }
+.bars { font-size: .88rem; background: var(--card); border: 1px solid var(--line); border-radius: 12px;
+  padding: 14px; margin: 0 0 12px; display: grid; gap: 4px 12px; grid-template-columns: minmax(0, 1fr) max-content; }
+.bars span { overflow-wrap: anywhere; }
+.bar { display: flex; height: 14px; border-radius: 4px; overflow: hidden; grid-column: 1 / -1; margin: 0 0 8px; }
+.bar i { display: block; height: 100%; }
+.wait { background: var(--wait); } .first { background: var(--first); } .compute { background: var(--compute); }
+.rest { background: var(--rest); }
+footer { margin-top: 36px; padding: 16px; color: var(--dim); font-size: .85rem; }
+@media (max-width: 560px) { h2 { margin-top: 30px; } }
+"""
+
+
+Floats = NDArray[np.float64]
+Series = Mapping[str, tuple[NDArray[np.int64], Floats]]
+
+#: What says where time and memory went; all other names are values of the training.
+COSTS = ("wait", "compute", "memory", "setup")
+#: The last tenth of what a run recorded counts as its end.
+_END = 10
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one variant in one framework, which only their seeds tell apart.
+
+    Attributes:
+        variant: the variant.
+        framework: the framework.
+        colour: the framework's place among all.
+        runs: all of them, by seed.
+    """
+
+    variant: str
+    framework: str
+    colour: int
+    runs: tuple[Run, ...]
+
+    @property
+    def done(self) -> tuple[Run, ...]:
+        """The runs that finished: statistics are over these."""
+        return tuple(run for run in self.runs if run.status == "done")
+
+
+@dataclass(frozen=True)
+class Times:
+    """The time of one run by part, in seconds.
+
+    Attributes:
+        wait: waiting for batches, after the first step.
+        compute: computing steps, after the first step.
+        first: the first step, including compilation and other one-time work.
+        rest: everything outside steps: start, evaluations, checkpoints.
+        per_second: steps per second after the first, waiting included; None for fewer than two steps.
+    """
+
+    wait: float
+    compute: float
+    first: float
+    rest: float
+    per_second: float | None
+
+
+def groups(results: Results) -> list[Group]:
+    """The runs by variant and framework, in the order of their names, whatever the order of the runs is."""
+    frameworks = sorted({run.framework for run in results.runs})
+    found = []
+    for variant in sorted({run.variant for run in results.runs}):
+        for place, framework in enumerate(frameworks):
+            runs = [run for run in results.runs if (run.variant, run.framework) == (variant, framework)]
+            if runs:
+                found.append(Group(variant, framework, place, tuple(sorted(runs, key=lambda run: run.seed))))
+    return found
+
+
+def trained_names(results: Results) -> list[str]:
+    """The names of values of the training: the loss, then evaluations, then what else there is."""
+    names = [name for name in results.names if name not in COSTS]
+    return sorted(names, key=lambda name: (name != "loss", not name.startswith("eval"), name))
+
+
+def curve(group: Group, series: Series) -> tuple[NDArray[np.int64], Floats] | None:
+    """Return the steps ``[n]`` that all finished runs of a group recorded, and their values ``[runs, n]``; or None."""
+    found = [series[run.run] for run in group.done if run.run in series]
+    if not found:
+        return None
+    steps = reduce(np.intersect1d, [steps for steps, _ in found])
+    if not len(steps):
+        return None
+    return steps, np.stack([values[np.isin(its, steps)][: len(steps)] for its, values in found])
+
+
+def final_values(runs: Sequence[Run], series: Series) -> Floats:
+    """Return the final value of each run: the mean of the last tenth of its recorded values, at least one.
+
+    For 300 losses it is the mean of the last 30, for 5 evaluations the last one. Runs without values are left out.
+    """
+    found = [series[run.run][1] for run in runs if run.run in series]
+    with np.errstate(over="ignore", invalid="ignore"):
+        ends = [values[-max(1, len(values) // _END) :].mean() for values in found if len(values)]
+    return np.array(ends, np.float64)
+
+
+def pooled(members: Sequence[Group], series: Series) -> Band | None:
+    """The band over all variants of a framework, which are the strata; None where a variant has no finished run."""
+    strata = [final_values(group.done, series) for group in members]
+    return band(strata) if strata and all(len(stratum) for stratum in strata) else None
+
+
+def times(run: Run, wait: Series, compute: Series) -> Times:
+    """Return the time of a run by part.
+
+    Args:
+        run: the run.
+        wait: the recorded waiting times.
+        compute: the recorded computing times.
+    """
+    waited, computed = (series[run.run][1] if run.run in series else np.empty(0) for series in (wait, compute))
+    first = run.first_step_seconds if run.first_step_seconds is not None else float(computed[:1].sum())
+    first = first if math.isfinite(first) else 0.0
+    waited, computed = (np.where(np.isfinite(values), values, 0.0) for values in (waited, computed))
+    after = float(waited[1:].sum()), float(computed[1:].sum())
+    steps = len(computed) - 1
+    return Times(
+        wait=after[0],
+        compute=after[1],
+        first=first,
+        rest=max(0.0, run.seconds - first - sum(after)) if math.isfinite(run.seconds) else 0.0,
+        per_second=steps / sum(after) if steps > 0 and sum(after) > 0.0 else None,
+    )
+
+
+#: Values this large are not drawn: matplotlib subtracts them from each other.
+BEYOND = 1e100
+
+# Colours that stand for those of the style, which differ with light and dark.
+_INK, _DIM, _GRID, _CARD = "#020001", "#020002", "#020003", "#020004"
+_NAMES = {_INK: "--ink", _DIM: "--dim", _GRID: "--grid", _CARD: "--card"}
+_NAMES |= {f"#0100{place:02x}": f"--c{place}" for place in range(COLOURS)}
+_SETTINGS: dict[str, Any] = {
+    "svg.hashsalt": "mouse_study",
+    "svg.fonttype": "none",
+    "text.color": _DIM,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _DIM,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.formatter.limits": (-4, 5),
+    "axes.formatter.useoffset": False,
+    "xtick.color": _GRID,
+    "xtick.labelcolor": _DIM,
+    "ytick.color": _GRID,
+    "ytick.labelcolor": _DIM,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "font.size": 11,
+    "path.simplify": True,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve with or without a band around it.
+
+    Attributes:
+        x: where its points lie, ``[n]``.
+        y: their values.
+        colour: the number of its colour.
+        low: the lower edge of the band.
+        high: the upper edge.
+        dashed: whether it is of a run that did not finish.
+    """
+
+    x: NDArray[Any]
+    y: Floats
+    colour: int
+    low: Floats | None = None
+    high: Floats | None = None
+    dashed: bool = False
+    dots: bool = field(default=False, kw_only=True)
+
+
+def colour(place: int) -> str:
+    """The style's colour of a framework, by its place among all."""
+    return f"var(--c{place % COLOURS})"
+
+
+def curves(
+    lines: Sequence[Line], *, label: str, across: str = "step", logarithmic: bool = False, mark: float | None = None
+) -> str:
+    """Curves over their bands.
+
+    Args:
+        lines: the first one lies lowest, and is the widest, so that curves that are equal are seen as two.
+        label: what the picture shows, for who cannot see it; plain text.
+        across: what is under it.
+        logarithmic: whether values are shown by their order of magnitude.
+        mark: a value to draw a line at.
+
+    Returns:
+        An ``svg`` element.
+    """
+
+    lines = [_drawable(line) for line in lines]
+
+    def draw(axes: Axes) -> None:
+        most = max((line.colour for line in lines), default=0)
+        for line in lines:
+            shade = f"#0100{line.colour % COLOURS:02x}"
+            width = 1.2 if line.dashed else 3.0 - 1.8 * line.colour / max(1, most)
+            if line.low is not None and line.high is not None:
+                axes.fill_between(line.x, line.low, line.high, color=shade, alpha=0.18, linewidth=0)
+            if line.dots:
+                axes.plot(line.x, line.y, ".", color=shade, markersize=2.5)
+            else:
+                style = (0, (3, 2)) if line.dashed else "-"
+                alone = "o" if len(line.x) < 2 else None
+                axes.plot(line.x, line.y, linestyle=style, marker=alone, markersize=4, color=shade, linewidth=width)
+        if logarithmic:
+            from matplotlib.ticker import FuncFormatter, NullFormatter
+
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        if mark is not None:
+            axes.axhline(mark, color=_DIM, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.set_xlabel(across)
+
+    return _svg(draw, label)
+
+
+def _drawable(line: Line) -> Line:
+    """The line without values that no axis can hold."""
+
+    def kept(values: Floats) -> Floats:
+        return np.where(np.abs(values) < BEYOND, values, np.nan)
+
+    low, high = (None if edge is None else kept(edge) for edge in (line.low, line.high))
+    return replace(line, y=kept(line.y), low=low, high=high)
+
+
+def profiles(lines: Sequence[Line], *, label: str) -> str:
+    """Performance profiles: for each value the share of runs above it, as steps."""
+
+    def draw(axes: Axes) -> None:
+        most = max((line.colour for line in lines), default=0)
+        for line in lines:
+            shade = f"#0100{line.colour % COLOURS:02x}"
+            if line.low is not None and line.high is not None:
+                axes.fill_between(line.x, line.low, line.high, color=shade, alpha=0.18, linewidth=0, step="post")
+            width = 3.0 - 1.8 * line.colour / max(1, most)
+            axes.step(line.x, line.y, where="post", color=shade, linewidth=width)
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+
+    return _svg(draw, label)
+
+
+def _svg(draw: Callable[[Axes], None], label: str) -> str:
+    from html import escape
+
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with _settings():
+        figure = Figure(figsize=(5.2, 3.0), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    view = re.search(r'viewBox="([^"]+)"', text)
+    inside = text[text.index(">") + 1 : text.rindex("</svg>")]
+    inside = re.sub(r"<metadata>.*?</metadata>", "", inside, flags=re.DOTALL)
+    inside = re.sub(r"#0[12]00[0-9a-f]{2}", lambda found: f"var({_NAMES[found[0]]})", inside)
+    inside = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", inside)
+    box = view[1] if view else "0 0 374 216"
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(label, quote=True)}">{inside}</svg>'
+
+
+def with_names(picture: str, place: int) -> str:
+    """The picture with names of its own for its parts, so that several can stand in one page."""
+    picture = re.sub(r'\bid="', f'id="p{place}-', picture)
+    return re.sub(r'(url\(|href=")#', rf"\1#p{place}-", picture)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    import matplotlib
+
+    # matplotlib's own settings, not the user's; but a backend, once set, is not set back.
+    own = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
+    with matplotlib.rc_context(cast("Any", own | _SETTINGS)):
+        yield
+
+
+# ---------------------------------------------------------------------- many points to few
+
+
+def thinned(x: NDArray[np.int64], values: Floats, most: int, *, largest: bool = False) -> tuple[Floats, Floats, int]:
+    """Neighbouring points as one, so that at most so many are left.
+
+    Of 7 points and at most 3, points 0 to 2, 3 to 5 and 6 become one each.
+
+    Args:
+        x: where they lie, ``[n]``.
+        values: ``[..., n]``.
+        most: points to keep.
+        largest: the largest of those that become one, instead of their mean.
+
+    Returns:
+        x, values, and how many points became one.
+    """
+    size = max(1, -(-len(x) // most))
+    firsts = np.arange(0, len(x), size)
+    if size == 1:
+        return x.astype(np.float64), values, 1
+    counts = np.diff([*firsts, len(x)])
+    places = np.add.reduceat(x.astype(np.float64), firsts) / counts
+    if largest:
+        return places, np.maximum.reduceat(values, firsts, axis=-1), size
+    return places, np.add.reduceat(values, firsts, axis=-1) / counts, size
+
 
 _LONGEST = 2000
 _MOST_ROWS = 400

@@ -39,8 +39,8 @@ from mouse_core.files.writing import (
     sync_files,
     sync_folders,
 )
-from mouse_core.formats.columns.blocks import blocks
-from mouse_core.formats.columns.digest import DigestedRows, RowDigest
+from mouse_core.formats.base import DigestedRows, RowDigest
+from mouse_core.formats.columns import blocks
 
 NOTE, _LOCK = "job.json", "lock"
 # Writing notes takes at most this share of the time, so that many small parts do not rewrite a long note each.

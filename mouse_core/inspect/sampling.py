@@ -192,6 +192,7 @@ class Extremes:
         real: Bools | None,
         bounds: tuple[Floats, Floats] | None,
     ) -> None:
+        """Take rows into account, except those that only hold a place; ``bounds`` are their extremes where known."""
         if real is not None and not real.all():
             found, episode, step = found[real], episode[real], step[real]
         if not len(found):

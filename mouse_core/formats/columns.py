@@ -1,0 +1,723 @@
+"""Conversions that readers, writers and inspections share: from values of any format to columns of rows, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core._arrow.column_types import ColumnType, column_type, is_list
+from mouse_core._arrow.dense import plain
+from mouse_core._base.checks import is_text
+from mouse_core.columns.episode_rows import Columns, placeholder
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.reading import reading
+from mouse_core.images.pixels import decode_image
+
+# Small batches are joined up to this size, since each batch costs time however few rows it has.
+_BLOCK_BYTES = 8 << 20
+_BLOCK_ROWS = 1 << 16
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+
+def check_batch_rows(batch_rows: int) -> None:
+    """Raise ConfigError if `batch_rows` is below 1."""
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+
+
+def check_size(name: str, size: int | str) -> int:
+    """Return a number of bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
+
+    Raises:
+        ConfigError: The text is no size, or the size is below one byte.
+    """
+    count = size
+    if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
+        number, prefix, binary = match.groups()
+        count = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"{name}: expected bytes or a text such as '500MB', found {size!r}")
+    return count
+
+
+def rows_at_once(row_bytes: int, *, most: int, budget: int = 32 << 20) -> int:
+    """Return the number of rows that fit into ``budget`` bytes, but at least 1 and at most ``most``.
+
+    With 10 bytes a row and a budget of 35 bytes: 3 rows, or 2 if ``most`` is 2.
+    """
+    return max(1, min(most, budget // max(1, row_bytes)))
+
+
+def bytes_a_row(rows: pa.RecordBatch | pa.Table) -> int:
+    """Return the average number of bytes of a row, at least 1."""
+    return int(max(1, rows.nbytes // max(1, rows.num_rows)))
+
+
+def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of about 8 MB: small batches are joined, large batches are split."""
+    pending: list[pa.RecordBatch] = []
+    pending_bytes = pending_rows = 0
+    for batch in batches:
+        row_bytes = bytes_a_row(batch)
+        most = int(np.clip(4 * _BLOCK_BYTES // row_bytes, 1, _BLOCK_ROWS))
+        for first in range(0, batch.num_rows, most):
+            piece = batch.slice(first, most)
+            pending.append(piece)
+            pending_bytes, pending_rows = pending_bytes + piece.num_rows * row_bytes, pending_rows + piece.num_rows
+            if pending_bytes >= _BLOCK_BYTES or pending_rows >= _BLOCK_ROWS:
+                yield _concatenate(pending)
+                pending, pending_bytes, pending_rows = [], 0, 0
+    if pending:
+        yield _concatenate(pending)
+
+
+def _concatenate(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pending[0] if len(pending) == 1 else pa.concat_batches(pending)
+
+
+MISSING = "observation_missing"
+"""The column that marks rows whose observation the source did not hold."""
+
+
+def travels_with_action(key: str) -> bool:
+    """Whether a value that a source stores with a step belongs to the action of the step, judged by its name."""
+    return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
+
+
+def flatten(name: str, value: Any) -> dict[str, Any]:
+    """Return the leaves of nested mappings and tuples by path: ``{"observation_arm_angle": ...}``.
+
+    Args:
+        name: The beginning of all names.
+        value: A mapping, a tuple (its items are named by their position), or a leaf.
+    """
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    else:
+        return {name: value}
+    leaves: dict[str, Any] = {}
+    for key, item in items:
+        for path, leaf in flatten(f"{name}_{key}", item).items():
+            if path in leaves:
+                raise SchemaError(f"{path}: two values of a step have this name once their keys are joined by '_'")
+            leaves[path] = leaf
+    return leaves
+
+
+def is_single(names: Collection[str], prefix: str) -> bool:
+    """Whether one column is the whole observation or action, rather than a part of a nested one."""
+    kinds = ("discrete", "image", "text")
+    return len(names) == 1 and next(iter(names)) in (prefix, *(f"{prefix}_{kind}" for kind in kinds))
+
+
+def is_image(values: npt.NDArray[Any]) -> bool:
+    """Whether the rows of ``values`` look like pictures: uint8 ``[n, H, W]`` or ``[n, H, W, C]`` with C up to 4."""
+    return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
+
+
+def _suits(column: str, values: npt.NDArray[Any]) -> bool:
+    """Whether the standard field of a column, if it has one, can read these rows."""
+    is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
+    if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
+        return column != MISSING  # encoded pictures may be any
+    is_picture = len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
+    return is_whole and (is_picture if column == "observation_image" else shape in ((), (1,)))
+
+
+def named_observation(value: Any) -> Columns:
+    """Return observations ``[n, ...]`` as columns: a standard column, or ``observation_<key>`` for nested ones.
+
+    A single array of whole numbers ``[n]`` becomes ``observation_discrete``, of pictures ``observation_image``, of
+    texts ``observation_text``. All others become ``observation``: vectors, with longer shapes flattened in C order.
+
+    A nested part with the name ``image`` or ``discrete`` that holds no pictures or whole numbers becomes
+    ``observation_<key>_values``.
+    """
+    if isinstance(value, Mapping | tuple):
+        leaves = {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
+        return {name if _suits(name, leaf) else f"{name}_values": leaf for name, leaf in leaves.items()}
+    values = np.asarray(value)
+    if values.dtype.kind in "OSU":
+        return {"observation_text": values}
+    if values.ndim == 1 and values.dtype.kind in "iub":
+        return {"observation_discrete": values}
+    if is_image(values):
+        return {"observation_image": values}
+    return {"observation": as_vectors(values)}
+
+
+def named_action(value: Any) -> Columns:
+    """Return actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
+
+    A single array of whole numbers ``[n]`` stays as it is. Fractions become vectors, a single one a vector of one, and
+    longer shapes are flattened in C order.
+    """
+    if isinstance(value, Mapping | tuple):
+        return {name: np.asarray(leaf) for name, leaf in flatten("action", value).items()}
+    values = np.asarray(value)
+    return {"action": values if values.ndim == 1 and values.dtype.kind in "iubOSU" else as_vectors(values)}
+
+
+def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
+    """Return a column with one number a row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
+
+    Raises:
+        DataError: A row has no number, or several.
+    """
+    values = columns[name]
+    if values.size != len(values):
+        raise DataError(f"{name}: expected one number a row, found shape {list(values.shape[1:])}")
+    return values.reshape(len(values))
+
+
+def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values ``[n, ...]`` as ``[n, width]``, in C order."""
+    return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
+
+
+def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
+    """Return rows ``[n, ...]`` of a column as an Arrow array, without a copy if the memory layout allows it.
+
+    Args:
+        values: Numbers, or strings or bytes ``[n]`` (arrays of objects or of NumPy's text types).
+        where: Prefix of the message.
+
+    Raises:
+        DataError: No column can have values of this type.
+    """
+    if values.dtype.kind in "OSU":
+        return _text(values, where=where)
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
+        raise DataError(f"{where}: expected numbers or text, found {values.dtype}")
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        size = values.shape[axis]
+        if size:
+            flat = pa.FixedSizeListArray.from_arrays(flat, size)
+        else:
+            count = int(np.prod(values.shape[:axis], dtype=np.int64))
+            flat = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), flat[:0])
+    return flat
+
+
+def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
+    if values.ndim != 1:
+        raise DataError(f"{where}: expected one text a step, found an array of shape {list(values.shape[1:])}")
+    if values.dtype.kind == "S":
+        values = values.astype(object)
+    items = values.tolist()
+    if not items:
+        return pa.array([], pa.string())
+    try:
+        if any(isinstance(item, bytes) for item in items):
+            try:
+                return pa.array([item.decode() if isinstance(item, bytes) else item for item in items], pa.string())
+            except UnicodeDecodeError:
+                return pa.array(items, pa.binary())
+        return pa.array(items)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{where}: expected numbers or text, found {items[:1]!r:.80}") from error
+
+
+def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
+    """Return rows of a column as an array ``[n, ...]``: lists of one length as dimensions, encoded images as pixels.
+
+    Args:
+        array: An Arrow array or chunked array.
+        where: Prefix of the message.
+
+    Raises:
+        DataError: Nulls, lists of differing lengths, or an image that cannot be decoded.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    array = plain(array)
+    if array.null_count:
+        raise DataError(f"{where}: expected values, found {array.null_count} nulls among {len(array)} rows")
+    kind = array.type
+    if is_list(kind):
+        if pa.types.is_fixed_size_list(kind):
+            size = kind.list_size
+        else:
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(f"{where}: expected lists of one length, found lengths {lengths[:5].tolist()}")
+            size = int(lengths[0]) if len(lengths) else 0
+        inner = from_arrow(array.flatten(), where=where)
+        return inner.reshape(len(array), size, *inner.shape[1:])
+    if pa.types.is_struct(kind):
+        try:
+            return np.stack([decode_image(value) for value in array.to_pylist()])
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def ordered(columns: Columns) -> Columns:
+    """Return columns in the order of all readers: action, reward, done, step, observations, metadata."""
+    fixed = ("reward", "done", "episode_step")
+    actions = [name for name in columns if name == "action" or name.startswith("action_")]
+    others = [name for name in columns if name not in fixed and name not in actions]
+    others.sort(key=lambda name: name.startswith("metadata_"))
+    return {name: columns[name] for name in (*actions, *fixed, *others)}
+
+
+def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
+    """Return the schema of rows with these columns; a name that is no Unicode text raises DataError."""
+    _check_texts(columns)
+    return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
+
+
+def _check_texts(names: Iterable[str], where: str = "") -> None:
+    for name in names:
+        if not is_text(name):
+            raise DataError(f"{where}{': ' * bool(where)}expected names of columns as Unicode text, found {name!r}")
+
+
+def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
+    """Return rows as a record batch; metadata that are missing become null.
+
+    Args:
+        columns: Values ``[n, ...]`` by name, all of one length.
+        schema: Columns and types of the rows before; by default any.
+        where: Prefix of messages, usually a file and an episode.
+
+    Raises:
+        DataError: Columns have different lengths, or other names or types than in the schema.
+    """
+    _check_texts(columns, where)
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{where}: expected columns of one length, found {lengths}")
+    arrays = {name: to_arrow(np.asarray(values), where=f"{where}: column {name!r}") for name, values in columns.items()}
+    if schema is None:
+        return pa.RecordBatch.from_pydict(arrays)
+    for field in schema:
+        if field.name.startswith("metadata_") and field.name not in arrays:
+            arrays[field.name] = pa.nulls(next(iter(lengths.values()), 0), field.type)
+    if set(arrays) != set(schema.names):
+        raise DataError(f"{where}: expected columns {schema.names}, found {list(arrays)}")
+    for field in schema:
+        found = arrays[field.name]
+        if found.type == field.type:
+            continue
+        if pa.types.is_null(found.type) or (pa.types.is_string(found.type) and pa.types.is_binary(field.type)):
+            arrays[field.name] = found.cast(field.type)
+        else:
+            raise DataError(f"{where}: column {field.name!r}: expected {field.type} a step, found {found.type}")
+    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def to_batches(rows: Iterable[Columns], schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
+    """Yield rows as record batches, as ``to_batch`` makes them, and no empty batch."""
+    with reading(where):
+        for columns in rows:
+            if len(columns["done"]):
+                yield to_batch(columns, schema, where=where)
+
+
+FINAL = ("drop", "mark")
+Bools = npt.NDArray[np.bool_]
+
+
+def check_final(final: str | None, *, where: str, needed: bool = True) -> str | None:
+    """Return ``final`` after checking it; the error explains both choices if one is needed and missing.
+
+    Args:
+        final: "drop", "mark" or None.
+        where: Prefix of the message, usually the file.
+        needed: Whether the source lacks the observation that an episode ends in.
+
+    Raises:
+        ConfigError: An unknown choice, or None where a choice is needed.
+    """
+    if final is not None and final not in FINAL:
+        raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
+    if needed and final is None:
+        raise ConfigError(
+            f"{where}: the observation that an episode ends in is not stored there, so choose: final='drop' leaves out "
+            "the last transition of every episode, its reward and its ending included, and the rows say truncated "
+            f"(done 2) where they stop; final='mark' keeps it, with zeros as the last observation and a column "
+            f"{MISSING!r} that is 1 there"
+        )
+    return final
+
+
+def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
+    """Move values one row later: from the row of an action to the next row; zeros (or empty texts) begin an episode.
+
+    Actions 5 6 7, behind an action 4 and with begins of 0 0 1, become 4 5 0.
+
+    Args:
+        values: Values in the rows of the actions, ``[n, ...]``.
+        before: Values of the last row of the piece before, ``[1, ...]``; replaced by those of this piece.
+        begins: Whether an episode begins with a row, ``[n]``.
+
+    Raises:
+        DataError: The shape changes within an episode.
+    """
+    later: Columns = {}
+    for name, array in values.items():
+        head = placeholder(array) if begins[0] else before[name]
+        if head.shape[1:] != array.shape[1:]:
+            raise DataError(f"{name}: expected shape {list(head.shape[1:])}, found {list(array.shape[1:])}")
+        later[name] = np.concatenate([head, array[:-1]])
+        later[name][begins] = placeholder(array)
+        before[name] = array[-1:].copy()
+    return later
+
+
+def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
+    """Return the number of rows before each row in its episode, int64 ``[n]``.
+
+    After 3 rows of an episode that continues, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
+
+    Args:
+        begins: Whether an episode begins with a row, ``[n]``.
+        before: The number of earlier rows of the episode that continues.
+    """
+    first = np.flatnonzero(begins)
+    latest = np.cumsum(begins) - 1  # which of the rows that begin an episode is the latest; -1: it began before
+    origin = np.where(latest >= 0, first[latest] if len(first) else 0, -before)
+    return (np.arange(len(begins)) - origin).astype(np.int64)
+
+
+class TransitionRows:
+    """Turns transitions, in the order they happened, into rows with alignment "arrived".
+
+    A transition is an observation, an action, and the values that arrived after the action. ``add`` takes any number of
+    transitions of any number of episodes; an episode may go on in the next call. ``finish`` returns the last rows.
+
+    Args:
+        final: What becomes of the last transition of an episode whose last observation is not stored ("drop" or
+            "mark"); unused with ``following``.
+        where: Prefix of messages.
+    """
+
+    def __init__(self, *, final: str | None, where: str) -> None:
+        self._final = final
+        self._where = where
+        self._step = 0
+        self._begun = False
+        self._held: dict[str, Columns] | None = None
+        self._last: Columns | None = None
+
+    def add(
+        self,
+        observations: Mapping[str, npt.NDArray[Any]],
+        arriving: Mapping[str, npt.NDArray[Any]],
+        begins: Bools,
+        following: Mapping[str, npt.NDArray[Any]] | None = None,
+        beside: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> Columns:
+        """Return rows for some transitions; the last transitions are held if they need their successors.
+
+        Args:
+            observations: Columns of the observation that a transition leaves, ``[T, ...]``.
+            arriving: Columns that the transition brings: ``action``, ``reward``, ``done``, metadata, ``[T, ...]``.
+            begins: Whether an episode begins with this transition, ``[T]``. The first of all always begins one.
+            following: The columns of ``observations``, of the observation that the transition leads to. Where they
+                differ from the next transition's, the recording is not continuous, and an episode begins there too.
+            beside: Columns that stay with the observation that a transition leaves, and of which nothing is known where
+                an episode ends: fractions are NaN there. Whole numbers and texts repeat the row before, and so does
+                ``metadata_*`` among ``observations`` where the last observation is missing: a task stays what it was.
+
+        Returns:
+            Columns of rows; empty arrays if all transitions are held.
+
+        Raises:
+            ConfigError: An episode's final observation is missing and no ``final`` was chosen.
+            DataError: Columns of differing lengths or shapes.
+        """
+        parts: dict[str, Columns] = {
+            "observations": dict(observations),
+            "arriving": dict(arriving),
+            "following": dict(following or {}),
+            "beside": dict(beside or {}),
+            "begins": {"begins": np.array(begins, dtype=bool)},
+        }
+        lengths = {len(values) for part in parts.values() for values in part.values()}
+        if len(lengths) > 1:
+            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
+        if self._held is not None:
+            parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
+        self._mark_begins(parts)
+        count = len(parts["begins"]["begins"])
+        # To see whether a transition is the last one of its episode takes its successor; "drop" must also know
+        # whether the successor is.
+        waiting = 2 if self._final == "drop" else 1
+        if parts["following"]:
+            # Nothing waits where all is known already.
+            waiting = 1 if parts["beside"] else 0
+            if count and not waiting:
+                self._last = {name: values[-1:].copy() for name, values in parts["following"].items()}
+        return self._take(parts, max(count - waiting, 0))
+
+    def finish(self) -> Columns | None:
+        """Return rows for the held transitions, of which the last ends its episode; None if none is held."""
+        if self._held is None or not len(self._held["begins"]["begins"]):
+            return None
+        return self._take(self._held, len(self._held["begins"]["begins"]))
+
+    def _mark_begins(self, parts: dict[str, Columns]) -> None:
+        """Mark the first transition of all, and each whose observation the transition before did not lead to."""
+        begins = parts["begins"]["begins"]
+        for name, values in parts["following"].items():
+            begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
+            if self._last is not None:
+                begins[:1] |= differ(self._last[name], parts["observations"][name][:1])
+        if len(begins) and not self._begun:
+            begins[0] = self._begun = True
+
+    def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
+        """Return rows for the first ``ready`` transitions, and hold the others."""
+        flags = parts["begins"]["begins"]
+        ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
+        last = ends[:ready]
+        known = bool(parts["following"])
+        if last.any() and self._final is None and not known:
+            check_final(None, where=self._where)
+        self._held = {
+            name: {column: values[ready:].copy() for column, values in part.items()} for name, part in parts.items()
+        }
+        now = {name: {column: values[:ready] for column, values in part.items()} for name, part in parts.items()}
+        brought = now["arriving"]
+        kept = np.ones(ready, bool)
+        if self._final == "drop" and not known:
+            kept = ~last
+            if "done" in brought:
+                stops = kept & np.concatenate([ends[1:], np.zeros(1, bool)])[:ready]
+                brought["done"] = np.where(stops & (brought["done"] == 0), 2, brought["done"])
+        # What belongs to the row that a transition leads to.
+        then = {
+            "observations": now["following"] if known else _next(parts["observations"], ready),
+            "beside": _next(parts["beside"], ready),
+        }
+        return self._layout(now, then, kept, last, known)
+
+    def _joined(self, held: Columns, values: Columns) -> Columns:
+        for name in held.keys() - values.keys():
+            raise DataError(f"{self._where}: column {name!r}: expected it as in the rows before, found no such column")
+        for name, array in values.items():
+            if name not in held or held[name].shape[1:] != array.shape[1:]:
+                wanted = list(held[name].shape[1:]) if name in held else "no such column"
+                raise DataError(f"{self._where}: column {name!r}: expected {wanted}, found {list(array.shape[1:])}")
+        return {name: np.concatenate([held[name], array]) for name, array in values.items()}
+
+    def _layout(
+        self, now: dict[str, Columns], then: dict[str, Columns], kept: Bools, last: Bools, known: bool
+    ) -> Columns:
+        """Lay rows out: each transition gives the row that it leads to, and before the first of an episode its start.
+
+        ``kept`` says which transitions have a row, ``last`` which end an episode, ``known`` whether the observations
+        that those lead to are there; ``then`` holds what belongs to the row a transition leads to.
+        """
+        begins = now["begins"]["begins"]
+        # Row of what transition j leads to: the rows of those before it, and the starts up to and including its own.
+        # Two episodes of two transitions are six rows; begins is 1 0 1 0, and if all are kept, the transitions lead to
+        # rows 1 2 4 5, and the episodes start in rows 0 and 3.
+        leads_to = np.cumsum(kept) - 1 + np.cumsum(begins)
+        start_rows = leads_to[begins] - kept[begins]
+        count = int(kept.sum() + begins.sum())
+        ends_at = leads_to[last & kept]
+        leads_to = leads_to[kept]
+        rows: Columns = {}
+        for name, values in now["arriving"].items():
+            rows[name] = placeholder(values, count)
+            rows[name][leads_to] = values[kept]
+        for part, following in then.items():
+            for name, values in now[part].items():
+                rows[name] = placeholder(values, count)
+                rows[name][start_rows] = values[begins]
+                rows[name][leads_to] = following[name][kept]
+                if part == "beside" and values.dtype.kind == "f":
+                    rows[name][ends_at] = np.nan
+                elif part == "beside" or (not known and name.startswith("metadata_")):
+                    rows[name][ends_at] = values[last & kept]
+                elif not known:
+                    rows[name][ends_at] = placeholder(values)
+        if self._final == "mark" and not known:
+            rows[MISSING] = np.zeros(count, np.int64)
+            rows[MISSING][ends_at] = 1
+        rows["episode_step"] = np.zeros(count, np.int64)
+        if len(begins):
+            numbers = step_numbers(begins, self._step) + 1  # row 0 is the one that the first transition leaves
+            rows["episode_step"][leads_to] = numbers[kept]
+            self._step = int(numbers[-1])
+        return rows
+
+
+def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, where: str) -> Iterator[Columns]:
+    """Yield rows for all transitions; each part holds the arguments of ``TransitionRows.add``."""
+    rows = TransitionRows(final=final, where=where)
+    for part in parts:
+        yield rows.add(*part)
+    rest = rows.finish()
+    if rest is not None:
+        yield rest
+
+
+def _next(columns: Columns, ready: int) -> Columns:
+    """Return the next row of each of the first ``ready`` rows; the row after the last one is arbitrary."""
+    return {
+        name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
+        for name, values in columns.items()
+    }
+
+
+def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
+    """Whether rows differ, NaN being equal to NaN."""
+    unequal = ones != others
+    if ones.dtype.kind == "f":
+        unequal &= ~(np.isnan(ones) & np.isnan(others))
+    return np.asarray(unequal.any(axis=tuple(range(1, unequal.ndim))))
+
+
+UInt64s = npt.NDArray[np.uint64]
+
+# Rows of more bytes are hashed one by one, by a hash that is fast on long inputs.
+_LONG_ROW = 512
+
+
+@dataclass(frozen=True)
+class Values:
+    """One column of some rows.
+
+    Args:
+        kind: The column's type.
+        rows: Number of rows.
+        numbers: The values, ``[rows, ...]`` if all rows have one shape and none is null, else flat; None if the column
+            holds no numbers.
+        shape: The shape of a row; None if rows differ, or hold no numbers.
+        lengths: The number of values in every row, if rows differ.
+        present: Whether each row is not null, bool ``[rows]``; None if no row is null.
+        inner_nulls: Number of nulls inside rows.
+        array: The Arrow values.
+    """
+
+    kind: ColumnType
+    rows: int
+    numbers: npt.NDArray[Any] | None
+    shape: tuple[int, ...] | None
+    lengths: npt.NDArray[np.int64] | None
+    present: npt.NDArray[np.bool_] | None
+    inner_nulls: int
+    array: pa.Array
+
+    @property
+    def nulls(self) -> int:
+        """Number of null rows, plus nulls inside other rows."""
+        return self.inner_nulls + (0 if self.present is None else int((~self.present).sum()))
+
+
+def read_values(array: pa.Array) -> Values:
+    """Return the values of a column of a record batch, which must be valid (``array.validate(full=True)``)."""
+    array = plain(array)
+    kind = column_type(array.type)
+    rows = len(array)
+    present = None if not array.null_count else np.asarray(array.is_valid())
+    if kind.kind not in ("scalar", "list"):
+        return Values(kind, rows, None, None, None, present, 0, array)
+    inner, shape, lengths = _without_lists(array)
+    inner_nulls = inner.null_count if is_list(array.type) else 0
+    if inner.null_count:
+        inner, shape = inner.drop_null(), None
+    numbers = np.asarray(inner.to_numpy(zero_copy_only=False))
+    if shape is not None and rows:
+        return Values(kind, rows, numbers.reshape(rows, *shape), shape, None, present, inner_nulls, array)
+    return Values(kind, rows, numbers, None, lengths, present, inner_nulls, array)
+
+
+def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, npt.NDArray[np.int64] | None]:
+    """Return the values in the lists of a column, the shape of a row (None if rows differ), and the values per row.
+
+    Of ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 and 1.
+    """
+    shape: tuple[int, ...] | None = ()
+    lengths: npt.NDArray[np.int64] | None = None
+    while is_list(array.type):
+        counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        if lengths is None:
+            lengths = counts
+        else:  # of the lists, how many values each row's lists have together
+            lengths = np.diff(_ends(counts)[_ends(lengths)])
+        same = len(counts) > 0 and not array.null_count and bool((counts == counts[0]).all())
+        shape = (*shape, int(counts[0])) if same and shape is not None else None
+        array = array.flatten()
+    return array, shape, lengths
+
+
+def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return 0 and the end of each of several adjacent stretches."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+# ---------------------------------------------------------------------- hashes of rows
+
+
+def hash_rows(values: Values) -> UInt64s:
+    """Return a hash of every row, ``[rows]``: equal for rows of equal bytes, and by chance alone for others."""
+    numbers = values.numbers
+    if numbers is None or values.shape is None:
+        return _hash_each(values)
+    flat = np.ascontiguousarray(numbers.reshape(values.rows, -1))
+    row_bytes = flat.shape[1] * flat.itemsize
+    if row_bytes > _LONG_ROW:
+        packed = flat.view(np.uint8).reshape(values.rows, row_bytes)
+        return np.array([_hash_bytes(row) for row in packed], np.uint64)
+    hashed = np.full(values.rows, row_bytes, np.uint64)
+    if flat.itemsize == 8:
+        words = flat.view(np.uint64)
+    else:
+        padded = np.zeros((values.rows, -(-row_bytes // 8) * 8), np.uint8)
+        padded[:, :row_bytes] = flat.view(np.uint8).reshape(values.rows, row_bytes)
+        words = padded.view(np.uint64)
+    for place in range(words.shape[1]):
+        hashed = mix_hashes(hashed * np.uint64(0x9E3779B97F4A7C15) ^ words[:, place])
+    return hashed
+
+
+def mix_hashes(words: UInt64s) -> UInt64s:
+    """Mix 64-bit values, so that every bit affects all 64."""
+    words = words ^ (words >> np.uint64(32))
+    words = words * np.uint64(0xD6E8FEB86659FD93)
+    words = words ^ (words >> np.uint64(29))
+    words = words * np.uint64(0xA5A5A5A5A5A5A5A5 | 1)
+    return np.asarray(words ^ (words >> np.uint64(32)))
+
+
+def combine_hashes(hashes: list[UInt64s], rows: int) -> UInt64s:
+    """Combine several hashes of each row to one hash."""
+    found = np.zeros(rows, np.uint64)
+    for one in hashes:
+        found = mix_hashes(found * np.uint64(0x9E3779B97F4A7C15) + one)
+    return found
+
+
+def _hash_each(values: Values) -> UInt64s:
+    array = values.array
+    if values.kind.kind == "image" and pa.types.is_struct(array.type):
+        pixels = array.field("bytes")
+        array = pixels if pixels.null_count < len(pixels) else array.field("path")
+    found = np.empty(values.rows, np.uint64)
+    is_bytes = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+    for row, value in enumerate(array):
+        data = value.as_buffer() if is_bytes else repr(value.as_py()).encode()
+        found[row] = 0 if data is None else _hash_bytes(data)
+    return found
+
+
+def _hash_bytes(data: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,1 +1,0 @@
-"""Conversions that readers, writers and inspections share: from values of any format to columns of rows, and back."""

@@ -1,0 +1,1572 @@
+"""TED, the layout of TorchRL: memory-mapped folders, HDF5 and checkpoints, read and written without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.columns.episode_rows import Columns, done_codes
+from mouse_core.episodes import step_begins
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.files.writing import making
+from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns import (
+    TransitionRows,
+    differ,
+    is_image,
+    named_action,
+    named_observation,
+    rows_at_once,
+    transition_rows,
+)
+from mouse_core.formats.sources import pieces_of
+from mouse_core.nested import nest
+from mouse_core.spec import check_choice, check_list
+
+
+def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a conversion: without data it returns itself with the options bound, as TorchRL's hooks need it."""
+
+    @wraps(change)
+    def convert(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        return partial(convert, **options) if data is None else change(data, **options)
+
+    return convert
+
+
+# The names are those that users of TorchRL know.
+@_partial_without_data
+def H5Split(data: Mapping[str, Any]) -> Any:
+    """Convert the nested layout to one dict for each trajectory, the groups of an HDF5 file.
+
+    Args:
+        data: The result of ``TED2Nested``: lists with an array for each trajectory. Without data the function itself
+            is returned, as TorchRL's hooks need it.
+
+    Returns:
+        The nested dict of each trajectory by name: ``traj_0``, ``traj_1`` and so on; with 11 trajectories ``traj_00``.
+        Entries that are not lists, such as the shift, stay unchanged.
+
+    Raises:
+        SchemaError: The lists have different lengths, or there is no list.
+    """
+    lengths = {len(value) for value in _all_lists(data)}
+    if len(lengths) != 1:
+        raise SchemaError(f"data: expected lists of as many trajectories, found lists of {sorted(lengths) or 'none'}")
+    (count,) = lengths
+    digits = len(str(max(count - 1, 0)))
+    names = [f"traj_{number:0{digits}d}" for number in range(count)]
+    split = {name: _trajectory_at(data, number) for number, name in enumerate(names)}
+    return {**split, **{name: value for name, value in data.items() if not isinstance(value, Mapping | list)}}
+
+
+@_partial_without_data
+def H5Combine(data: Mapping[str, Any]) -> Any:
+    """Convert the result of ``H5Split`` back to the nested layout, trajectories in the order of their numbers.
+
+    Args:
+        data: The result of ``H5Split``. Without data the function itself is returned.
+
+    Returns:
+        The nested layout, as from ``TED2Nested``.
+
+    Raises:
+        SchemaError: There are no trajectories, or their entries differ.
+    """
+    groups = sorted((name for name in data if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+    if not groups:
+        raise SchemaError(f"data: expected trajectories 'traj_0' and so on, found {list(data)[:8]}")
+    whole = _joined_trajectories([data[name] for name in groups], groups)
+    return {**whole, **{name: value for name, value in data.items() if name not in set(groups)}}
+
+
+def _all_lists(data: Mapping[str, Any]) -> list[list[Any]]:
+    """Return all lists in nested mappings."""
+    found: list[list[Any]] = []
+    for value in data.values():
+        found += _all_lists(value) if isinstance(value, Mapping) else [value] if isinstance(value, list) else []
+    return found
+
+
+def _trajectory_at(data: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return item ``number`` of each list in nested mappings; other values are left out."""
+    return {
+        name: _trajectory_at(value, number) if isinstance(value, Mapping) else value[number]
+        for name, value in data.items()
+        if isinstance(value, Mapping | list)
+    }
+
+
+def _joined_trajectories(parts: list[Mapping[str, Any]], groups: list[str]) -> dict[str, Any]:
+    """Return nested mappings with lists of the trajectories' arrays; ``groups`` names each of ``parts`` for errors."""
+    first = parts[0]
+    for part, group in zip(parts, groups, strict=True):
+        if set(part) != set(first):
+            raise SchemaError(f"{group}: expected the entries of {groups[0]}, {sorted(first)}, found {sorted(part)}")
+    return {
+        name: _joined_trajectories([part[name] for part in parts], groups)
+        if isinstance(value, Mapping)
+        else [np.asarray(part[name]) for part in parts]
+        for name, value in first.items()
+    }
+
+
+DONE_KEYS = ("done", "truncated", "terminated")
+REWARD_KEYS = ("reward",)
+_SHAPE = "_storage_shape"
+
+Key = tuple[str, ...]
+Arrays = dict[Key, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+# The names are those that users of TorchRL know.
+@_partial_without_data
+def TED2Flat(
+    data: Mapping[str, Any],
+    *,
+    shift: int = 0,
+    is_full: bool = True,
+    done_key: str = "done",
+    shift_key: str = "shift",
+    is_full_key: str = "is_full",
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
+) -> Any:
+    """Convert TED steps to the flat layout, with every observation once: T + 1 observations for T steps.
+
+    An entry that the root and ``next`` both have becomes one array: trajectory after trajectory, each followed by the
+    ``next`` of its last step. Rewards and done flags, which only ``next`` has, and entries that only the root has keep
+    one value for each step. A full ring is written from its oldest step on.
+
+    Args:
+        data: Nested dicts of arrays ``[n, ...]``, with ``done`` of shape ``[n]`` or ``[n, 1]``; or arrays
+            ``[n, environments, ...]``, with ``done`` of shape ``[n, environments, 1]``. Without data the function
+            itself is returned with these options, as TorchRL's hooks need it.
+        shift: The position of the ring's cursor: the oldest step of a full ring, else the first unused position.
+        is_full: Whether all ``n`` positions are used.
+        done_key: The flag in ``next`` that ends a trajectory.
+        shift_key, is_full_key: Names for the cursor and whether the ring is full, in the result.
+        done_keys: Names of done flags, which are False at the root.
+        reward_keys: Names of the other entries that only ``next`` has.
+
+    Returns:
+        A nested dict of arrays, with the shift, whether the ring is full, and ``_storage_shape``.
+
+    Raises:
+        SchemaError: Only ``next`` has an entry that is not in `reward_keys`, or lengths of arrays differ.
+        DataError: The flat layout cannot hold the data: a done flag is set at the root, or inside a trajectory a
+            ``next`` differs from the following root.
+    """
+    root, following = _root_and_next(data)
+    done = _done_flags(following, done_key, "next")
+    shape, n = done.shape, len(done)
+    if not 0 <= shift <= n or (not is_full and not shift):
+        raise SchemaError(f"shift: expected {'0' if is_full else '1'}..{n}, found {shift}")
+    used = n if is_full else shift
+    next_only = {*map(key_of, done_keys), *map(key_of, reward_keys)}
+    _check_ted(root, following, next_only, shape)
+    _check_no_flags(root, map(key_of, done_keys), shape, used)
+    lanes = _by_lane(done, shape)
+    order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
+    flat: dict[Key, list[npt.NDArray[Any]]] = {}
+    for lane in range(lanes.shape[1]):
+        ends = lanes[order, lane].copy()
+        ends[used - 1] = True
+        for key, values in (root | {key: values for key, values in following.items() if key in next_only}).items():
+            lane_values = _by_lane(values, shape)[order, lane]
+            if key in following and key not in next_only:
+                lane_values = _interleave(
+                    lane_values, _by_lane(following[key], shape)[order, lane], ends, order[:used], key
+                )
+            flat.setdefault(key, []).append(lane_values)
+    result = nest({key: np.concatenate(parts) for key, parts in flat.items()})
+    return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
+
+
+@_partial_without_data
+def Flat2TED(
+    data: Mapping[str, Any],
+    *,
+    done_key: str = "done",
+    shift_key: str = "shift",
+    is_full_key: str = "is_full",
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
+) -> Any:
+    """Convert the flat layout back to TED steps, each at its position in the ring.
+
+    Args:
+        data: The result of ``TED2Flat``. Without data the function itself is returned with these options.
+        done_key: The flag that ends a trajectory.
+        shift_key, is_full_key: Names of the cursor and whether the ring is full; without them the ring is full and
+            begins at 0.
+        done_keys: Names of done flags; at the root they become False.
+        reward_keys: Names of the other entries that belong in ``next`` only.
+
+    Returns:
+        A nested dict of arrays. Unused positions of a ring have 0 where the flat layout has no value.
+
+    Raises:
+        SchemaError: There is no ``done``, or an array has another length than the number of steps or observations.
+    """
+    about = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
+    arrays = _arrays_by_path({name: value for name, value in data.items() if name not in about})
+    done = _done_flags(arrays, done_key, "the data").reshape(-1)
+    shape = tuple(int(size) for size in np.atleast_1d(about.get(_SHAPE, (len(done),))))
+    if int(np.prod(shape)) != len(done):
+        raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
+    n, lanes = shape[0], len(done) // shape[0]
+    used, order = _used_places(about.get(is_full_key, True), about.get(shift_key, 0), n, shift_key)
+    ends = done.reshape(lanes, n).copy()
+    ends[:, used - 1] = True
+    observations = len(done) + int(ends.sum())
+    flags = set(map(key_of, done_keys))
+    next_only = {*flags, *map(key_of, reward_keys)}
+    # The values at each position of every environment, [lanes, n, ...].
+    result: Arrays = {}
+    for key, values in arrays.items():
+        if len(values) == len(done):
+            steps = values.reshape(lanes, n, *values.shape[1:])[:, order]
+            result[("next", *key) if key in next_only else key] = steps
+            if key in flags:
+                result[key] = np.zeros_like(steps)
+        elif len(values) == observations:
+            current, next_values = _deinterleave(values, ends)
+            result[key], result["next", *key] = current[:, order], next_values[:, order]
+        else:
+            raise SchemaError(
+                f"{'.'.join(key)}: expected {len(done)} entries, one a step, or {observations}, one an observation, "
+                f"found {len(values)}"
+            )
+    places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
+    return nest({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
+
+
+@_partial_without_data
+def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
+    """Convert TED steps to the nested layout: lists with one array for each trajectory.
+
+    Args:
+        data: TED steps, as for ``TED2Flat``. Without data the function itself is returned with these options.
+        **options: The options of ``TED2Flat``.
+
+    Returns:
+        A nested dict of lists: arrays ``[T + 1, ...]`` for entries that the root and ``next`` both have, ``[T, ...]``
+        for all others. The shift, whether the ring is full, and ``_storage_shape`` are added.
+
+    Raises:
+        SchemaError, DataError: Errors of ``TED2Flat``.
+    """
+    flat = TED2Flat(data, **options)
+    shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
+    about = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
+    n = about[_SHAPE][0]
+    # TED2Flat writes done under the name it has in `next`.
+    ends = _done_flags(_arrays_by_path(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
+    used = n if about[is_full_key] else about[shift_key]
+    ends[:, used - 1] = True
+    # Where a trajectory ends, one more observation follows. For ends of 0 1 0 1 the trajectories stop behind steps
+    # 2 and 4, and behind observations 3 and 6.
+    extra_observations = ends.astype(np.int64)
+    ends[:, -1] = True
+    stops = np.flatnonzero(ends.reshape(-1)) + 1
+    wide_stops = np.cumsum(1 + extra_observations.reshape(-1))[stops - 1]
+    arrays = _arrays_by_path(flat)
+    cut = {
+        key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
+        for key, values in arrays.items()
+    }
+    return {**nest(cut), **about}
+
+
+@_partial_without_data
+def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
+    """Convert the nested layout back to TED steps, each at its position in the ring.
+
+    Args:
+        data: The result of ``TED2Nested``. Without data the function itself is returned with these options.
+        **options: The options of ``Flat2TED``.
+
+    Returns:
+        A nested dict of arrays.
+
+    Raises:
+        SchemaError: Errors of ``Flat2TED``.
+    """
+    names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
+    about = {name: data[name] for name in names if name in data}
+    rest = {name: value for name, value in data.items() if name not in about}
+    joined = nest({path: np.concatenate([np.asarray(part) for part in parts]) for path, parts in by_path(rest).items()})
+    return Flat2TED({**joined, **about}, **options)
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def observation_rows(ends: Bools) -> Int64s:
+    """Return the row of the flat layout with the observation of each step of an environment, int64 ``[n]``.
+
+    Behind the last step of a trajectory one more row holds its final observation. For ends of 0 1 0 0 the observations
+    of the steps are rows 0 1 3 4, and row 2 is the final observation of the first trajectory.
+    """
+    ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
+    rows: Int64s = np.arange(len(ends)) + ended_before
+    return rows
+
+
+def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int64s]:
+    """Return the number of used positions of a ring, and for each position the number of its step in flat order.
+
+    A full ring of 4 with the cursor at 1 was written in the order 1 2 3 0, so its positions have the steps 3 0 1 2.
+    """
+    shift = int(shift)
+    used = n if is_full else shift
+    if not 0 <= shift <= n or not used:
+        raise SchemaError(f"{name}: expected a place in 0..{n}, found {shift}")
+    return used, np.roll(np.arange(n), shift) if is_full else np.arange(n)
+
+
+def _deinterleave(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Split flat observations into those of each step and the next ones, ``[lanes, n, ...]``; 0 where none follows."""
+    current, next_values = [], []
+    first = 0
+    for lane in ends:
+        rows = observation_rows(lane)
+        lane_values = values[first : first + len(lane) + int(lane.sum())]
+        first += len(lane_values)
+        following = lane_values[np.minimum(rows + 1, len(lane_values) - 1)]
+        following[rows + 1 >= len(lane_values)] = 0
+        current.append(lane_values[rows])
+        next_values.append(following)
+    return np.stack(current), np.stack(next_values)
+
+
+def _interleave(
+    root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, places: Int64s, key: Key
+) -> npt.NDArray[Any]:
+    """Return the flat observations: the roots of each trajectory, followed by the ``next`` of its last step.
+
+    ``places`` has the position in the ring of each used step, oldest first, for the error message.
+    """
+    used = len(places)
+    goes_on = ~ends[: used - 1]
+    next_values, following_roots = following[: used - 1][goes_on], root[1:used][goes_on]
+    if next_values.shape != following_roots.shape:
+        raise SchemaError(f"{'.'.join(key)}: expected next of the root's shape {root.shape[1:]}")
+    unequal = differ(next_values, following_roots)
+    if unequal.any():
+        row = int(np.flatnonzero(goes_on)[unequal][0])
+        raise DataError(
+            f"{'.'.join(key)}: expected the next of step {places[row]}, after which its trajectory goes on, to be the "
+            f"root of the following step, found another value; this layout cannot hold both. If the trajectory was cut "
+            f"short there, mark that step as truncated and done; write_checkpoint(..., layout='ted') holds any steps"
+        )
+    flat = np.zeros((len(root) + int(ends.sum()), *root.shape[1:]), root.dtype)
+    rows = observation_rows(ends)
+    flat[rows] = root
+    flat[rows[ends] + 1] = following[ends]
+    return flat
+
+
+def key_of(name: str | Sequence[str]) -> Key:
+    """Convert the name of an entry to a path of one name; a path stays as it is."""
+    return (name,) if isinstance(name, str) else tuple(name)
+
+
+def _root_and_next(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Return the arrays at the root, and those in ``next``, by path."""
+    if not isinstance(data.get("next"), Mapping):
+        raise SchemaError(f"data: expected arrays by name and 'next' with some more, found {list(data)}")
+    return _arrays_by_path({name: value for name, value in data.items() if name != "next"}), _arrays_by_path(
+        data["next"]
+    )
+
+
+def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
+    """Return the values of nested mappings by path, as ``mouse_core.nested.nest`` takes them."""
+    found: dict[Key, Any] = {}
+    for name, value in data.items():
+        found |= by_path(value, (*path, name)) if isinstance(value, Mapping) else {(*path, name): value}
+    return found
+
+
+def _arrays_by_path(data: Mapping[str, Any]) -> Arrays:
+    """Return the arrays of nested mappings by path; lists stay lists."""
+    found: dict[Key, Any] = by_path(data)
+    return found | {path: np.asarray(value) for path, value in found.items() if not isinstance(value, list)}
+
+
+def _done_flags(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
+    """Return the done flags as bools, without a trailing dimension of 1; ``where`` names the data for errors."""
+    key = key_of(name)
+    key = key[1:] if key[0] == "next" and key not in arrays else key
+    if key not in arrays:
+        raise SchemaError(f"{'.'.join(key)}: expected it in {where}, found {['.'.join(other) for other in arrays]}")
+    values = np.asarray(arrays[key])
+    if values.ndim > 1 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if not values.size:
+        raise SchemaError(f"{'.'.join(key)}: expected steps, found none")
+    return values.astype(bool)
+
+
+def _by_lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Reshape to ``[n, environments, ...]``; without a dimension of environments there is one."""
+    return values.reshape(shape[0], int(np.prod(shape[1:], dtype=np.int64)), *values.shape[len(shape) :])
+
+
+def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tuple[int, ...]) -> None:
+    """Raise SchemaError if arrays are not of ``shape``, or an entry of ``next`` lacks its root."""
+    for key, values in (root | {("next", *key): values for key, values in following.items()}).items():
+        if values.shape[: len(shape)] != shape:
+            raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
+    for key in following:
+        if key not in next_only and key not in root:
+            raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
+
+
+def _check_no_flags(root: Arrays, keys: Iterable[Key], shape: tuple[int, ...], used: int) -> None:
+    """Raise DataError if a used step has a done flag at the root."""
+    for key in keys:
+        if key in root and root[key].reshape(*shape, -1)[:used].any():
+            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")
+
+
+_MOST_JSON = 64 << 20
+_DEEPEST = 16
+_DTYPES = {
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "bfloat16"),
+}
+_KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
+
+Lane = tuple[int, int]
+"""How many leading dimensions are time and environments, and the number of one environment among all."""
+
+
+def _of_lane(values: Any, lane: Lane | None) -> Any:
+    """Return the rows of one environment, of values ``[time, environments.., ...]``."""
+    if lane is None:
+        return values
+    dimensions, number = lane
+    return values.reshape(len(values), math.prod(values.shape[1:dimensions]), *values.shape[dimensions:])[:, number]
+
+
+@dataclass(frozen=True)
+class MemmapArray:
+    """One entry of a memory-mapped folder: rows in a file.
+
+    Args:
+        file: The file.
+        dtype: Type of the values; "bfloat16" is read as float32.
+        shape: ``[n, ...]``.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    def read(self, first: int, end: int, lane: Lane | None = None) -> npt.NDArray[Any]:
+        """Read rows ``first..end - 1``, of one environment or of all.
+
+        Raises:
+            DataError: The file has become shorter.
+        """
+        if not math.prod(self.shape):
+            return self._delivered(np.zeros(self.shape, self.stored)[first:end])
+        with reading(self.file):
+            mapped: Any = np.memmap(self.file, self.stored, mode="r", shape=self.shape)
+            return self._delivered(np.array(_of_lane(mapped, lane)[first:end]))
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """Type of the values in the file."""
+        return np.dtype({"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)).newbyteorder("<")
+
+    def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self.dtype == "bool":
+            return np.asarray(values != 0)
+        if self.dtype == "bfloat16":
+            return np.asarray((values.astype(np.uint32) << 16).view(np.float32))
+        return values
+
+
+def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
+    """Return the arrays of a folder by path (of a nested tensor its rows one after the other), and its other values.
+
+    Raises:
+        DataError: A description or file is damaged or missing, or a file has another size than described.
+        ConfigError: The folder holds a TensorDict of another kind.
+    """
+    arrays: dict[Key, MemmapArray] = {}
+    others: dict[str, Any] = {}
+    _collect(folder, folder, (), arrays, others)
+    return arrays, others
+
+
+def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
+    """Add the content of a folder and of the folders in it to ``arrays`` and ``others``."""
+    file = folder / "meta.json"
+    check_inside([file, *folder.glob("*.memmap")], root)
+    described = read_json_object(file, most_bytes=_MOST_JSON)
+    kind = str(described.get("_type", ""))
+    if "NonTensor" in kind:
+        if len(path) == 1:
+            # What is not JSON is a pickle, which is not opened: it can run code.
+            others[path[0]] = described.get("data")
+        return
+    if not any(name in kind for name in _KINDS):
+        raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not read")
+    if len(path) > _DEEPEST:
+        raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
+    for values in folder.glob("*.memmap"):
+        if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
+            raise damaged(file, f"expected what {values.name!r} holds, which lies beside, found nothing of it")
+    for name, entry in described.items():
+        if not isinstance(entry, Mapping):
+            continue
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise damaged(file, f"expected the name of an entry, found {name!r}")
+        if "type" in entry:
+            _collect(root, folder / name, (*path, name), arrays, others)
+        else:
+            arrays[*path, name] = _array(folder, name, entry)
+
+
+def _array(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
+    file = folder / "meta.json"
+    shape, dtype = _noted_shape(entry.get("shape"), file), str(entry.get("dtype")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise damaged(file, f"expected one of {sorted(_DTYPES)}, found {entry.get('dtype')!r}")
+    if entry.get("is_nested"):
+        shape = _joined_shape(folder, name, shape)
+    return _sized(folder / f"{name}.memmap", dtype, shape)
+
+
+def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the joined rows of a nested tensor: rows ``[2, 3]`` and ``[5, 3]`` give ``[7, 3]``."""
+    rows, dimensions = (*shape, 0)[:2]
+    if not rows or not dimensions:
+        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
+    shapes = _sized(folder / f"{name}.shape.memmap", "int64", (rows, dimensions)).read(0, rows)
+    if (shapes < 0).any() or (shapes[:, 1:] != shapes[0, 1:]).any() or shapes[:, 0].astype(float).sum() > 2**48:
+        raise damaged(folder / f"{name}.shape.memmap", "expected rows that differ in their first dimension only")
+    return (int(shapes[:, 0].sum()), *shapes[0, 1:].tolist())
+
+
+def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
+    array = MemmapArray(file, dtype, shape)
+    size = math.prod(shape) * array.stored.itemsize
+    if size and not file.is_file():
+        raise damaged(file, "expected a file, found none")
+    if size and file.stat().st_size != size:
+        raise damaged(file, f"expected {size} bytes for {dtype} {list(shape)}, found {file.stat().st_size}")
+    return array
+
+
+def _noted_shape(value: Any, file: Path) -> tuple[int, ...]:
+    good = isinstance(value, list) and len(value) <= 16
+    if not good or not all(type(size) is int and 0 <= size < 2**48 for size in value):
+        raise damaged(file, f"expected a shape, found {value!r:.100}")
+    return tuple(value)
+
+
+class FolderEntries:
+    """A memory-mapped folder, or a TorchRL buffer's checkpoint that holds one.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        folder = path if (path / "meta.json").is_file() else path / "storage"
+        check_inside([folder / "meta.json"], path)
+        self._arrays, self.about = read_folder(folder)
+        self.shapes = {key: array.shape for key, array in self._arrays.items()}
+        # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.
+        places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
+        for name, file in places.items():
+            if file.is_file():
+                self.about[f"_{name}"] = read_json_object(file).get(name)
+
+    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
+        """Read rows ``first..end - 1`` of some entries, of one environment or of all."""
+        return [self._arrays[key].read(first, end, lane) for key in keys]
+
+
+class FileEntries:
+    """A group of an HDF5 file.
+
+    Args:
+        file: The open file.
+        tree: What lies in the group; see ``H5File.trees``.
+        place: The group's path.
+    """
+
+    def __init__(self, file: H5File, tree: Mapping[str, Any], place: str) -> None:
+        self.name = file.path
+        self.shapes: dict[Key, tuple[int, ...]] = {}
+        self.about: dict[str, Any] = {}
+        self._file = file
+        self._place = place
+        for path, item in leaves(tree):
+            alone = len(path) == 1
+            if item["kind"] == "number" and item["shape"] and not (alone and path[0].startswith("_")):
+                self.shapes[path] = tuple(item["shape"])
+            elif item["kind"] == "number" and alone:
+                values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
+                self.about[path[0]] = values.reshape(item["shape"]).tolist()
+            elif item["kind"] != "text" or item["shape"]:
+                # Left out, it would be a column that vanished.
+                raise damaged(
+                    self.name,
+                    f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
+                )
+
+    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
+        """See ``FolderEntries``; all environments are read, as they share the chunks of the file."""
+        found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
+        return [_of_lane(values, lane) for values in found]
+
+
+Entries = FolderEntries | FileEntries
+
+
+class Trajectories:
+    """A file of the nested layout, which has a group for each trajectory.
+
+    Args:
+        file: The open file.
+        names: The names in the file.
+
+    Attributes:
+        names: Names of the groups, in order.
+        shapes: Empty; each group has its own.
+        about: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
+    """
+
+    def __init__(self, file: H5File, names: Sequence[str]) -> None:
+        self.file, self.name = file, file.path
+        self.names = sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+        self.shapes: dict[Key, tuple[int, ...]] = {}
+        self.about: dict[str, Any] = {}
+        for name in {"shift", "is_full", "_storage_shape", "_len"}.intersection(names):
+            values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
+            self.about[name] = values if name == "_storage_shape" else values[0]
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Entries | Trajectories]:
+    """Open a path, and close it at the end.
+
+    Args:
+        root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
+
+    Raises:
+        ConfigError: The path is none of these.
+        SchemaError: The file holds trajectories of another library.
+        DataError: The data are damaged.
+    """
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    file = root
+    if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
+        # The checkpoint of a TorchRL buffer may hold an HDF5 file instead.
+        candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
+        file = found
+        check_inside([file], root)
+    if file.is_dir():
+        with reading(file):
+            entries = FolderEntries(file)
+        yield entries
+        return
+    with H5File(file) as opened_file:
+        trajectories = Trajectories(opened_file, opened_file.names())
+        if trajectories.names:
+            _check_nested(file, opened_file.names(trajectories.names[0]))
+            yield trajectories
+        else:
+            yield FileEntries(opened_file, opened_file.trees(["/"])[0], "")
+
+
+def _check_nested(file: Path, names: Sequence[str]) -> None:
+    """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names."""
+    if "actions" in names and "done" not in names:
+        raise SchemaError(
+            f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
+            "format='maniskill' (--format maniskill) reads"
+        )
+
+
+_DONE = (("done",), ("terminated",), ("truncated",))
+_PIECE_BYTES = 16 << 20
+_GROUP = re.compile(r"traj_\d+")
+_TRAJECTORIES = 256
+
+
+@dataclass(frozen=True)
+class StepBlock:
+    """Consecutive steps of one environment.
+
+    Args:
+        root, following: Values at the root and in ``next``, both by the same keys.
+        other: Values at one of them alone, by full key, and all done flags.
+        begins: Whether a trajectory is known to begin with a step.
+    """
+
+    root: Arrays
+    following: Arrays
+    other: Arrays
+    begins: npt.NDArray[np.bool_]
+
+
+def steps_of(
+    found: Entries | Trajectories, *, batch_rows: int, apart: Collection[Key] = (*_DONE, ("reward",))
+) -> Iterator[StepBlock]:
+    """Yield all steps in the order they happened, environment by environment, without places that were never used.
+
+    Args:
+        found: The open folder or file.
+        batch_rows: Most steps of a block.
+        apart: Keys that stand in ``next`` where each observation is stored once.
+
+    Raises:
+        SchemaError: No steps of TED.
+        DataError: Arrays of lengths that do not go together.
+    """
+    if isinstance(found, Trajectories):
+        blocks = _trajectories(found, batch_rows)
+    elif has_next(found):
+        yield from _steps(found, batch_rows)
+        return
+    else:
+        blocks = _flat(found, batch_rows)
+    for block in blocks:
+        other = {("next", *key) if key in apart else key: values for key, values in block.other.items()}
+        yield replace(block, other=other)
+
+
+def environments(found: Entries | Trajectories) -> tuple[int, ...]:
+    """Return the shape of the environments; empty for one environment."""
+    if has_next(found):
+        return _shape_of_steps(found)[1:]
+    shape = found.about.get("_storage_shape") or [0]
+    return () if isinstance(shape, int) else tuple(shape[1:])
+
+
+def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
+    """Yield the steps of a file of the nested layout; trajectories end where the used places of an environment end."""
+    places, used = None, found.about.get("_len")
+    if "_storage_shape" in found.about:
+        steps = math.prod(environments(found)) * int(found.about["_storage_shape"][0])
+        places, _, used, _ = _ring(found, steps)
+    seen = 0
+    for first in range(0, len(found.names), _TRAJECTORIES):
+        names = found.names[first : first + _TRAJECTORIES]
+        for name, tree in zip(names, found.file.trees(names), strict=True):
+            entries = FileEntries(found.file, tree, name)
+            if used is None or (seen if places is None else seen % places) < used:
+                yield from _trajectory(entries, batch_rows)
+            seen += _count_steps(entries, "'done' in every trajectory")
+
+
+def has_next(entries: Entries | Trajectories) -> bool:
+    """Whether each step is stored with its ``next``; otherwise each observation is stored once."""
+    return any(key[0] == "next" for key in entries.shapes)
+
+
+def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
+    root = {key for key in entries.shapes if key[0] != "next"}
+    inside = {key[1:] for key in entries.shapes if key[0] == "next"}
+    shape = _shape_of_steps(entries)
+    lanes = math.prod(shape[1:])
+    both = sorted((root & inside).difference(_DONE))
+    other = [*sorted(root.difference(both)), *(("next", *key) for key in sorted(inside.difference(both)))]
+    wanted = [*both, *(("next", *key) for key in both), *other]
+    stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
+    for lane in range(lanes):
+        for number, (begin, end) in enumerate(stretches):
+            read = entries.read(wanted, begin, end, (len(shape), lane))
+            found = dict(zip(wanted, read, strict=True))
+            yield StepBlock(
+                {key: found[key] for key in both},
+                {key: found["next", *key] for key in both},
+                {key: found[key] for key in other},
+                np.arange(end - begin) + number == 0,  # the first step of all
+            )
+
+
+def _shape_of_steps(entries: Entries | Trajectories) -> tuple[int, ...]:
+    """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
+    flag = next((key for key in _DONE if ("next", *key) in entries.shapes), None)
+    if flag is None:
+        raise SchemaError(f"{entries.name}: expected next.done, found {_shown(entries.shapes)}")
+    shape = entries.shapes["next", *flag]
+    shape = shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
+    for key, found in entries.shapes.items():
+        if found[: len(shape)] != shape:
+            raise damaged(entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
+    return shape
+
+
+def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
+    """Return ranges of at most ``size`` places, from the oldest step on: a full ring begins at its cursor.
+
+    Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
+    """
+    about = entries.about
+    # TorchRL counts the places of all environments.
+    length = _number(about.get("_len"), n * lanes, entries.name, "len")
+    used = n if length is None else length // max(1, lanes)
+    cursor = _number(about.get("_cursor"), n, entries.name, "cursor") or 0
+    runs = [(cursor, used), (0, cursor)] if used == n and 0 < cursor < n else [(0, used)]
+    return [(begin, min(begin + size, stop)) for first, stop in runs for begin in range(first, stop, size)]
+
+
+def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
+    steps = _count_steps(entries, "'next', or 'done' of the flat layout")
+    n, lanes, used, full = _ring(entries, steps)
+    if not used:
+        return
+    ends = _flat_ends(entries, n, lanes)
+    ends[:, (n if full else used) - 1] = True
+    both, other = _by_length(entries, steps, steps + int(ends.sum()))
+    before = 0  # observations of the environments before
+    for lane, lane_ends in enumerate(ends):
+        rows = before + observation_rows(lane_ends)
+        yield from _lane(entries, both, other, lane_ends[:used], rows, lane * n, batch_rows)
+        before += n + int(lane_ends.sum())
+
+
+def _trajectory(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
+    """Yield the steps of one trajectory of the nested layout."""
+    steps = _count_steps(entries, "'done' in every trajectory")
+    both, other = _by_length(entries, steps, steps + 1)
+    if steps and not both:
+        raise damaged(entries.name, f"expected {steps + 1} observations in a trajectory, found none")
+    ends = np.arange(steps) == steps - 1
+    yield from _lane(entries, both, other, ends, np.arange(steps), 0, batch_rows)
+
+
+def _count_steps(entries: Entries, expected: str) -> int:
+    if ("done",) not in entries.shapes:
+        raise SchemaError(f"{entries.name}: expected {expected}, found {_shown(entries.shapes)}")
+    return entries.shapes[("done",)][0]
+
+
+def _lane(
+    entries: Entries,
+    both: Sequence[Key],
+    other: Sequence[Key],
+    ends: npt.NDArray[np.bool_],
+    rows: npt.NDArray[np.int64],
+    first_step: int,
+    batch_rows: int,
+) -> Iterator[StepBlock]:
+    """Yield the steps of one environment.
+
+    Args:
+        entries: The entries.
+        both, other: Keys with a value for each observation, and keys with a value for each step.
+        ends: Whether a trajectory ends with a step.
+        rows: Number of the observation that each step leaves; the step leads to the next one.
+        first_step: Number of the first step of the environment.
+        batch_rows: Most steps of a block.
+    """
+    begins = step_begins(ends, True)
+    size = _piece(entries, [*both, *other], batch_rows)
+    for begin in range(0, len(ends), size):
+        end = min(begin + size, len(ends))
+        here = rows[begin:end] - rows[begin]
+        seen = entries.read(both, int(rows[begin]), int(rows[end - 1]) + 2)
+        rest = entries.read(other, first_step + begin, first_step + end)
+        yield StepBlock(
+            {key: values[here] for key, values in zip(both, seen, strict=True)},
+            {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
+            dict(zip(other, rest, strict=True)),
+            begins[begin:end],
+        )
+
+
+def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
+    """Return places of an environment, environments, used places of an environment, and whether the ring is full."""
+    about = entries.about
+    shape = about.get("_storage_shape") or [steps]
+    shape = [shape] if isinstance(shape, int) else list(shape)
+    if not all(isinstance(size, int) and size > 0 for size in shape) or math.prod(shape) != steps:
+        raise damaged(entries.name, f"_storage_shape: expected the shape of {steps} steps, found {shape!r}")
+    full = bool(about.get("is_full", True))
+    n, lanes = shape[0], steps // shape[0]
+    shift = _number(about.get("shift"), n, entries.name, "shift")
+    if shift == 0 and not full:
+        raise damaged(entries.name, "shift: expected a place from 1 on in a ring that is not full, found 0")
+    used = n if full or shift is None else shift
+    length = _number(about.get("_len"), steps, entries.name, "len")
+    return n, lanes, used if length is None else min(used, length // lanes), full
+
+
+def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
+    """Whether a trajectory ends with a step, bool ``[lanes, n]``."""
+    done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
+    if done.shape[1] != 1:
+        raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
+    return done[:, 0].astype(bool).reshape(lanes, n).copy()
+
+
+def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:
+    """Return the keys with a value for each observation, and those with a value for each step."""
+    for key, (found, *_) in entries.shapes.items():
+        if found not in (steps, observations):
+            raise damaged(
+                entries.name,
+                f"{'.'.join(key)}: expected {steps} entries, one a step, or {observations}, one an observation, "
+                f"found {found}",
+            )
+    both = [key for key, shape in entries.shapes.items() if shape[0] == observations]
+    return both, [key for key in entries.shapes if key not in both]
+
+
+def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
+    """Return how many steps are read at a time: at most ``batch_rows``, and at most 16 MB."""
+    each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
+    return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
+
+
+def _number(value: Any, most: int, name: str, what: str) -> int | None:
+    if value is not None and not (type(value) is int and 0 <= value <= most):
+        raise damaged(name, f"{what}: expected a number in 0..{most}, found {json.dumps(value, default=str)[:50]}")
+    return value
+
+
+def _shown(keys: Iterable[Key]) -> list[str]:
+    return [".".join(key) for key in keys]
+
+
+_LOOKED_AT = 1024
+
+
+def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
+    """Read steps of TED: a folder that ``TensorDict.memmap`` wrote, a checkpoint of a TorchRL buffer, or an HDF5 file.
+
+    All layouts are recognised: steps as they are, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A ring
+    that is full is read from its oldest step on, and places that were never used are left out. Of several environments,
+    one follows the other.
+
+    What stands at the root and in ``next`` belongs to a row's observation: ``observation`` becomes the standard column,
+    a key such as ``pixels`` becomes ``observation_pixels`` (``observation_image`` if it is the only picture). Other
+    keys become ``metadata_<key>``. Done is 1 where ``terminated``, else 2 where ``truncated``. Pickled values are not
+    opened.
+
+    Args:
+        path: The folder or file.
+        one_hot: Whether actions are one-hot vectors and become numbers; by default if the first 1,024 are.
+        batch_rows: How many rows a batch has, about.
+
+    Raises:
+        ConfigError: Nothing there, or a TensorDict of a kind that is not read.
+        SchemaError: No steps of TED: no reward, action or done; or trajectories of ManiSkill, whose groups have
+            the same names.
+        DataError: The data are damaged; names the file.
+    """
+    root = Path(path)
+    with opened(root) as found:
+        layout = "nested" if isinstance(found, Trajectories) else "steps with next" if has_next(found) else "flat"
+        first = next(steps_of(found, batch_rows=_LOOKED_AT), None)
+    if first is None:
+        raise SchemaError(f"{root}: expected steps, found none")
+    naming = _Naming(root, first, one_hot)
+    observations, following, arriving = naming.columns(first)
+    rows = TransitionRows(final=None, where=str(root))
+    return RowStream.of_columns(
+        root,
+        "ted",
+        rows.add(observations, arriving, np.zeros(len(first.begins), bool), following),
+        partial(_rows, root, naming, batch_rows),
+        notes=("one-hot actions were read as the numbers of the actions",) if naming.one_hot else (),
+        format_metadata={"layout": layout},
+    )
+
+
+def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
+    def parts() -> Iterator[tuple[Any, ...]]:
+        ended = True
+        for piece in steps_of(found, batch_rows=batch_rows):
+            observations, following, arriving = naming.columns(piece)
+            ends = naming.ends(piece)
+            begins = piece.begins | step_begins(ends, ended)
+            ended = bool(ends[-1])
+            yield observations, arriving, begins, following
+
+    with opened(root) as found:
+        yield from transition_rows(parts(), final=None, where=str(root))
+
+
+class _Naming:
+    """The column for each key.
+
+    Args:
+        root: The path of the data, for error messages.
+        piece: The first steps.
+        one_hot: See ``read_ted``.
+    """
+
+    def __init__(self, root: Path, piece: StepBlock, one_hot: bool | None) -> None:
+        self.where = str(root)
+        others = _beside(piece)
+        names = {key[0] for key in (*piece.root, *others)}
+        for name in ("action", "reward"):
+            if name not in names:
+                found = [".".join(key) for key in (*piece.root, *others)]
+                raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
+        if not others.keys() & _DONE:
+            raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in others]}")
+        pictures = [key for key, values in piece.root.items() if is_image(values)]
+        self._picture = pictures[0] if len(pictures) == 1 else None
+        self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
+
+    def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
+        """Columns of the observation left, of the one arrived at, and of what arrived."""
+        arriving: Columns = {}
+        for key, values in _beside(piece).items():
+            if key in _DONE:
+                continue
+            if key == ("action",):
+                arriving |= named_action(self._numbers(values) if self.one_hot else values)
+            elif key == ("reward",):
+                arriving["reward"] = self._single(values, "reward")
+            elif key[0] == "action":
+                arriving["_".join(key)] = values
+            else:
+                name = "_".join(key)
+                arriving[name if name.startswith("metadata_") else f"metadata_{name}"] = values
+        flags, ended = self._flags(piece), self.ends(piece)
+        truncated = flags.get("truncated", np.zeros_like(ended))
+        arriving["done"] = done_codes(
+            flags.get("terminated", ended & ~truncated), truncated if "truncated" in flags else ended
+        )
+        first = [name for name in ("action", "reward", "done") if name in arriving]
+        order = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
+        return self._seen(piece.root), self._seen(piece.following), order
+
+    def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
+        """Whether a trajectory ends with a step."""
+        ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
+        return ended
+
+    def _flags(self, piece: StepBlock) -> dict[str, npt.NDArray[np.bool_]]:
+        return {
+            key[0]: self._single(values, key[0]).astype(bool) for key, values in _beside(piece).items() if key in _DONE
+        }
+
+    def _seen(self, arrays: dict[Key, npt.NDArray[Any]]) -> Columns:
+        columns: Columns = {}
+        for key, values in arrays.items():
+            if key == ("step_count",):
+                continue  # episode_step says the same
+            if key == ("observation",):
+                columns |= named_observation(values)
+            elif key == self._picture:
+                columns["observation_image"] = values
+            elif key[0].startswith(("observation", "metadata")):
+                columns["_".join(key)] = values
+            else:
+                columns["_".join(("observation", *key))] = values
+        return columns
+
+    def _single(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+        if values.size != len(values):
+            raise SchemaError(f"{self.where}: {name}: expected one number a step, found {list(values.shape[1:])}")
+        return values.reshape(len(values))
+
+    def _numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        if values.ndim != 2 or not _is_one_hot(values):
+            raise DataError(
+                f"{self.where}: action: expected one-hot vectors, as the first ones are, found others; read them as "
+                "vectors with one_hot=False"
+            )
+        return np.asarray(values.argmax(axis=1).astype(np.int64))
+
+
+def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
+    if values is None or values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biu" or not len(values):
+        return False
+    return bool(((values == 0) | (values == 1)).all() and (values.astype(np.int64).sum(axis=1) == 1).all())
+
+
+def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
+    """Return ``other`` of a block by keys without ``next``, and without done flags at the root, which are False."""
+    return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+# Most steps of a block.
+_AT_ONCE = 1 << 16
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], *, done_keys: Sequence[str] = DONE_KEYS, reward_keys: Sequence[str] = REWARD_KEYS
+) -> dict[str, Any]:
+    """The steps of a TorchRL buffer's checkpoint, from the oldest to the newest, for ``ReplayBuffer.extend``.
+
+    Args:
+        path: The folder that ``dumps`` wrote, with whichever checkpointer, or its storage; or an HDF5 file.
+        done_keys, reward_keys: As the checkpointer had them.
+
+    Returns:
+        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, as TED has them; places that were never
+        used are left out. All of it is in memory.
+
+    Raises:
+        ConfigError: Nothing there, or no checkpoint.
+        SchemaError: No steps of TED.
+        DataError: The data are damaged; names the file.
+    """
+    root = Path(path)
+    apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
+    with opened(root) as found:
+        outer = environments(found)
+        blocks = [*steps_of(found, batch_rows=_AT_ONCE, apart=apart)]
+        is_ted = has_next(found)
+    if not blocks:
+        raise SchemaError(f"{root}: expected steps, found none")
+    parts = [
+        {**block.root, **{("next", *key): values for key, values in block.following.items()}, **block.other}
+        for block in blocks
+    ]
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    if not is_ted:
+        flags = [key for key in map(key_of, done_keys) if ("next", *key) in arrays]
+        arrays |= {key: np.zeros_like(arrays["next", *key]) for key in flags}
+    lanes = math.prod(outer)
+    steps = len(next(iter(arrays.values()))) // lanes
+    ordered = {
+        key: np.swapaxes(values.reshape(lanes, steps, *values.shape[1:]), 0, 1) for key, values in arrays.items()
+    }
+    return nest({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})
+
+
+_ROW_LAYOUTS = ("ted", "flat", "nested")
+_NEEDED = ("reward", "done", "episode_step")
+_SEEN = ("observation", "metadata_", "step_count")
+_SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
+
+
+def write_ted(
+    stream: RowStream,
+    path: str | os.PathLike[str],
+    *,
+    layout: str = "ted",
+    columns: Sequence[str] | None = None,
+) -> int:
+    """Write rows as steps of TED that TorchRL and TensorDict load, in memory that does not grow with them.
+
+    Observations and ``metadata_*`` stand at the root and in ``next``; the action at the root; reward, done, terminated
+    and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are decoded.
+
+    Args:
+        stream: The rows, of alignment "arrived".
+        path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. There must be nothing yet.
+        layout: "ted" (steps as they are), "flat" (every observation once) or "nested" (a trajectory at a time).
+        columns: The columns to write besides action, reward and done; by default all.
+
+    Returns:
+        How many steps were written.
+
+    Raises:
+        ConfigError: Something is at ``path``, another process is writing it, or an unknown layout.
+        StorageError: It cannot be written; nothing is left then.
+        SchemaError: Rows of the other alignment, or a column of texts.
+        DataError: Nulls, rows of different lengths, or an episode that goes on after a done code, in a layout that
+            cannot hold it.
+    """
+    target = Path(path)
+    check_choice("layout", layout, _ROW_LAYOUTS)
+    columns = None if columns is None else check_list("columns", columns)
+    is_file = target.suffix in (".h5", ".hdf5")
+    with (
+        making(target, "write_ted", folder=not is_file) as partial,
+        closing((_FileWriter if is_file else FolderWriter)(partial, nested=layout == "nested")) as writer,
+    ):
+        return _write(stream, writer, layout, columns)
+
+
+def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, columns: Sequence[str] | None) -> int:
+    steps = 0
+    for rows, begins, ends, is_last in _runs(stream, columns):
+        done, goes_on = rows["done"] != 0, slice(1, -1 if ends else None)
+        if layout != "ted" and done[goes_on].any():
+            raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
+        done[-1] |= ends and not is_last  # the last episode may go on
+        flags = {
+            "reward": rows["reward"],
+            "done": done,
+            "terminated": rows["done"] == 1,
+            "truncated": rows["done"] == 2,
+        }
+        for path, values in _entries(rows, flags, layout, begins):
+            writer.append(path, _shaped(path, values), ends=ends)
+        steps += len(done) - 1
+    if not steps:
+        raise DataError(f"{stream.path}: expected at least one transition, found none")
+    others = {} if layout == "ted" else {"is_full": True, "shift": 0, "_storage_shape": [steps]}
+    writer.finish(batch=(steps,) if layout == "ted" else (), others=others)
+    return steps
+
+
+def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
+    """Yield the entries that rows add to, and their values there.
+
+    Of the rows 0 1 2 3, three steps lead from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" have each
+    observation once: of all four rows if these begin an episode, else row 0 was written before.
+    """
+    for name, values in rows.items():
+        if name.startswith(_SEEN):
+            if layout == "ted":
+                yield (name,), values[:-1]
+                yield ("next", name), values[1:]
+            else:
+                yield (name,), values if begins else values[1:]
+    for name, values in rows.items():
+        if name == "action" or name.startswith("action_"):
+            yield (name,), values[1:]
+    for name, values in flags.items():
+        yield ("next", name) if layout == "ted" else (name,), values[1:]
+        if layout == "ted" and name != "reward":
+            yield (name,), np.zeros(len(values) - 1, bool)
+
+
+def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values as TorchRL has them: with a trailing 1 where a step has one number."""
+    return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
+
+
+def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, bool, bool, bool]]:
+    """Yield runs of at least two rows of an episode, of which the first is the last of the run before.
+
+    An episode of one row has no step, and is left out.
+
+    Yields:
+        The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream does.
+    """
+    held: Columns = {}
+    names: set[str] = set()
+    begins = True
+    pieces: Iterator[Any] = chain(pieces_of(_chosen(stream, columns)), [None])
+    for (is_new, piece), following in pairwise(pieces):
+        if is_new:
+            held, begins = {}, True
+        names = names or set(piece)
+        if uneven := sorted(piece.keys() ^ names):
+            raise DataError(f"{stream.path}: columns {uneven}: expected values in all rows, found nulls")
+        for name, values in piece.items():
+            if values.dtype.kind not in "biuf":
+                reason = "expected numbers, found others; columns= says what to write"
+                raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
+        step = held["step_count"][-1] + 1 if held else 0
+        piece["step_count"] = step + np.arange(len(piece["done"]))
+        rows = {name: np.concatenate([held[name], values]) if held else values for name, values in piece.items()}
+        if len(rows["done"]) > 1:
+            yield rows, begins, following is None or following[0], following is None
+            begins = False
+        held = {name: values[-1:] for name, values in rows.items()}
+
+
+def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
+    """Return the stream with the columns that are written."""
+    names = stream.schema.names
+    for name in ("action", "reward", "done"):
+        if name not in names and not any(other.startswith(f"{name}_") for other in names):
+            raise SchemaError(f"{stream.path}: expected a column {name!r}, found {names}")
+    for name in columns or ():
+        if name not in names:
+            raise ConfigError(f"columns: expected some of {names}, found {name!r}")
+    if columns is None:
+        return stream
+    chosen = [name for name in names if name in (*columns, *_NEEDED) or name.startswith("action")]
+    return stream.replace(batches=lambda: (batch.select(chosen) for batch in stream))
+
+
+# ---------------------------------------------------------------------- files
+
+
+class FolderWriter:
+    """Writes a folder, entry by entry, a piece at a time.
+
+    Args:
+        folder: An existing, empty folder.
+        nested: Whether entries are nested tensors, with a row for each trajectory.
+    """
+
+    def __init__(self, folder: Path, *, nested: bool) -> None:
+        self._folder, self._nested = folder, nested
+        self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._lengths: dict[Key, list[int]] = {}  # of trajectories; the last is the one that goes on
+        self._streams: dict[Key, Any] = {}
+
+    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
+        """Add values to an entry; ``ends`` tells whether a trajectory ends with them."""
+        if path not in self._streams:
+            place = self._folder.joinpath(*path[:-1])
+            place.mkdir(parents=True, exist_ok=True)
+            self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
+            self._entries[path] = values.dtype, values.shape[1:]
+            self._lengths[path] = [0]
+        self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
+        self._lengths[path][-1] += len(values)
+        if ends:
+            self._lengths[path].append(0)
+
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
+        """Write the descriptions."""
+        self.close()
+        folders: dict[Key, dict[str, Any]] = {(): {}}
+        for path, (dtype, shape) in self._entries.items():
+            for depth in range(1, len(path)):
+                folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
+                folders.setdefault(path[:depth], {})
+            whole = [sum(self._lengths[path]), *shape]
+            if self._nested:
+                shapes = np.array([[length, *shape] for length in self._lengths[path][:-1]], "<i8")
+                batch = shapes.shape[:1]
+                self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
+                whole = list(shapes.shape)
+            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": self._nested}
+            folders[path[:-1]][path[-1]] = entry
+        for name, value in others.items():
+            folders[()][name] = {"type": "NonTensorData"}
+            kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+            self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+        for path, entries in folders.items():
+            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+            self._describe(path, {**entries, **about})
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def _describe(self, path: Key, entries: Mapping[str, Any]) -> None:
+        place = self._folder.joinpath(*path)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")
+
+
+class _FileWriter:
+    """Writes an HDF5 file, entry by entry, a piece at a time.
+
+    Args:
+        path: The file.
+        nested: Whether each trajectory has a group of its own.
+    """
+
+    def __init__(self, path: Path, *, nested: bool) -> None:
+        self._file, self._nested = import_h5py().File(path, "w"), nested
+        self._run: dict[Key, list[npt.NDArray[Any]]] = {}
+        self._ended: dict[Key, int] = {}
+
+    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
+        """Add values to an entry, which stay in memory until they are a chunk, or a trajectory."""
+        self._run.setdefault(path, []).append(values)
+        if self._nested and ends:
+            number = self._ended.get(path, 0)
+            self._ended[path] = number + 1
+            self._flush(path, f"traj_{number:09d}/")
+        elif not self._nested and sum(part.nbytes for part in self._run[path]) > 1 << 20:
+            self._flush(path)
+
+    def _flush(self, path: Key, group: str = "") -> None:
+        append_rows(self._file, group + "/".join(path), np.concatenate(self._run.pop(path)))
+
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
+        """Write the values that are still in memory."""
+        for path in list(self._run):
+            self._flush(path)
+        for name, value in others.items():
+            self._file[name] = np.asarray(value)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+_LAYOUTS = ("ted", "flat", "nested", "h5")
+_ABOUT = ("shift", "is_full", "_storage_shape")
+_FLAGS = tuple((name,) for name in DONE_KEYS)
+
+
+def write_checkpoint(
+    steps: Any,
+    path: str | os.PathLike[str],
+    *,
+    layout: str = "flat",
+    capacity: int | None = None,
+    cursor: int = 0,
+    batch_size: int | None = None,
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
+) -> int:
+    """Write steps as the checkpoint of a TorchRL buffer, whose ``loads`` takes it.
+
+    In "flat" (``FlatStorageCheckpointer``), "nested" (``NestedStorageCheckpointer``) and "h5"
+    (``H5StorageCheckpointer``) each observation lies there once; in "ted" (``TensorStorageCheckpointer``) steps lie as
+    they are. TorchRL's buffer must have that checkpointer, and ``capacity`` places. What belongs to a sampler or
+    to transforms is not written.
+
+    Args:
+        steps: A replay buffer whose rows are steps of TED, which is not written to meanwhile; or nested dicts of arrays
+            ``[n, ...]``, or ``[n, environments, ...]``: observations at the root and in ``next``.
+        path: A new folder.
+        layout: "ted", "flat", "nested" or "h5".
+        capacity: How many places the buffer has, along time; by default ``n``. Of a replay buffer, its own.
+        cursor: Of ``capacity`` steps, which place is written next, that of the oldest. Of a replay buffer, its own.
+        batch_size: The buffer's, which ``loads`` sets; of a replay buffer, its own unless it is said.
+        done_keys, reward_keys: As ``TED2Flat`` takes them, and the checkpointer of TorchRL.
+
+    Returns:
+        How many steps were written, of all environments.
+
+    Raises:
+        ConfigError: Something is at ``path``, an unknown layout, or a capacity or cursor that cannot be.
+        SchemaError, DataError: As ``TED2Flat``: what the layout cannot hold.
+        StorageError: It cannot be written; nothing is left then.
+        ImportError: h5py is not installed, for "h5".
+    """
+    check_choice("layout", layout, _LAYOUTS)
+    if hasattr(steps, "storage"):
+        arrays, capacity, cursor = _of_storage(steps.storage)
+        batch_size = batch_size or steps.batch_size
+    else:
+        arrays, capacity, cursor = _of_steps(steps, capacity, cursor)
+    used, *lanes = _shape(arrays, "steps")
+    shape, count = (capacity, *lanes), used * math.prod(lanes)
+    if used < capacity:  # places that are not used hold zeros
+        arrays = {
+            key: np.concatenate([values, np.zeros((capacity - used, *values.shape[1:]), values.dtype)])
+            for key, values in arrays.items()
+        }
+    elif layout != "ted" and lanes and not cursor and used > 1:
+        # TorchRL's Flat2TED copies [:-cursor] of a full ring of several environments, which is empty at 0.
+        arrays, cursor = {key: np.roll(values, 1, axis=0) for key, values in arrays.items()}, 1
+    changed: dict[str, Any] = nest(arrays)
+    if layout != "ted":
+        options: dict[str, Any] = {"shift": cursor, "is_full": used == capacity}
+        convert = TED2Flat if layout == "flat" else TED2Nested
+        changed = convert(changed, **options, done_keys=done_keys, reward_keys=reward_keys)
+    with making(Path(path), "write_checkpoint") as partial:
+        storage = partial / "storage"
+        storage.mkdir()
+        if layout == "h5":
+            _write_file(storage / "checkpoint.h5", H5Split(changed), count)
+        else:
+            _write_folder(storage, changed, layout, shape)
+            said = {"metadata": {}, "is_pytree": False, "len": count}
+            (storage / "storage_metadata.json").write_text(json.dumps(said), encoding="utf-8")
+        (partial / "writer").mkdir()
+        said = {"cursor": cursor, "write_count": count}
+        (partial / "writer" / "metadata.json").write_text(json.dumps(said), encoding="utf-8")
+        said = {"batch_size": batch_size, "consume_after_n_samples": None}
+        (partial / "buffer_metadata.json").write_text(json.dumps(said), encoding="utf-8")
+    return count
+
+
+def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
+    """Return the arrays of a buffer's storage by path, its capacity along time, and the place that is written next."""
+    lanes, rows = storage.num_envs, len(storage)
+    if not rows:
+        raise ConfigError("write_checkpoint: expected steps, found an empty buffer")
+    shape = (rows // lanes, lanes) if storage.ndim > 1 else (rows,)
+    slots = np.arange(rows)
+    if hasattr(storage, "batch"):  # a list of rows
+        batch = storage.batch(slots)
+        found = by_path(batch) if isinstance(batch, Mapping) else {}
+    else:
+        found = {(key,) if isinstance(key, str) else tuple(key): storage.read(key, slots) for key in storage.keys}
+    capacity = storage.capacity // lanes
+    arrays = {key: values.reshape(*shape, *values.shape[1:]) for key, values in found.items()}
+    return arrays, capacity, storage.written // lanes % capacity
+
+
+def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, int, int]:
+    """Return the arrays of steps by path, the capacity, and the place that is written next."""
+    if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
+        found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
+        raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")
+    arrays = {key: np.asarray(value) for key, value in by_path(steps).items()}
+    used = _shape(arrays, "steps")[0]
+    capacity = used if capacity is None else capacity
+    if capacity < used:
+        raise ConfigError(f"capacity: expected at least the {used} steps there are, found {capacity}")
+    if not 0 <= cursor < capacity or (cursor and used < capacity):
+        raise ConfigError(
+            f"cursor: expected a place of a ring that is full, 0..{capacity - 1}, found {cursor} for {used} steps"
+        )
+    return arrays, capacity, cursor if used == capacity else used
+
+
+def _write_folder(folder: Path, changed: Mapping[str, Any], layout: str, shape: tuple[int, ...]) -> None:
+    others = {name: value for name, value in changed.items() if name in _ABOUT and layout != "ted"}
+    others |= {"_storage_shape": list(shape)} if others else {}
+    with closing(FolderWriter(folder, nested=layout == "nested")) as writer:
+        for key, values in by_path({name: value for name, value in changed.items() if name not in others}).items():
+            for part in values if layout == "nested" else [values]:
+                writer.append(key, part, ends=True)
+        writer.finish(batch=shape if layout == "ted" else (), others=others)
+
+
+def _write_file(file: Path, split: Mapping[str, Any], length: int) -> None:
+    with import_h5py().File(file, "w") as target:
+        for name, value in {**split, "_len": length}.items():
+            if isinstance(value, Mapping):
+                for key, values in by_path(value).items():
+                    target["/".join((name, *key))] = values
+            else:
+                target[name] = np.asarray(value)
+
+
+def _shape(arrays: Mapping[Key, npt.NDArray[Any]], where: str) -> tuple[int, ...]:
+    """``[n]``, or ``[n, environments]``: the shape of a done flag without the trailing 1."""
+    flag = next((arrays["next", *key] for key in _FLAGS if ("next", *key) in arrays), None)
+    if flag is None:
+        raise SchemaError(f"{where}: expected next.done, found {['.'.join(key) for key in arrays]}")
+    shape = flag.shape[:-1] if flag.ndim > 1 and flag.shape[-1] == 1 else flag.shape
+    if not flag.size:
+        raise SchemaError(f"{where}: expected steps, found none")
+    for key, values in arrays.items():
+        if values.shape[: len(shape)] != shape:
+            raise SchemaError(f"{where}: {'.'.join(key)}: expected {list(shape)} steps, found {list(values.shape)}")
+    return shape
+
+
+__all__ = [
+    "Flat2TED",
+    "H5Combine",
+    "H5Split",
+    "Nested2TED",
+    "TED2Flat",
+    "TED2Nested",
+    "read_checkpoint",
+    "read_ted",
+    "write_checkpoint",
+    "write_ted",
+]

@@ -1,0 +1,509 @@
+"""Checks of single dimensions (constant, out of scale, outliers, saturated, stuck), and of parts that should be alike.
+
+Recordings that are right are odd, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by 1e15.
+So an odd value alone is a note. A value that siblings, other rows or the nature of an action contradict is a warning.
+
+Parts are stretches of rows, and episodes. Every episode of a recording that is right may have its own goal, and a thing
+that is touched in it or not. So a part is odd only if it has several episodes, and if it differs from the rest by more
+than these differ from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.inspect.report import Finding, of_dimension, ratio, some
+from mouse_core.inspect.sampling import PIECE, Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
+
+# Fewer rows say nothing about what is usual.
+FEWEST = 200
+# The furthest value lies so many times as far from the median as the last of the others.
+_OUTLYING, _OUTLYING_REWARD = 12.0, 1e4
+_RARE = 0.02
+# What a dimension is at rest within, as a share of what its siblings span.
+_AT_REST = 1e-2
+# So much wider than the next widest sibling; of actions, and where there is but one sibling, more.
+_APART, _FAR_APART, _FAR_APART_ACTION, _ONE_SIBLING = 100.0, 700.0, 3000.0, 10.0
+_SATURATED_ACTION, _SATURATED = 0.6, 0.3
+_STUCK = 64
+_BYTE = 255.0
+
+
+def about_dimensions(sampled: Sampled) -> Iterator[Finding]:
+    """Findings about each dimension of actions, rewards and observations."""
+    for column in sampled.columns.values():
+        if len(column.values) < FEWEST:
+            continue
+        yield from _constant_actions(column)
+        if column.continuous:
+            middle, spread = _middle_and_spread(column)
+            yield from _outliers(column, sampled, middle, spread)
+            yield from _scales(column, spread)
+            yield from _saturated(column, sampled)
+            yield from _times_255(column)
+            yield from _stuck(column, sampled)
+
+
+def _middle_and_spread(column: SampledColumn) -> tuple[Floats, Floats]:
+    """Median and width of the middle 98% of each dimension; NaN where there are no numbers."""
+    low, middle, high = quantiles(column.values, (0.01, 0.5, 0.99))
+    return middle, high - low
+
+
+def _constant_actions(column: SampledColumn) -> Iterator[Finding]:
+    still = column.low == column.high
+    if not column.name.startswith("action") or column.width < 2 or still.all():
+        return
+    for place in np.flatnonzero(still).tolist():
+        where = _at(column.low_at, place)
+        message = f"always {column.low[place]:g}, while the others change: is it recorded?"
+        yield of_dimension("constant-action", "warning", message, column, place, where)
+
+
+def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: Floats) -> Iterator[Finding]:
+    """A few values far beyond a gap in which there are none."""
+    limit = _OUTLYING_REWARD if column.name == "reward" else _OUTLYING
+    usual = float(np.quantile(spread[spread > 0], 0.75)) if (spread > 0).any() else 0.0
+    for place in range(column.width):
+        every = np.abs(column.values[:, place] - middle[place])
+        furthest = max(column.high[place] - middle[place], middle[place] - column.low[place])
+        away = np.sort(every[np.isfinite(every) & (every > 0)])
+        rare = max(3, int(_RARE * len(column.values)))
+        if not np.isfinite(furthest) or furthest <= 0.1 * _AT_REST * usual or len(away) < 4 * rare:
+            continue
+        tail = np.append(away[-rare:], furthest)
+        # A thing that is at rest, but for rounding, and moved a few times, moves no further than others do.
+        inner = np.where(tail[:-1] < _AT_REST * usual, max(usual, 1e-300), tail[:-1])
+        ratios = tail[1:] / inner
+        at = int(ratios.argmax())
+        if ratios[at] < limit or tail[-1] <= 0:
+            continue
+        upper = column.high[place] - middle[place] == furthest
+        value = column.high[place] if upper else column.low[place]
+        episode, step = _at(column.high_at if upper else column.low_at, place)
+        message = (
+            f"{value:g} in episode {episode}, step {step}, lies {ratio(furthest / tail[at])} times as far from the "
+        )
+        message += f"median, {middle[place]:g}, as all but {_few(len(tail) - 1 - at, sampled)} do"
+        odd = every > tail[at]
+        where = some(np.append(sampled.episode[odd], episode))
+        # What episodes begin with is set, and need not be what steps lead to.
+        level = "note" if len(where) > 2 and step <= 1 and (sampled.step[odd] <= 1).all() else "warning"
+        yield of_dimension("outlier", level, message, column, place, (episode, step), where)
+
+
+def _at(places: npt.NDArray[np.int64], place: int) -> tuple[int, int]:
+    """Episode and step of a dimension's extreme."""
+    episode, step = places[place].tolist()
+    return episode, step
+
+
+def _few(count: int, sampled: Sampled) -> str:
+    if len(sampled.row) == sampled.rows:
+        return "a value" if count <= 2 else f"{count} values"
+    return "a few values"
+
+
+def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
+    """A few dimensions that vary much more than all of their siblings."""
+    known = np.flatnonzero(spread > 0)
+    if len(known) < 2:
+        return
+    order = known[np.argsort(spread[known])]
+    more = _ONE_SIBLING if len(known) == 2 else 1.0
+    upper = max(1, len(order) // 4)
+    ratios = spread[order[-upper:]] / spread[order[-upper - 1 : -1]]
+    at = int(ratios.argmax())
+    if ratios[at] >= _APART * more:
+        far = _FAR_APART_ACTION if column.name.startswith("action") else _FAR_APART
+        level = "warning" if ratios[at] >= far * more else "note"
+        for place in order[-upper + at :].tolist():
+            times = ratio(spread[place] / spread[order[-upper + at - 1]])
+            message = f"varies {times} times as much as {'its sibling' if more > 1 else 'any sibling'} does"
+            where = _at(column.high_at, place)
+            yield of_dimension("scale-apart", level, message, column, place, where)
+    lowest = order[: max(1, len(order) // 4) + 1]
+    ratios = spread[lowest[1:]] / spread[lowest[:-1]]
+    at = int(ratios.argmax())
+    if ratios[at] >= _APART and len(known) > 2:
+        for place in lowest[: at + 1].tolist():
+            message = f"varies {ratio(ratios[at])} times less than any sibling does"
+            where = _at(column.high_at, place)
+            yield of_dimension("scale-apart", "note", message, column, place, where)
+
+
+def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
+    """Values that stand at their lowest or highest."""
+    if column.name == "reward":
+        return
+    there = np.isfinite(column.values)
+    count = np.maximum(there.sum(axis=0), 1)
+    # Measured by what most values span: beside one outlier all others would be near the lowest.
+    most = np.quantile(np.where(there, column.values, column.low), [0.05, 0.95], axis=0)
+    near = 1e-6 * (most[1] - most[0])
+    lowest, highest = there & (column.values <= column.low + near), there & (column.values >= column.high - near)
+    low, high = lowest.sum(axis=0) / count, highest.sum(axis=0) / count
+    action = column.name.startswith("action")
+    for place in np.flatnonzero((column.high > column.low) & (low + high >= _SATURATED)).tolist():
+        if _values_between(column.values[:, place]) < 20 or (not action and (low[place] == 0 or high[place] == 0)):
+            continue
+        both = low[place] + high[place]
+        # What is seen is often cut off by its environment, as the speeds of Walker2d are at 10.
+        level = "warning" if action and both >= _SATURATED_ACTION else "note"
+        message = (
+            f"{both:.0%} of the values are {column.low[place]:g} or {column.high[place]:g}, the lowest and highest"
+        )
+        rows = np.flatnonzero(lowest[:, place] | highest[:, place])
+        where = sampled.where(int(rows[0])), some(sampled.episode[rows])
+        yield of_dimension("saturated", level, message, column, place, *where)
+
+
+def _values_between(values: Floats) -> int:
+    """Number of different values among the first few hundred that are neither the lowest nor the highest."""
+    values = values[np.isfinite(values)]
+    inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]
+    return len(np.unique(inside[:500]))
+
+
+def _times_255(column: SampledColumn) -> Iterator[Finding]:
+    """Actions that reach to 255 times 1, 2, a half or 0.4, where action spaces end, and are no whole numbers."""
+    if not column.name.startswith("action"):
+        return
+    for place in range(column.width):
+        reach = max(abs(column.low[place]), abs(column.high[place]))
+        one_sided = abs(column.low[place]) < 0.01 * reach
+        even = abs(column.low[place] + column.high[place]) < 0.03 * reach
+        values = column.values[:500, place]
+        fits = any(0.97 <= reach / (_BYTE * unit) <= 1.0001 for unit in (0.4, 0.5, 1.0, 2.0, 3.0))
+        if fits and (one_sided or even) and np.isfinite(values).any() and (np.nan_to_num(values) % 1 != 0).any():
+            message = f"reaches from {column.low[place]:g} to {column.high[place]:g}: was it multiplied by 255?"
+            at = column.high_at if column.high[place] == reach else column.low_at
+            yield of_dimension("times-255", "warning", message, column, place, _at(at, place))
+
+
+def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
+    """Dimensions of observations that hardly ever keep their value, and then do for long, while siblings change."""
+    if not column.name.startswith("observation") or column.width < 2:
+        return
+    follows = np.diff(sampled.row) == 1  # also from one episode to the next, where a value is even less the same
+    same = (np.diff(column.values, axis=0) == 0) & follows[:, None]
+    changes = (~same).sum(axis=1)
+    moving = follows & (changes >= max(1.0, 0.5 * float(np.median(changes[follows])) if follows.any() else 1.0))
+    for place in range(column.width):
+        kept = same[:, place] & moving
+        share = kept.mean()
+        if not 0 < share < 0.5:
+            continue
+        first, length = longest_run(kept)
+        elsewhere = (kept.sum() - _in_long_runs(kept, length)) / max(1, len(kept))
+        if length < _STUCK or elsewhere >= 0.02 or _rests(column, place, kept, first, sampled):
+            continue
+        episode, step = sampled.where(first)
+        steps = f"{length} {'steps' if length < PIECE - 1 else 'steps and more'}"
+        message = f"stays {column.values[first, place]:g} for {steps} from episode {episode}, step {step}"
+        where = some(sampled.episode[first : first + length + 1])
+        yield of_dimension("stuck", "warning", f"{message}, while others change", column, place, (episode, step), where)
+
+
+def _rests(column: SampledColumn, place: int, kept: Bools, first: int, sampled: Sampled) -> bool:
+    """Whether what stays the same from a row on is a thing at rest, or at its limit, and not a sensor that was lost."""
+    values = column.values[:, place]
+    # As a lidar without anything before it.
+    at_limit = values[first] in (column.low[place], column.high[place])
+    begins, ends = np.split(_edges(kept).reshape(-1, 2), 2, axis=1)
+    long = (ends - begins >= _STUCK)[:, 0]
+    # A thing that nobody has touched yet stays until the episode ends, or moves off; it does not jump.
+    after = min(int(ends[begins[:, 0] == first][0, 0]) + 1, len(values) - 1)
+    same_episode = sampled.episode[first] == sampled.episode[after - 1]
+    untouched = sampled.step[first] == 0 and same_episode and not _jumps(values, after, sampled)
+    places = len(np.unique(values[begins[long, 0]]))
+    return at_limit or bool(untouched) or places > 2 or _came_to_rest(values, first)
+
+
+def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
+    """Whether a value changes to a row of the same episode by much more than it usually does."""
+    changes = np.abs(np.diff(values))
+    usual = float(np.quantile(changes[changes > 0], 0.9)) if (changes > 0).any() else np.inf
+    return bool(sampled.episode[row] == sampled.episode[row - 1]) and float(changes[row - 1]) > 3 * usual
+
+
+def _came_to_rest(values: Floats, first: int) -> bool:
+    """Whether a value hardly changed any more before it stays: a thing that was let go, not a sensor that was lost."""
+    changes = np.abs(np.diff(values))
+    usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
+    return first > 0 and float(changes[max(0, first - 3) : first].max(initial=0.0)) < 0.1 * usual
+
+
+def longest_run(flags: Bools) -> tuple[int, int]:
+    """Return the first place and the length of the longest run of True."""
+    edges = _edges(flags)
+    lengths = edges[1::2] - edges[::2]
+    if not len(lengths):
+        return 0, 0
+    at = int(lengths.argmax())
+    return int(edges[2 * at]), int(lengths[at])
+
+
+def _in_long_runs(flags: Bools, longest: int) -> int:
+    edges = _edges(flags)
+    lengths = edges[1::2] - edges[::2]
+    return int(lengths[lengths >= max(8, longest // 4)].sum())
+
+
+def _edges(flags: Bools) -> npt.NDArray[np.int64]:
+    padded = np.concatenate([[False], flags, [False]])
+    return np.flatnonzero(padded[1:] != padded[:-1])
+
+
+_PARTS = 8
+_FEWEST_ROWS = 150
+_FEWEST_IN_EPISODE = 16
+# Where the values of some parts lie wholly beside those of the others: by so many times what either of them span, by
+# the number of episodes on the side that has fewer. Of few episodes chance sets two halves apart.
+_BESIDE = {2: 50.0, 3: 1.5, 4: 1.0}
+# Episodes of each part, where those that differ are not one stretch of the data.
+_FEWEST_SCATTERED = 3
+_WIDER = 100.0
+_WIDER_EPISODES = 30.0
+# Most episodes of the parts that vary more do so by this factor, those that vary least and most left out.
+_EACH_WIDER = 10.0
+_NEGLIGIBLE, _NEGLIGIBLE_SEEN = 1e-4, 1e-2
+# Where more of the dimensions differ at once, it is what was done that differs, not a sensor.
+_MOST_AT_ONCE = 0.25
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Sampled rows, cut into stretches of equal length, and into episodes.
+
+    Args:
+        sampled: The rows.
+        count: How many stretches there are.
+        part: Which of them each row lies in, ``[n]``.
+        begins, length: Of each episode that was sampled, the first of its rows, and how many there are.
+    """
+
+    sampled: Sampled
+    count: int
+    part: Int64s
+    begins: Int64s
+    length: Int64s
+
+    def rows(self, parts: Int64s) -> Bools:
+        """Return the rows of some stretches as a mask."""
+        return np.asarray(np.isin(self.part, parts))
+
+    def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
+        """Return long episodes that lie mostly in some stretches, and the others, as places in ``begins``."""
+        share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
+        enough = self.length >= _FEWEST_IN_EPISODE
+        return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
+
+    def tell(self, parts: Int64s) -> int:
+        """Return the smaller of the numbers of odd and of usual episodes; 0 if neither is informative."""
+        odd, rest = self.episodes(parts)
+        one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
+        whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
+        return min(len(odd), len(rest)) if whole else 0
+
+    def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, loud: bool) -> Finding:
+        """A finding about some stretches, as a note unless it is loud."""
+        rows = np.flatnonzero(self.rows(parts))
+        where, level = self.sampled.where(int(rows[0])), "warning" if loud else "note"
+        return of_dimension("drift", level, message, column, place, where, some(self.sampled.episode[rows]))
+
+
+def about_parts(sampled: Sampled) -> Iterator[Finding]:
+    """Findings about dimensions that another part of the data contradicts."""
+    count = min(_PARTS, len(sampled.row) // _FEWEST_ROWS)
+    if not len(sampled.row):
+        return
+    part = np.arange(len(sampled.row)) * count // len(sampled.row)
+    begins = np.flatnonzero(np.diff(sampled.episode, prepend=-1))
+    parts = _Parts(sampled, count, part, begins, np.diff(np.append(begins, len(sampled.row))))
+    for column in sampled.columns.values():
+        if not column.continuous or column.name == "reward":
+            continue
+        found = list(_between(column, parts)) if count >= 2 else []
+        yield from _less_loud(found, column)
+        known = {finding.dimension for finding in found}
+        more = [finding for finding in _between_episodes(column, parts) if finding.dimension not in known]
+        yield from _less_loud(more, column)
+
+
+def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
+    """Lower findings to notes if observations differ in many dimensions at once."""
+    many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
+    for finding in found:
+        yield replace(finding, level="note") if many else finding
+
+
+def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
+    shares = (0.01, 0.99)
+    found = [quantiles(column.values[parts.part == number], shares) for number in range(parts.count)]
+    low, high = (np.stack([one[which] for one in found]) for which in (0, 1))
+    spread = high - low
+    least = _rounding(spread)
+    usual = _together(spread) if column.name.startswith("observation") else spread
+    for place in range(column.width):
+        if not np.isfinite(spread[:, place]).all():
+            continue
+        finding = _beside(column, place, low[:, place], high[:, place], parts)
+        finding = finding or _still(column, place, spread[:, place], parts)
+        finding = finding or _wider(column, place, usual[:, place], parts, least)
+        if finding is not None:
+            yield finding
+
+
+def _together(spread: Floats) -> Floats:
+    """Return the ranges of dimensions in each part, relative to their siblings; all shrink where little happens."""
+    moving = (spread > 0).all(axis=0)
+    if moving.sum() < 4:
+        return spread
+    logs = np.log(spread[:, moving])
+    logs = logs - logs.mean(axis=0)
+    return np.asarray(spread / np.exp(np.median(logs, axis=1))[:, None])
+
+
+def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
+    """Return sizes that are small beside the usual range of the dimension; ``sizes`` are positive if it has a range."""
+    known = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return negligible * float(np.median(known)) if len(known) else 0.0
+
+
+def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts: _Parts) -> Finding | None:
+    """Values of some parts wholly below those of the others."""
+    order = np.argsort(low)
+    reach = np.maximum.accumulate(high[order])
+    gaps = low[order][1:] - reach[:-1]
+    at = int(gaps.argmax())
+    spread = float(np.median(high - low))
+    if spread <= 0 or gaps[at] <= spread:
+        return None
+    odd = order[at + 1 :] if len(order) - at - 1 <= at + 1 else order[: at + 1]
+    rest = np.setdiff1d(order, odd)
+    widest = max(float(high[some_of].max() - low[some_of].min()) for some_of in (odd, rest))
+    message = (
+        f"between {low[odd].min():g} and {high[odd].max():g} in {_said(odd, len(low))}, and between "
+        f"{low[rest].min():g} and {high[rest].max():g} elsewhere"
+    )
+    loud = gaps[at] > _BESIDE.get(min(parts.tell(odd), max(_BESIDE)), np.inf) * widest
+    return parts.finding(message, column, place, odd, loud=loud)
+
+
+def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
+    """Behind which of some positive numbers, in order, there is a gap of a factor, and hardly one on either side of it.
+
+    What is measured in another unit differs by one factor. Of a door that is opened in some episodes, and at rest but
+    for rounding in others, every episode has another number: those are no two groups.
+
+    Args:
+        ordered: The numbers.
+        inside: Behind which of them the gap may be.
+        factor: How large it is at least.
+        least: Of the lower numbers, what is not merely rounding.
+    """
+    ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
+    at = int(ratios[inside].argmax()) + inside.start
+    below, above = ordered[: at + 1], ordered[at + 1 :]
+    within = max(_reach(below), _reach(above))
+    return at if ratios[at] >= max(factor, within) and float(np.median(below)) > least else None
+
+
+def _reach(ordered: Floats) -> float:
+    """The highest over the lowest, but for a tenth at both ends where there are many."""
+    cut = len(ordered) // 10
+    return float(ordered[len(ordered) - 1 - cut] / max(ordered[cut], 1e-300))
+
+
+def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> Finding | None:
+    """Values that never change in some parts, and nearly always do in the others."""
+    still = np.flatnonzero(spread <= 0)
+    if not len(still) or len(still) > len(spread) // 2 + 1 or len(still) == len(spread):
+        return None
+    kept = [column.values[parts.part == number, place] for number in still]
+    if not all((one == one[0]).all() for one in kept):
+        return None
+    moves = [np.diff(column.values[parts.part == number, place]) for number in np.flatnonzero(spread > 0)]
+    if min(float((one != 0).mean()) for one in moves) < 0.5:
+        return None  # it rests elsewhere, too
+    value = kept[0][0]
+    elsewhere = column.values[~parts.rows(still), place]
+    # A gripper that is open, or a lidar that sees nothing, is at its limit, where it has been elsewhere, too.
+    at_limit = value in (column.low[place], column.high[place]) and bool((elsewhere == value).any())
+    message = f"always {value:g} in {_said(still, len(spread))}, and changes elsewhere"
+    return parts.finding(message, column, place, still, loud=parts.tell(still) >= min(_BESIDE) and not at_limit)
+
+
+def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, least: float) -> Finding | None:
+    """Values that spread over much more in some parts than in others."""
+    order = np.argsort(spread)
+    ordered = spread[order]
+    if ordered[0] <= 0:
+        return None
+    factor = _WIDER * (3 if column.name.startswith("observation") else 1)
+    at = _gap(ordered, slice(0, len(ordered) - 1), factor, least)
+    if at is None:
+        return None
+    odd = order[at + 1 :] if len(order) - at - 1 <= at + 1 else order[: at + 1]
+    more = "more" if odd[0] in order[at + 1 :] else "less"
+    message = f"varies {ratio(ordered[at + 1] / ordered[at])} times {more} in {_said(odd, len(spread))} than elsewhere"
+    wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
+    # No goal has it that actions are so much larger, in whichever episodes.
+    few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
+    loud = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
+    return parts.finding(message, column, place, odd, loud=loud)
+
+
+def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -> Floats:
+    """Return the range of a dimension in each of some episodes, in order."""
+    ends = parts.begins + parts.length
+    rows = [column.values[parts.begins[one] : ends[one], place] for one in episodes]
+    return np.sort([float(np.nanmax(one) - np.nanmin(one)) for one in rows if np.isfinite(one).any()])
+
+
+def _inner(ordered: Floats) -> tuple[float, float]:
+    """The lowest and the highest, but for a tenth at both ends; NaN of nothing."""
+    if not len(ordered):
+        return np.nan, np.nan
+    cut = len(ordered) // 10
+    return float(ordered[cut]), float(ordered[len(ordered) - 1 - cut])
+
+
+def _said(parts: Int64s, count: int) -> str:
+    """Parts of the data in words, as from where to where they reach."""
+    first, last = int(parts.min()), int(parts.max())
+    if last - first + 1 == len(parts):
+        return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
+    return f"{len(parts)} of {count} equal parts of the data"
+
+
+def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
+    """Values that reach much further in some episodes than in all others."""
+    seen = column.name.startswith("observation")
+    enough = parts.length >= _FEWEST_IN_EPISODE
+    if (seen and column.width > 64) or enough.sum() < (12 if seen else 8):
+        return
+    away = np.abs(np.nan_to_num(column.values - np.nan_to_num(np.nanmedian(column.values, axis=0))))
+    begins = parts.begins[enough]
+    reach = np.maximum.reduceat(away, parts.begins, axis=0)[enough]
+    least = _rounding(reach, _NEGLIGIBLE_SEEN if seen else _NEGLIGIBLE)
+    for place in range(column.width):
+        order = np.argsort(reach[:, place])
+        ordered = reach[order, place]
+        fewest = max(3 if seen else 2, len(ordered) // 20)
+        # Things that are seen lie still in some episodes, and are moved in others.
+        factor = _WIDER_EPISODES * (10 if seen else 1)
+        at = _gap(ordered, slice(fewest - 1, len(ordered) - fewest), factor, least)
+        if at is None:
+            continue
+        wide = np.sort(begins[order[at + 1 :]])
+        episode, step = parts.sampled.where(int(wide[0]))
+        where = f"{len(wide)} of {int(enough.sum())} episodes that were sampled, such as {episode}"
+        message = f"reaches {ratio(ordered[at + 1] / ordered[at])} times as far in {where}, as in the others"
+        odd = some(parts.sampled.episode[wide])
+        yield of_dimension("scale-by-episode", "warning", message, column, place, (episode, step), odd)
