@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
+from mouse_core import BatchSource, DatasetStore, Field, formats
 from mouse_core.errors import (
     ClosedError,
     ConfigError,
@@ -81,22 +81,6 @@ def test_what_was_written_is_what_is_read(folder: Path) -> None:
     assert_same(DatasetStore.open(folder), memory)
     assert writer.path == str(folder)
     assert memory.path is None
-
-
-def test_a_reader_sees_what_was_flushed_and_a_loader_what_is_refreshed(folder: Path) -> None:
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(rows(500))
-        writer.flush()
-        reader = DatasetStore.open(folder)
-        with PrefetchBatchifier(reader, 16, 8) as loader:
-            next(iter(loader))
-            writer.extend(rows(300, 1))
-            writer.flush()
-            assert len(reader) == 800
-            loader.refresh()
-            again = BatchSource(reader, 16, 8)
-            assert loader.state_dict()["rows"] == 800
-            assert len(again.snapshot) == 800
 
 
 def test_a_writer_goes_on_where_the_last_one_ended(folder: Path) -> None:
@@ -389,42 +373,6 @@ def text_and_images(count: int) -> dict[str, Any]:
     }
 
 
-def killed(program: str, folder: Path) -> int:
-    """How many rows a program said that it had added to the folder's store, before it was killed."""
-    head = f"import os, signal\nfrom tests.core.test_disk import *\nfolder = {str(folder)!r}\n"
-    end = "\nprint(len(store), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
-    ran = subprocess.run(
-        [sys.executable, "-c", head + program + end], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert ran.returncode == -9, ran.stderr
-    return int(ran.stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sync", ["none", "flush", "append"])
-def test_rows_that_were_acknowledged_survive_a_killed_process(folder: Path, sync: str) -> None:
-    program = f"""
-store = DatasetStore.open(folder, "a", sync={sync!r})
-store.extend(rows(2000))
-store.flush()
-for row in in_memory(rows(300, 1))[:]:
-    store.append(row)
-store.extend(rows(1, 2))
-"""
-    memory = in_memory(rows(2000))
-    for seed, count in ((1, 300), (2, 1)):
-        memory.extend(rows(count, seed))
-    assert killed(program, folder) == 2301
-    shown = len(DatasetStore.open(folder))
-    assert shown == (2301 if sync == "append" else 2000)
-    with DatasetStore.open(folder, "a") as writer:
-        assert_same(writer, memory)
-        writer.extend(rows(40, 3))
-    memory.extend(rows(40, 3))
-    assert_same(DatasetStore.open(folder), memory)
-    assert sorted(os.listdir(folder)) == ["lock", "manifest.json", "manifest.json.bak", "readers", "segments"]
-
-
 def test_values_of_every_kind_are_kept(folder: Path) -> None:
     memory = in_memory(text_and_images(230))
     with DatasetStore.open(folder, "a") as writer:
@@ -455,19 +403,6 @@ def test_many_files_of_rows_are_one_store(folder: Path) -> None:
                 assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
     assert_same(DatasetStore.open(folder), memory)
     assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
-
-
-def test_a_refused_row_changes_nothing(folder: Path) -> None:
-    with DatasetStore.open(folder, "a") as writer:
-        for wrong in ({"observation": [1.0], "action": "left"}, {**rows(1), "reward": ["much"]}):
-            with pytest.raises((DataError, SchemaError)):
-                writer.extend(wrong)
-        assert len(writer) == 0
-        writer.extend(rows(10))
-        with pytest.raises(DataError):
-            writer.append({**writer[0], "reward": "much"})
-        assert len(writer) == 10
-    assert DatasetStore.open(folder)[:] == in_memory(rows(10))[:]
 
 
 # ---------------------------------------------------------------------- where stores are taken
@@ -514,23 +449,6 @@ def test_views_mixtures_derived_fields_and_buffers_take_it(folder: Path) -> None
     assert derived[0].snapshot().fingerprint == derived[1].snapshot().fingerprint
     first, second = (BatchSource(store, 8, 4)[0] for store in derived)
     assert first["rtg"].tobytes() == second["rtg"].tobytes()
-
-
-def test_a_state_is_resumed_from_another_reader(folder: Path) -> None:
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(rows(1000))
-        writer.flush()
-        with PrefetchBatchifier(DatasetStore.open(folder), 8, 4, seed=2) as loader:
-            batches = iter(loader)
-            for _ in range(3):
-                next(batches)
-            state = loader.state_dict()
-            wanted = next(batches)
-        writer.extend(rows(500, 1))
-    with PrefetchBatchifier(DatasetStore.open(folder), 8, 4) as loader:
-        loader.load_state_dict(state)
-        found = next(iter(loader))
-    assert all(wanted[name].tobytes() == found[name].tobytes() for name in wanted)
 
 
 def test_a_row_that_the_disk_did_not_confirm_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,18 +185,6 @@ def test_a_folder_waits_for_what_was_declared_when_its_groups_were_sealed(tmp_pa
         assert open_rollouts(tmp_path).rollout("r0").turns[0].columns["reference"].tolist() == [0.0, 1.0]
 
 
-def test_the_order_in_which_groups_became_ready_outlives_a_restart(tmp_path: Path) -> None:
-    with opened(tmp_path, REWARD) as buffer:
-        buffer.add_rollouts(
-            [*map(rollout, range(5)), rollout(5, reward=1.0), rollout(6, reward=1.0), rollout(7, reward=1.0)]
-        )
-        for number in (2, 3, 4, 0, 1):  # r5 has a reward, and the last group never waited
-            buffer.add_column("reward", {f"r{number}": number})
-    for _ in range(2):
-        with opened(tmp_path, batch_maker=InOrder()) as buffer:
-            assert drawn(buffer) == ["r6", "r7", "r2", "r3", "r4", "r5", "r0", "r1"]
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 7)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, Field
 from mouse_core.mixtures import MixtureSource
 from mouse_torch import PrefetchBatchifier
 from tests.core.oracle import assert_same
-from tests.core.worlds import Part, World, build, parts, worlds
 
 
 def table(rows: int = 100) -> pa.Table:
@@ -76,62 +72,6 @@ def test_a_batch_is_a_tensordict_of_the_documented_fields(workers: int) -> None:
     assert batch[1:, :3].batch_size == torch.Size([3, 3])
     assert batch.reshape(-1).batch_size == torch.Size([20])
     batch["reward"] += 1
-
-
-@given(
-    world=worlds(),
-    wanted=parts(max_parts=2),
-    sampling=st.sampled_from(["random", "last", "sequential", "batch", "blocks"]),
-    workers=st.sampled_from([0, 2]),
-    seed=st.integers(0, 2**64 - 1),
-)
-def test_batches_equal_those_of_numpy(world: World, wanted: list[Part], sampling: str, workers: int, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(world, wanted, Path(folder))
-        if not built.rows:
-            return
-        options: dict[str, Any] = {
-            "sequence_length": max(1, len(built.rows) // 4),
-            "batch_size": 1 if sampling == "last" else 3,
-            "sampling": sampling,
-            "seed": seed,
-            "drop_last": False,
-        }
-        source = BatchSource(built.store, **options)
-        with PrefetchBatchifier(built.store, num_workers=workers, **options) as loader:
-            assert loader.spec == source.spec
-            for index in range(len(source) + 2):
-                batch = loader.next_batch()
-                assert_same(as_numpy(batch), source[index], index)
-                assert list(batch.batch_size) == [len(source.plan(index).starts), source.sequence_length]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"], ids=["as stored", "converted"])
-def test_batches_do_not_share_memory(dtype: str) -> None:
-    """Writing to a batch changes no other, whether large or small."""
-    dtypes = {"obs_continuous": dtype}
-    for length, batch_size in ((5, 4), (50, 1500)):
-        source = BatchSource(store_of(), length, batch_size, dtypes=dtypes)
-        with PrefetchBatchifier(store_of(), length, batch_size, prefetch=2, dtypes=dtypes) as loader:
-            kept = []
-            for index in range(8):
-                batch = loader.next_batch()
-                view = batch["obs_continuous"][1:, ::2]
-                kept.append((index, view, view.clone()))
-                batch["reward"].fill_(-1)
-                batch["action"].zero_()
-                del batch
-            for index, view, copy in kept:
-                assert torch.equal(view, copy), index
-                assert np.array_equal(view.numpy(), source[index]["obs_continuous"][1:, ::2])
-
-
-def test_the_arguments_are_those_of_the_core() -> None:
-    with PrefetchBatchifier(store_of(), 5, 4, "sequential", 3, 1, None, None, 9, (1, 2)) as loader:
-        source = BatchSource(store_of(), 5, 4, "sequential", 9, (1, 2))
-        assert_same(as_numpy(loader.next_batch()), source[0])
-    with PrefetchBatchifier(store_of().snapshot(), 5, 4, device=torch.device("cpu"), pin_memory=False) as loader:
-        assert_same(as_numpy(loader.next_batch()), BatchSource(store_of(), 5, 4)[0])
 
 
 # ---------------------------------------------------------------------- devices and pinned memory
