@@ -263,7 +263,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.model.add(first)
         for turn in range(3):
             batches = [self._sample(buffer, size) for buffer in (self.buffer, other)]
-            assert_same(*batches)
+            np.testing.assert_equal(*batches)
             if batches[0] is not None and "prioritized" in self.sampler:
                 for buffer in (self.buffer, other):
                     buffer.update_priority(batches[0]["index"], np.full(batches[0]["index"].shape, turn + 0.5))
@@ -282,7 +282,7 @@ class BufferMachine(RuleBasedStateMachine):
             return
         rows = self.buffer[:]
         rows = rows if isinstance(rows, list) else [row(rows, number) for number in range(len(self.model.slots))]
-        assert_same(stacked(rows), stacked(self.model.slots))
+        np.testing.assert_equal(stacked(rows), stacked(self.model.slots))
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
@@ -297,16 +297,6 @@ def stacked(rows: list[Any]) -> Any:
 
 def row(tree: Any, number: int) -> Any:
     return {name: row(child, number) for name, child in tree.items()} if isinstance(tree, dict) else tree[number]
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert isinstance(other, dict)
-        assert list(one) == list(other)
-        for name in one:
-            assert_same(one[name], other[name])
-    else:
-        np.testing.assert_array_equal(one, other)
 
 
 def test_buffers_do_what_the_model_does() -> None:

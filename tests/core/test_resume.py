@@ -288,6 +288,10 @@ def test_a_loop_that_refreshes_ends_with_the_new_epoch() -> None:
         assert len(list(loader)) == whole
 
 
+def around(count: int, **options: Any) -> dict[str, Any]:
+    return {"windows": {"action": range(count)}, "sequence_length": None, **options}
+
+
 @pytest.mark.parametrize(
     ("wanted", "found", "said"),
     [
@@ -303,20 +307,16 @@ def test_a_loop_that_refreshes_ends_with_the_new_epoch() -> None:
             "boundary: expected Column('action'), found Column('reward')",
         ),
         (
-            {"windows": {"action": range(8)}, "sequence_length": None},
-            {"windows": {"action": range(16)}, "sequence_length": None},
+            around(8),
+            around(16),
             "windows: action: expected offsets 0..7, pad=True, of [B], found offsets 0..15, pad=True, of [B]",
         ),
         (
-            {"windows": {"action": [0]}, "sequence_length": None},
-            {"windows": {"action": [0]}, "sequence_length": None, "pad": False, "boundary": "episode"},
+            around(1),
+            around(1, pad=False, boundary="episode"),
             "windows: action: expected offsets 0, pad=True, of [B], found offsets 0, pad=False, of [B]",
         ),
-        (
-            {"windows": {"action": [0]}, "sequence_length": None},
-            {},
-            "windows: expected 'action', found none; sequence_length: expected 1, found 4",
-        ),
+        (around(1), {}, "windows: expected 'action', found none; sequence_length: expected 1, found 4"),
     ],
 )
 def test_what_differs_is_said_as_it_is_asked_for(wanted: dict[str, Any], found: dict[str, Any], said: str) -> None:

@@ -49,12 +49,6 @@ def contents(storage: RolloutStorage) -> dict[str, Any]:
     return {name: storage[name].copy() for name in storage.spec if name in storage} | {"step": storage.step}
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
-
-
 # ---------------------------------------------------------------------- what is allocated
 
 
@@ -339,7 +333,7 @@ def test_bad_rows_change_nothing(make: Callable[[], Any], kind: type[MouseError]
     before = contents(storage)
     with pytest.raises(kind, match=message):
         storage.add_transitions(make())
-    same(contents(storage), before)
+    np.testing.assert_equal(contents(storage), before)
     assert storage.hidden_states is None
     storage.add_transitions(motion()())
     assert storage.step == 2
@@ -370,7 +364,7 @@ def test_a_row_beyond_the_last_one_is_refused() -> None:
     for kind in (RolloutFullError, RolloutError, OverflowError, MouseError):
         with pytest.raises(kind, match="expected at most 5 rows, found one more"):
             storage.add_transitions(transitions[0])
-    same(contents(storage), before)
+    np.testing.assert_equal(contents(storage), before)
     storage.clear()
     assert storage.step == 0
     storage.add_transitions(transitions[3])
@@ -410,7 +404,7 @@ def test_statistics(rows: int) -> None:
     lengths = [last - first for _, first, last in oracle.trajectories(storage.dones[:rows])]
     assert length == pytest.approx(sum(lengths) / len(lengths))
     assert reward == pytest.approx(storage.rewards[:rows].astype(np.float64).mean(), abs=1e-6)
-    same(contents(storage), before)
+    np.testing.assert_equal(contents(storage), before)
     assert storage.get_statistics() == (length, reward)
 
 
@@ -494,7 +488,7 @@ def test_bad_arguments_of_returns_change_nothing(arguments: Any, kind: type[Mous
     before = contents(storage)
     with pytest.raises(kind, match=message):
         storage.compute_returns(**{"last_values": np.zeros(ENVS), "gamma": 0.9, "lam": 0.9, **arguments})
-    same(contents(storage), before)
+    np.testing.assert_equal(contents(storage), before)
 
 
 def test_values_that_are_not_needed_may_be_anything() -> None:
@@ -529,7 +523,7 @@ def test_without_checks() -> None:
 def test_copies_and_pickles() -> None:
     storage, transitions = filled()
     for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
-        same(contents(other), contents(storage))
+        np.testing.assert_equal(contents(other), contents(storage))
         other.clear()
         other.add_transitions(transitions[2])
         assert storage.step == STEPS
