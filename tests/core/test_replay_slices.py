@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
+from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.storages.array import ArrayStorage
@@ -472,21 +472,6 @@ def test_fields_that_contradict_each_other_are_named(how: str) -> None:
         sampled({"done": np.zeros(20, bool), "traj": ids})  # cut off by who collected them
         sampled({"done": ends, "traj": np.arange(20) // 5})
         sampled({"done": ends, "episode": np.random.default_rng(0).normal(size=20)})  # no numbers of episodes
-
-
-def test_slices_of_a_store_end_where_its_times_begin_anew() -> None:
-    store = DatasetStore()
-    store.extend(
-        {
-            "action": np.arange(20),
-            "reward": np.zeros(20),
-            "done": np.zeros(20, np.int64),
-            "episode_step": np.arange(20) % 10,
-        }
-    )
-    rows = ReplayBuffer(store, SliceSampler(sequence_length=3), batch_size=100).sample()["action"]
-    assert (rows // 10 == rows[:, :1] // 10).all()
-    assert (np.diff(rows, axis=1) == 1).all()
 
 
 def test_fields_that_do_not_serve() -> None:

@@ -114,19 +114,6 @@ def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> N
     assert_equal(map_tree(lambda values: values.numpy(), NStep(n, discount)(as_torch(batch))), found)
 
 
-def test_the_ends_of_episodes_in_an_n_step_batch() -> None:
-    """The case that goes wrong elsewhere: two steps before a terminal, the target is terminal."""
-    reward = np.array([[1.0, 2.0, 4.0, 8.0]])
-    terminal = NStep(3, 0.5)({"reward": reward, "done": np.array([[0, 0, 0, 1]])})
-    assert terminal["done"].tolist() == [[0, 1, 1, 1]]
-    assert terminal["reward"].tolist() == [[1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]]
-    assert terminal["discount"].tolist() == [[0.125, 0.125, 0.25, 0.5]]
-    cut = NStep(3, 0.5)({"reward": reward, "done": np.array([[0, 2, 0, 0]])})
-    assert cut["done"].tolist() == [[2, 2, 0, 0]]
-    assert cut["reward"].tolist() == [[2, 2, 8, 8]]
-    assert cut["steps"].tolist() == [[2, 1, 2, 1]]
-
-
 def test_flags_as_gymnasium_and_torchrl_give_them() -> None:
     reward = np.ones((1, 4, 1), np.float32)
     terminated = np.array([[0, 0, 0, 1]], bool)[..., None]
