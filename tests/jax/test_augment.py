@@ -52,21 +52,6 @@ def draw_for(config: AugmentTokensConfig, seed: int = 0) -> Draws:
     return draw(config, Key(seed, Purpose.AUGMENT), (3, 4), image_shape=IMAGE)
 
 
-@pytest.mark.long
-@given(config=configs(), seed=st.integers(0, 2**64 - 1), wide=st.booleans())
-def test_eager_jax_gives_the_bits_of_numpy(config: AugmentTokensConfig, seed: int, wide: bool) -> None:
-    with jax.enable_x64(wide):
-        batch = narrowed(make_batch(seed % 1000), x64=wide)
-        draws = draw_for(config, seed)
-        expected = apply(batch, draws)
-        for validate in (None, True):
-            given_batch = on_jax(batch)
-            found = apply(given_batch, draws, validate=validate)
-            assert_same(found, dict(expected))
-            assert_same(given_batch, batch)
-            assert (found is given_batch) == (expected is batch)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(dtype: str, x64: bool) -> None:
     values = jnp.asarray(make_batch(batch=20, length=20)["reward"]).astype(dtype)

@@ -19,7 +19,6 @@ from mouse_core import ConfigError, DataError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.rollouts import RolloutField
 from mouse_jax import returns
-from tests.core.means_cases import MEANS
 from tests.core.rollout_cases import random_case
 
 
@@ -112,6 +111,18 @@ def test_rows_that_do_not_fit_are_refused(name: str, change: Any, kind: type[Mou
     }
     with pytest.raises(kind, match=message):
         storages()[name](row)
+
+
+#: Values, the mask if there is one, and the mean: of what is masked, not even NaN counts, and of nothing it is 0.
+MEANS: list[tuple[Any, Any, float]] = [
+    ([1.0, 2.0, 6.0], None, 3.0),
+    ([1.0, math.nan, 3.0], [True, False, True], 2.0),
+    ([[1.0, 2.0], [math.inf, 4.0]], [True, False], 1.5),
+    ([[1.0, 2.0], [3.0, 4.0]], [[3, 0], [0, 1]], 1.75),
+    ([1.0, 2.0], [0, 0], 0.0),
+    ([], None, 0.0),
+    (7.0, None, 7.0),
+]
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
