@@ -154,8 +154,9 @@ class AdapterConformance(InArrays):
             with self._loader(example_store(), **options) as loader:
                 held = [loader.next_batch() for _ in range(count)]
             for index, batch in enumerate(held):
+                expected = source[index]
                 for name, values in self._arrays(batch).items():
-                    np.testing.assert_array_equal(values, source[index][name], f"{name} of batch {index}")
+                    np.testing.assert_array_equal(values, expected[name], f"{name} of batch {index}")
 
     # ------------------------------------------------------------------ epochs and rows
 
