@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
-from mouse_core.episodes import sums_by_episode
+from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, read_values, step_numbers
 from mouse_core.formats.columns import combine_hashes as combined
@@ -332,7 +332,7 @@ class EpisodeCounter:
         """
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
         shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
-        start = self._starts(shifted, known)
+        start = self._starts(known)
         codes, counts = np.unique(done, return_counts=True)
         self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
         episode = self._number + np.cumsum(start)
@@ -348,17 +348,17 @@ class EpisodeCounter:
         self._last["start"] = bool(start[-1])
         return start, episode, step_number
 
-    def _starts(self, shifted: dict[str, Any], known: dict[str, Any]) -> Bools:
-        step, number = known["step"], known["number"]
-        if step is not None:
-            start = (step == 0) | (step <= shifted["step"])
-            if number is not None:
-                start |= number != shifted["number"]
-        elif number is not None:
-            start = number != shifted["number"]
-        else:
-            start = shifted["done"] != 0
-        start = np.array(start, bool)
+    def _starts(self, known: dict[str, Any]) -> Bools:
+        """Return which rows begin an episode; ``done`` counts where neither steps nor episodes are numbered."""
+        last, numbered = self._last or {}, known["step"] is not None or known["number"] is not None
+        start = step_begins(
+            None if numbered else known["done"] != 0,
+            None if numbered or not last else last["done"] != 0,
+            ids=known["number"],
+            id_before=last.get("number"),
+            times=known["step"],
+            time_before=last.get("step", -1),
+        )
         start[0] |= self._last is None
         return start
 
