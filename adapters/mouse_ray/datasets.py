@@ -58,10 +58,7 @@ def read(
     BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # which says what is wrong with them
     if _EPISODE in names:
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
-    if isinstance(store, Store):
-        metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
-    else:
-        metadata = DatasetMetadata("outgoing" if snapshot.alignment == "outgoing" else None)
+    metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     source = _Episodes(snapshot, tuple(names), rows_per_block, metadata)
     # As many blocks as there are, or Ray would cut them further.
     dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.columns.episode_rows import Columns
-from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.errors import DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
@@ -490,7 +490,6 @@ class RowStream:
         format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
         batches: Returns a new iterator over the batches.
-        alignment: Which transition a row's action, reward and done belong to.
         episodes: Number of episodes, if the format says it.
         rows: Number of rows, if it is known before reading.
         notes: Decisions of the reader, a sentence each.
@@ -511,7 +510,6 @@ class RowStream:
     format: str
     schema: pa.Schema
     batches: Callable[[], Iterator[pa.RecordBatch]] = field(repr=False)
-    alignment: Alignment = "arrived"
     episodes: int | None = None
     rows: int | None = None
     notes: tuple[str, ...] = ()
@@ -547,12 +545,6 @@ class RowStream:
         return cls(where, format, schema, batches, **{"metadata": DatasetMetadata("arrived"), **attributes})
 
     def __post_init__(self) -> None:
-        if self.metadata.alignment is None and self.alignment != "arrived":
-            object.__setattr__(self, "metadata", self.metadata.replace(alignment=self.alignment))
-        if self.metadata.alignment not in (None, self.alignment):
-            raise ConfigError(
-                f"alignment: expected {self.metadata.alignment!r} as the metadata says, found {self.alignment!r}"
-            )
         object.__setattr__(self, "path", os.fspath(self.path))
         object.__setattr__(self, "format_metadata", MappingProxyType(dict(self.format_metadata)))
 
@@ -560,17 +552,17 @@ class RowStream:
         return self.batches()
 
     @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to; "arrived" if the metadata do not have it."""
+        return self.metadata.alignment or "arrived"
+
+    @property
     def columns(self) -> dict[str, pa.DataType]:
         """Arrow types of the columns by name."""
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk.
-
-        A new alignment becomes part of the metadata.
-        """
-        if "alignment" in changes and "metadata" not in changes:
-            changes["metadata"] = self.metadata.replace(alignment=changes["alignment"])
+        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk."""
         if "batches" in changes:
             changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)

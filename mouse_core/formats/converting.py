@@ -195,7 +195,6 @@ def convert(
             "source": os.path.abspath(prepared.path),
             "format": prepared.format,
             "schema": str(prepared.schema.remove_metadata()),
-            "alignment": prepared.alignment,
             "metadata": metadata.to_json(),
             "kind": kind,
             "shard_bytes": shard_bytes,

@@ -548,7 +548,7 @@ def open(
     if stated not in (None, alignment):
         who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
-    return opened.replace(alignment=alignment)
+    return opened.replace(metadata=opened.metadata.replace(alignment=alignment))
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:

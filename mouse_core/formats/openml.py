@@ -29,6 +29,7 @@ from mouse_core.files.reading import check_inside, reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import check_batch_rows
 from mouse_core.formats.rows import open_parquet, parquet_batches
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import check_choice
 
 __all__ = ["read_openml"]
@@ -104,8 +105,10 @@ def read_openml(
         features += [attribute.name] if spread is None else [f"{attribute.name}={value}" for value in spread]
     about = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
     first = _columns(attributes, place, [], one_hot=one_hot, where=str(file))
-    stream = RowStream.of_columns(path, "openml", first, rows, notes=tuple(notes), format_metadata=about)
-    return stream.replace(alignment="outgoing")
+    metadata = DatasetMetadata("outgoing")
+    return RowStream.of_columns(
+        path, "openml", first, rows, notes=tuple(notes), format_metadata=about, metadata=metadata
+    )
 
 
 @dataclass(frozen=True)

@@ -218,17 +218,14 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
             read_metadata(rows, label="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
         )
         rows = DatasetStore(alignment=said).from_dataset(rows)
-    if isinstance(rows, Snapshot):
-        snapshot, metadata = rows, DatasetMetadata("outgoing" if rows.alignment == "outgoing" else None)
-    else:
-        snapshot, metadata = rows.snapshot(), rows.metadata
+    snapshot = rows if isinstance(rows, Snapshot) else rows.snapshot()
     if snapshot.has_shares:
         raise ConfigError(
             "rows: expected those of a member of a mixture, found the mixture, whose shares would be lost"
         )
     if not len(snapshot):
         raise ConfigError("rows: expected some, found none")
-    return snapshot, metadata
+    return snapshot, rows.metadata
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:

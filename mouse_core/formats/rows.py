@@ -161,7 +161,6 @@ def read_rows(
         format="datasets" if any(file.suffix == ".arrow" for file in files) else "parquet",
         schema=schema,
         batches=partial(_batches, files, schema, batch_rows),
-        alignment=metadata.alignment or "arrived",
         rows=sum(counts.values()),
         format_metadata={
             "splits": {name: [str(file) for file in found[name]] for name in found},

@@ -74,7 +74,6 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
         "datasets",
         dataset.features.arrow_schema,
         batches,
-        alignment=store.alignment,
         rows=len(dataset),
         metadata=store.metadata,
     )

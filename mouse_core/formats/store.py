@@ -48,17 +48,16 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
         batch_rows: Most rows of a batch.
         opened: Function that opens the store again, with options of ``DatasetStore.open``.
     """
-    snapshot, metadata = store.snapshot(), store.metadata
+    snapshot = store.snapshot()
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
     return RowStream(
         path=path,
         format="store",
         schema=schema,
         batches=partial(_batches, snapshot, schema, path, batch_rows),
-        alignment=store.alignment,
         rows=snapshot.num_rows,
         opened=opened,
-        metadata=metadata,
+        metadata=store.metadata,
     )
 
 

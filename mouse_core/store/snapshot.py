@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,9 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field, Layout, Spec, check_choice, codes_called
 from mouse_core.store._segments import TASKS, Segment, blocks, continues, growth_of, is_single, run_starts
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, kinds_of, rows_without, stored_types
+
+if TYPE_CHECKING:
+    from mouse_core.metadata import DatasetMetadata
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
@@ -297,6 +300,13 @@ class Snapshot:
             return Windows(self.chunks, starts, length, bounds, physical, lengths)
         stretches = self._stretches_beyond(length) if beyond else self._stretches
         return Windows(stretches, starts, length, bounds, None, lengths)
+
+    @property
+    def metadata(self) -> DatasetMetadata:
+        """The metadata that a snapshot has: the alignment, or None for "arrived", which may be an assumption."""
+        from mouse_core.metadata import DatasetMetadata
+
+        return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
 
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:

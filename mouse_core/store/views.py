@@ -59,9 +59,7 @@ class Store(ABC):
     @property
     def metadata(self) -> DatasetMetadata:
         """The metadata of the rows; the alignment is None if "arrived" is only an assumption."""
-        from mouse_core.metadata import DatasetMetadata
-
-        return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
+        return self.snapshot().metadata
 
     @property
     def columns(self) -> dict[str, pa.DataType]:

@@ -23,6 +23,7 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.converting import convert
 from mouse_core.images import encode_png
+from mouse_core.metadata import DatasetMetadata
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,7 +87,7 @@ def test_no_folder_gets_the_name_of_a_file(name: str, tmp_path: Path, capsys: py
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
 @pytest.mark.usefixtures("small")
 def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: Any, tmp_path: Path) -> None:
-    source = stream(alignment=alignment)
+    source = stream(metadata=DatasetMetadata(alignment))
     done = convert(source, tmp_path / target, to=to, shard_bytes=9000)
     assert (done.rows, done.resumed_rows, done.digest) == (500, 0, source.digest())
     assert (done.shards > 2) == (target == "folder")
@@ -206,8 +207,8 @@ def test_a_source_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
     other = table().set_column(1, "reward", pa.array(np.zeros(500), pa.float32()))
     with pytest.raises(ConfigError, match=r"unfinished work .* of something else: it differs in rows, some of 0\.\."):
         convert(stream(other), target, shard_bytes=9000)
-    with pytest.raises(ConfigError, match=r"unfinished work .* of something else: it differs in alignment"):
-        convert(stream(alignment="outgoing"), target, shard_bytes=9000)
+    with pytest.raises(ConfigError, match=r"unfinished work .* of something else: it differs in metadata"):
+        convert(stream(metadata=DatasetMetadata("outgoing")), target, shard_bytes=9000)
     assert convert(stream(), target, shard_bytes=9000).resumed_rows > 0
 
 

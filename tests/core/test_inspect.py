@@ -20,6 +20,7 @@ from mouse_core import DatasetStore
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import Report, inspect
+from mouse_core.metadata import DatasetMetadata
 
 Values = list[Any]
 
@@ -45,13 +46,13 @@ def clean() -> dict[str, Values]:
     return joined(*(episode(3 + seed % 4, seed=seed, end=1 if seed % 3 else 2) for seed in range(12)))
 
 
-def stream(rows: dict[str, Any] | pa.Table, *, size: int = 7, alignment: Any = "arrived", **options: Any) -> RowStream:
+def stream(rows: dict[str, Any] | pa.Table, *, size: int = 7, alignment: Any = None, **options: Any) -> RowStream:
     table = rows if isinstance(rows, pa.Table) else pa.table(rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table.to_batches(max_chunksize=size)
 
-    return RowStream("recordings", "datasets", table.schema, batches, alignment=alignment, **options)
+    return RowStream("recordings", "datasets", table.schema, batches, metadata=DatasetMetadata(alignment), **options)
 
 
 def codes(report: Report, level: str = "warning") -> set[str]:
@@ -307,7 +308,7 @@ def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_reco
 def test_how_the_alignment_is_known(form: str) -> None:
     rows = stream(clean())
     assert inspect(rows.replace(format=form)).alignment_found.startswith("taken for granted, for the data do not say")
-    stated = rows.replace(format=form, alignment="arrived")
+    stated = rows.replace(format=form, metadata=DatasetMetadata("arrived"))
     assert inspect(stated).alignment_found.startswith("the data say so")
     assert inspect(rows.replace(format="minari")).alignment_found.startswith("the minari reader lays rows out")
 

@@ -67,7 +67,7 @@ def spoiled(columns: Columns) -> Columns:
 def test_a_recording_that_is_right_is_warned_of_nothing(clean: Columns) -> None:
     assert loud(inspect(stream(clean))) == set()
     outgoing = {**clean, "action": np.roll(clean["action"], -1, axis=0)}
-    assert loud(inspect(stream(outgoing, alignment="outgoing"))) == set()
+    assert loud(inspect(stream(outgoing, metadata=DatasetMetadata("outgoing")))) == set()
 
 
 # The first magnitude of each in the default suite, the others in the slow one; what is a note has a test of its own.
@@ -155,7 +155,7 @@ def test_rows_of_the_other_alignment_are_told(clean: Columns) -> None:
     outgoing = {**clean, "action": np.roll(clean["action"], -1, axis=0)}
     finding = found(inspect(stream(outgoing)), "misaligned-actions")
     assert "one row too early, as it does in rows that are 'outgoing'" in finding.message
-    finding = found(inspect(stream(clean, alignment="outgoing")), "misaligned-actions")
+    finding = found(inspect(stream(clean, metadata=DatasetMetadata("outgoing"))), "misaligned-actions")
     assert "one row too late, as it does in rows that are 'arrived'" in finding.message
 
 

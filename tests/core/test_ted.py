@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.ted import Flat2TED, Nested2TED, TED2Flat, TED2Nested, read_ted, write_ted
+from mouse_core.metadata import DatasetMetadata
 
 
 def steps(
@@ -274,7 +275,7 @@ def test_refusals_of_the_writer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a path where nothing is"):
         write_ted(stream, tmp_path)
     with pytest.raises(SchemaError, match="alignment"):
-        write_ted(stream.replace(alignment="outgoing"), tmp_path / "x")
+        write_ted(stream.replace(metadata=DatasetMetadata("outgoing")), tmp_path / "x")
     table = stream.to_table().append_column("metadata_text", pa.array(["a"] * 4))
     texts = RowStream("made", "datasets", table.schema, lambda: iter(table.to_batches()))
     with pytest.raises(SchemaError, match="'metadata_text': expected numbers"):
