@@ -14,7 +14,7 @@ from mouse_core.store.views import Store
 
 # Statistics are of this split, or of all splits of a dataset that lacks it.
 _OF = "train"
-_FILES = ("meta/stats.json", "meta/stats.npz")
+_FILES = ("meta/stats.json", "meta/stats.mouse")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core._base.checks import UNREADABLE
+from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files import checksum
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments, Sketch, Tally
 
-_JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
+_JSON, _MORE = "stats.json", "stats.mouse"
 _NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}
 _FIELDS = {key: name for name, key in _NAMES.items()}
 # A single camera is the field "obs_image"; several are columns of their names, with "_" for ".".
@@ -42,23 +42,23 @@ def save(
     keys = {name: _key_of(name, _cameras(stats)) for name in parts}
     stats |= {keys[name]: _entry(found[name], parts[name]) for name in parts}
     text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
-    fields: dict[str, Any] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    # What says its quantiles, as a file of LeRobot's or a mixture, has no more than stands in the text.
-    counted_on = {name: part for name, part in parts.items() if part.said is None}
-    for number, (name, part) in enumerate(counted_on.items()):
-        flags = {"is_image": part.is_image, "has_whole": part.whole is not None, "has_count": part.has_count}
-        fields[name] = {**part.layout._asdict(), **flags, "key": keys[name]}
-        for kind, counted in (("all", part.all), ("whole", part.whole)):
-            if counted is not None:
-                arrays |= {f"{number}/{kind}/{key}": values for key, values in _arrays(counted).items()}
-    said = {"version": _VERSION, "rows": rows, "fingerprints": fingerprints, "shares": list(shares), "fields": fields}
-    said["digest"] = checksum.digest(text)
-    packed = io.BytesIO()
-    np.savez(packed, said=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    # A part with known quantiles, from a file of LeRobot or of a mixture, has no more than the text.
+    fields = {
+        name: {
+            **part.layout._asdict(),
+            "is_image": part.is_image,
+            "has_count": part.has_count,
+            "key": keys[name],
+            "all": _arrays(part.all),
+            "whole": None if part.whole is None else _arrays(part.whole),
+        }
+        for name, part in parts.items()
+        if part.said is None
+    }
+    state = {"rows": rows, "fingerprints": fingerprints, "shares": shares, "fields": fields}
     with storing(str(file)):
         make_folder(folder / "meta")
-        write_file(file.with_name(_MORE), packed.getvalue())
+        write_checkpoint(file.with_name(_MORE), {**state, "digest": checksum.digest(text)})
         write_file(file, text)
 
 
@@ -146,9 +146,9 @@ def load(folder: Path) -> _Content:
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
     text = read_bytes(file)
     more = file.with_name(_MORE)
-    found = _counted_on(more, checksum.digest(text)) if more.is_file() else None
     stats = json_object(file, text)
-    known, (parts, shares, rows, fingerprints) = found or (set(), ({}, (), None, ("", "")))
+    none: tuple[set[str], Any] = set(), ({}, (), None, ("", ""))
+    known, (parts, shares, rows, fingerprints) = _counted_on(more, checksum.digest(text)) if more.is_file() else none
     cameras = _cameras(stats)
     for key in stats:
         if key not in known:
@@ -216,54 +216,44 @@ def _share_of(name: str) -> float | None:
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
 
 
-def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
-    """Read the statistics and LeRobot's names for them; None if a later version wrote the file."""
+def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content]:
+    """Read the statistics and LeRobot's names for them."""
     try:
-        with zipfile.ZipFile(file) as packed:
-            # Nothing is compressed, so that nothing is larger than the file.
-            if any(one.compress_type != zipfile.ZIP_STORED for one in packed.infolist()):
-                raise ValueError("expected arrays that are not compressed")
-        with np.load(file, allow_pickle=False) as arrays:
-            said = json.loads(arrays["said"].tobytes())
-            if said["version"] != _VERSION:
-                return None
-            if said["digest"] != digest:
-                raise damaged(
-                    file.with_name(_JSON),
-                    f"expected the checksum {said['digest']} as was written, found {digest}: it is damaged, or another "
-                    f"program wrote it; without {_MORE} beside it, it is taken as it is",
-                )
-            parts, keys = {}, set()
-            for number, (name, one) in enumerate(said["fields"].items()):
-                layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
-                whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
-                everything = _read(arrays, f"{number}/all", layout.width)
-                parts[str(name)] = PartialMoments(
-                    layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"])
-                )
-                keys.add(str(one["key"]))
-            fingerprint, content = map(str, said["fingerprints"])
-            return keys, (parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content))
+        state = read_checkpoint(file)
+        if state["digest"] != digest:
+            raise damaged(
+                file.with_name(_JSON),
+                f"expected the checksum {state['digest']} as was written, found {digest}: it is damaged, or another "
+                f"program wrote it; without {_MORE} beside it, it is taken as it is",
+            )
+        parts, keys = {}, set()
+        for name, one in state["fields"].items():
+            layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
+            whole = None if one["whole"] is None else _read(one["whole"], layout.width)
+            everything = _read(one["all"], layout.width)
+            parts[str(name)] = PartialMoments(
+                layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"])
+            )
+            keys.add(str(one["key"]))
+        fingerprint, content = map(str, state["fingerprints"])
+        return keys, (parts, tuple(map(float, state["shares"])), int(state["rows"]), (fingerprint, content))
     except DataError:
         raise
-    except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise damaged(file, f"{error!r:.120}") from error
+    except (StateError, *UNREADABLE) as error:
+        raise damaged(file, f"{error!r:.300}") from error
 
 
-def _read(arrays: Any, where: str, width: int) -> Counted:
+def _read(arrays: Mapping[str, Any], width: int) -> Counted:
     moments = Moments(width)
-    moments.count = _checked(arrays[f"{where}/count"], np.int64, (width,))
-    moments.mean, moments.squares, moments.low, moments.high = _checked(
-        arrays[f"{where}/moments"], np.float64, (4, width)
-    )
-    if f"{where}/tallies" in arrays:
-        return Counted(moments, [Tally(one) for one in _checked(arrays[f"{where}/tallies"], np.int64, (width, 256))])
-    if f"{where}/sketches" not in arrays:
+    moments.count = _checked(arrays["count"], np.int64, (width,))
+    moments.mean, moments.squares, moments.low, moments.high = _checked(arrays["moments"], np.float64, (4, width))
+    if "tallies" in arrays:
+        return Counted(moments, [Tally(one) for one in _checked(arrays["tallies"], np.int64, (width, 256))])
+    if "sketches" not in arrays:
         return Counted(moments, None)
-    numbers = arrays[f"{where}/sketches"]
-    _checked(numbers, np.int64, (width, numbers.shape[1]))
+    numbers = _checked(arrays["sketches"], np.int64, (width, arrays["sketches"].shape[1]))
     lengths = numbers[:, 3:]
-    kept = _checked(arrays[f"{where}/kept"], np.float64, (int(lengths.sum()),))
+    kept = _checked(arrays["kept"], np.float64, (int(lengths.sum()),))
     stretches = iter(np.split(kept, np.cumsum(lengths.reshape(-1))[:-1]))
     sketches = []
     for count, error, turns, *own in numbers.tolist():

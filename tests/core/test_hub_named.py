@@ -163,7 +163,7 @@ def test_what_mouse_writes_is_read(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- statistics on the Hub
 
 
-BESIDE = ["meta/stats.json", "meta/stats.npz"]
+BESIDE = ["meta/stats.json", "meta/stats.mouse"]
 
 
 def beside(commit: Commit) -> list[str]:
