@@ -177,6 +177,21 @@ def test_a_constant_beside_what_does_not_count_has_no_deviation(constant: float,
     assert np.abs(scaling.apply(beside)).max() <= abs(constant) * 0.011
 
 
+def test_a_nan_changes_nothing_of_other_dimensions() -> None:
+    values = np.random.default_rng(0).normal([0, 1000, 5, 1e-3], [1, 2, 1e20, 1e-4], (5000, 4)).astype(np.float32)
+    whole = Moments(4)
+    whole.add(values)
+    values[[3, 4000], 1] = np.nan, -np.inf
+    found = Moments(4)
+    found.add(values)
+    for name in ("count", "mean", "squares", "low", "high"):
+        kept = [0, 2, 3]
+        assert getattr(found, name)[kept].tolist() == getattr(whole, name)[kept].tolist()
+    there = values[np.isfinite(values[:, 1]), 1].astype(np.float64)
+    assert found.count[1] == len(there)
+    np.testing.assert_allclose([found.mean[1], found.deviation[1]], [there.mean(), there.std()], rtol=1e-9)
+
+
 def test_images_are_counted_by_channel_and_exactly() -> None:
     rng = np.random.default_rng(0)
     columns = {**rows(60), "observation_image": rng.integers(0, 200, (60, 4, 5, 3)).astype(np.uint8)}
@@ -315,6 +330,16 @@ def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones()
     numbers = values.astype(np.float64)
     np.testing.assert_allclose(moments.mean, numbers.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(moments.deviation, numbers.std(axis=0), rtol=1e-9)
+
+
+def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
+    sketch, numbers = Sketch(), np.arange(1 << 20, dtype=np.float64)
+    sketch.add(numbers)
+    shares = np.linspace(0, 1, 1001).tolist()
+    off = np.abs(sketch.quantiles(shares, 0, numbers[-1]) - np.quantile(numbers, shares))
+    assert len(sketch.levels[8]) == 4096
+    assert off.max() <= 1
+    assert sketch.rank_error * len(numbers) == 128 + 256
 
 
 @pytest.mark.parametrize("order", ["ascending", "mixed", "alternating"])
