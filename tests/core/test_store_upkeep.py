@@ -215,6 +215,8 @@ def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(
         store.close()
     del store
     with DatasetStore.open(folder, "a", **limit) as store:
+        if "max_rows" in limit and begun > 300:  # as soon as it is open
+            assert numbers_in(store) == range(begun - 300, begun)
         reader = DatasetStore.open(folder)
         first_row = numbers_in(reader)[:1]
         had = reader.snapshot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -358,8 +359,9 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pa.ipc, "new_stream", full)
-    with pytest.raises(StorageError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device") as caught:
         preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"])
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes through processes
     assert os.listdir(tmp_path) == []
 
 

@@ -200,6 +200,12 @@ def test_the_observers_spec_is_compared() -> None:
         with pytest.raises(ValueError, match=message):
             push_rlds_to_reverb(data, observer)
         assert observer.taken == []
+
+    def refuse(one: Trajectory) -> None:
+        raise RuntimeError("full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        push_rlds_to_reverb(data, refuse)
     with_info = Observer(SPEC._replace(policy_info={"sum": SPEC.reward}))
     asked: list[tuple[Any, Any]] = []
 
