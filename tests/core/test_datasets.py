@@ -536,19 +536,6 @@ def test_to_dataset_of_appended_rows_only() -> None:
     assert len(back) == len(rows)
 
 
-def test_reading_rows_of_a_store() -> None:
-    rows = recorded(10)
-    store = DatasetStore().from_dataset(datasets.Dataset.from_list(rows[:6]).select([1, 0, 5]))
-    for row in rows[6:]:
-        store.append(row)
-    wanted = [rows[1], rows[0], rows[5], *rows[6:]]
-    assert [store[number] for number in range(len(store))] == wanted
-    assert [store[-number] for number in range(1, len(store) + 1)] == wanted[::-1]
-    for beyond in (len(store), -len(store) - 1):
-        with pytest.raises(IndexError, match=f"found {beyond}"):
-            store[beyond]
-
-
 # ---------------------------------------------------------------------- sizes that take other paths
 
 
@@ -606,34 +593,3 @@ def test_rows_wider_than_one_gather_takes() -> None:
         wide = BatchSource(store, 6, 5, dtypes={"frame": "int64"})[index]["frame"]
         assert wide.dtype == np.int64
         assert np.array_equal(wide, wanted)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"], ids=["as stored", "converted"])
-def test_large_batches_are_never_written_to_again(dtype: str) -> None:
-    """Large batches come from memory that is used again; only once every array over it is gone."""
-    count = 4000
-    values = np.random.default_rng(1).normal(size=(count, 64))
-    table = pa.table(
-        {
-            "action": np.arange(count),
-            "reward": np.arange(count) * 0.5,
-            "done": np.zeros(count, np.int64),
-            "observation": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 64),
-        }
-    )
-    store = DatasetStore().from_dataset(table)
-    source = BatchSource(store, 64, 128, dtypes={"obs_continuous": dtype})  # 2 or 4 MB of observations
-    kept: list[tuple[int, Any]] = []
-    for index in range(24):
-        batch = source[index]
-        view = batch["obs_continuous"][3:5, ::2]
-        kept.append((index, (view, memoryview(batch["reward"]), batch["action"].T[:1])))
-        del batch, view
-        if index % 3 == 2:
-            kept.pop(0)  # whose memory may be taken now
-    for index, (observations, rewards, actions) in kept:
-        starts = source.plan(index).starts
-        at = starts[:, None] + np.arange(64)
-        assert np.array_equal(observations, values[at][3:5, ::2].astype(dtype))
-        assert np.array_equal(np.asarray(rewards), at * np.float32(0.5))
-        assert np.array_equal(actions, at.T[:1])

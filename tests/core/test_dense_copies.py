@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, Field
@@ -24,6 +24,7 @@ from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
 ROWS = 6000
 
 
+@settings(max_examples=8)
 @given(
     data=st.data(),
     world=worlds(),

@@ -80,7 +80,7 @@ def run(make: Any, count: int, steps: int, state: Any) -> Any:
     return state
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     kind=st.sampled_from([*range(len(OPTIONS)), "mixture", "own", "mixed"]),
     runs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4),

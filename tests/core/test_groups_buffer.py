@@ -25,12 +25,6 @@ from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, Roll
 from tests.core.groups_cases import METADATA, group, lose_index, rollout
 
 Make = Callable[..., RolloutBuffer]
-_TEXTS = dict.fromkeys(["environment", "example_id", "policy_version", "name"], pa.string())
-_INTS, _FLOATS = pa.list_(pa.int64()), pa.list_(pa.float64())
-_LISTS = {"uids": pa.list_(pa.string()), "created": _FLOATS, "rewards": _FLOATS, "tokens": _INTS, "turns": _INTS}
-_OTHERS = {"declared": pa.int64(), "nbytes": pa.int64(), "untrained": _INTS, "earned": _INTS, "columns": pa.string()}
-NOTED = pa.schema({**_TEXTS, "number": pa.int64(), **_LISTS, **_OTHERS, "first": pa.int64()})
-"""How groups are noted in the log."""
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError
@@ -151,6 +151,7 @@ def told(rollout: RolloutRecord, name: str) -> Any:
     return np.array(values, column.dtype).reshape(-1, *column.shape)
 
 
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """From the log, from files, from batches; each value where an oracle says, padded, packed and concatenated."""

@@ -80,8 +80,6 @@ def by_hand(
     return result
 
 
-RLOO: dict[str, Any] = {"std": False, "baseline": None, "ddof": 1, "eps": 0, "floor": 0}
-
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 
 

@@ -191,7 +191,7 @@ def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(root: P
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=5))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 def test_kills_of_ranks_and_of_the_buffer_lose_and_double_nothing(lives: list[tuple[int, int, int, bool]]) -> None:
     """Each life has some ranks, batches until its last checkpoint, batches after it that are lost, and a new buffer."""
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
@@ -252,6 +252,7 @@ def stored(given_: list[RolloutRecord], **options: Any) -> list[RolloutRecord]:
         return [by_uid[item.rollout_uid] for item in given_]
 
 
+@settings(max_examples=6)
 @given(
     st.lists(rollouts, min_size=1, max_size=4, unique_by=lambda item: item.rollout_uid),
     st.sampled_from(["zstd", "none"]),

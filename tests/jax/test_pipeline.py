@@ -16,8 +16,8 @@ import jax
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, ClosedError, ForkError, WorkerError
-from mouse_core.testing import example_columns, example_store, stream_digest
+from mouse_core import BatchSource, ClosedError, ForkError
+from mouse_core.testing import example_columns, example_store
 from mouse_jax import PrefetchBatchifier
 from mouse_jax.prefetch import GrainPrefetcher
 
@@ -97,36 +97,6 @@ def test_none_is_an_item() -> None:
     prefetcher.close()
 
 
-def test_a_failing_batch_leaves_the_state_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grain alone would lose the batch and be off by one."""
-    broken = True
-    get = BatchSource.__getitem__
-
-    def sometimes(self: BatchSource, index: int) -> Any:
-        if broken and index == 5:
-            raise OSError("the disk is gone")
-        return get(self, index)
-
-    monkeypatch.setattr(BatchSource, "__getitem__", sometimes)
-    store = example_store()
-    expected = [BatchSource(store, **OPTIONS)[index] for index in (0, 1, 2, 3, 4)]
-    for workers in (0, 1, 2, 8):
-        broken = True
-        with PrefetchBatchifier(store, **OPTIONS, num_workers=workers, dtypes={"obs_continuous": "float32"}) as loader:
-            source = loader.source
-            assert stream_digest(loader, 5) == stream_digest([source[index] for index in range(len(expected))], 5)
-            for _ in range(2):
-                with pytest.raises(WorkerError, match=r"batch 5: OSError: the disk is gone") as raised:
-                    loader.next_batch()
-                assert isinstance(raised.value.__cause__, OSError)
-                assert loader.state_dict()["next_index"] == 5
-            broken = False
-            with pytest.raises(WorkerError):
-                loader.next_batch()
-            loader.load_state_dict(loader.state_dict())  # on purpose, a new start
-            assert stream_digest(loader, 3) == stream_digest([source[index] for index in (5, 6, 7)], 3)
-
-
 # ---------------------------------------------------------------------- how much it holds
 
 
@@ -203,16 +173,6 @@ def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytes
 
 
 # ---------------------------------------------------------------------- the end
-
-
-def test_closing_with_a_full_queue_and_twice() -> None:
-    prefetcher = GrainPrefetcher(int, 0, workers=4, ahead=9)
-    prefetcher.get()
-    time.sleep(0.05)
-    prefetcher.close()
-    prefetcher.close()
-    with pytest.raises(ClosedError):
-        prefetcher.get()
 
 
 @pytest.mark.parametrize("ahead", [1, 4])
