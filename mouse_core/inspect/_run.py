@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from mouse_core.inspect.report import (
     sorted_by_level,
     warning,
 )
-from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical, from_json
+from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical
 from mouse_core.store.views import Store
 
 # Shares from which on it is no coincidence.
@@ -228,6 +227,7 @@ def findings(
     *,
     arrived: bool,
     rows: int,
+    specs: Mapping[str, Any],
     places: Mapping[tuple[str, str | None], Places],
     extremes: Extremes,
 ) -> list[Finding]:
@@ -237,10 +237,11 @@ def findings(
         columns, episodes, actions: What was counted.
         arrived: Whether rows stand as "arrived".
         rows: How many there are.
+        specs: The specs of columns by name.
         places: Where what was counted is, by code and column.
         extremes: See ``Watch.extreme_at``.
     """
-    found = list(_about_columns(columns, rows, extremes, arrived=arrived))
+    found = list(_about_columns(columns, rows, specs, extremes, arrived=arrived))
     if episodes is not None:
         found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
         found += about_alignment(episodes, arrived=arrived)
@@ -259,7 +260,7 @@ def _placed(finding: Finding, places: Mapping[tuple[str, str | None], Places]) -
 
 
 def _about_columns(
-    columns: Sequence[ColumnReport], rows: int, extremes: Extremes, *, arrived: bool
+    columns: Sequence[ColumnReport], rows: int, specs: Mapping[str, Any], extremes: Extremes, *, arrived: bool
 ) -> Iterator[Finding]:
     yield from _about_names({column.name for column in columns})
     if rows < 2:
@@ -273,7 +274,7 @@ def _about_columns(
             yield from _about_values(column)
             yield from _about_variety(column, rows, arrived=arrived)
             yield from _about_shape(column)
-        yield from _about_spec(column, extremes, arrived=arrived)
+        yield from _about_spec(column, specs.get(column.name), extremes, arrived=arrived)
 
 
 def _about_names(names: set[str]) -> Iterator[Finding]:
@@ -324,11 +325,10 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
             yield note("constant-places", said, column.name)
 
 
-def _about_spec(column: ColumnReport, extremes: Extremes, *, arrived: bool) -> Iterator[Finding]:
+def _about_spec(column: ColumnReport, spec: Any, extremes: Extremes, *, arrived: bool) -> Iterator[Finding]:
     """Values beyond those that the data say a column has; where no action may have led to a row, zeros are none."""
-    if column.spec is None or column.low is None or column.high is None:
+    if column.low is None or column.high is None:
         return
-    spec = from_json(column.spec)
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical) or -1 in spec.shape:
         return
     if not column.places and spec.shape:  # of wide rows only the lowest and the highest of all values are known
@@ -410,15 +410,13 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
             found.add(block)
             advance(block.num_rows)
     columns, episodes, actions = found.results()
-    if stream.metadata.spec is not None:
-        specs = {name: one.to_json() for name, one in stream.metadata.spec.items()}
-        columns = [replace(column, spec=specs.get(column.name)) for column in columns]
     said = findings(
         columns,
         episodes,
         actions,
         arrived=arrived,
         rows=found.rows,
+        specs={} if stream.metadata.spec is None else stream.metadata.spec.entries,
         places=found.all_places(),
         extremes=found.watch.at_extreme,
     )
@@ -436,7 +434,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         episodes=episodes,
         actions=actions,
         findings=sorted_by_level([finding for finding in said + notes if finding.code not in ignore]),
-        metadata=stream.metadata.to_json(),
+        metadata=stream.metadata,
     )
 
 

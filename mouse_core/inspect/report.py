@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.progress import aligned, console, item
-from mouse_core.spec import from_json
+from mouse_core.metadata import DatasetMetadata
+from mouse_core.spec import DIMS
 
 # Of more episodes than these the first are named.
 MOST = 1000
@@ -343,18 +344,17 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
 def said(report: Report) -> list[str]:
     """Return the metadata beside the alignment, one line each."""
     metadata, lines = report.metadata, []
-    if metadata.get("environments"):
-        lines.append(f"environment: {', '.join(metadata['environments'])}")
-    if metadata.get("tasks"):
-        shown = [f"{task}: {text}" for task, text in list(metadata["tasks"].items())[:_MOST_TASKS]]
-        more = len(metadata["tasks"]) - _MOST_TASKS
+    if metadata.environments:
+        lines.append(f"environment: {', '.join(metadata.environments)}")
+    if metadata.tasks:
+        shown = [f"{task}: {text}" for task, text in list(metadata.tasks.items())[:_MOST_TASKS]]
+        more = len(metadata.tasks) - _MOST_TASKS
         lines.append("tasks: " + "; ".join(shown) + (f"; and {more:,} more" if more > 0 else ""))
-    if metadata.get("fields"):
-        lines.append(f"fields of its own: {', '.join(item['name'] for item in metadata['fields'])}")
-    lines += [f"values of {column.name}: {from_json(column.spec)!r}" for column in report.columns if column.spec]
-    return lines + [
-        f"{name}: {metadata[name]}" for name in ("max_action_dim", "max_obs_continuous_dim") if name in metadata
-    ]
+    if metadata.fields:
+        lines.append(f"fields of its own: {', '.join(item.name for item in metadata.fields)}")
+    lines += [f"values of {name}: {spec!r}" for name, spec in (metadata.spec or {}).items()]
+    dims = {name: getattr(metadata, name) for name in DIMS}
+    return lines + [f"{name}: {dim}" for name, dim in dims.items() if dim is not None]
 
 
 def actions_text(report: Report) -> str:
@@ -413,7 +413,6 @@ class ColumnReport:
         values: How often the most frequent values occur, of columns of few texts; else None.
         histogram: ``edges`` and ``counts`` of all finite values; None where none was kept.
         places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each place of vectors; else None.
-        spec: Which values the data say that it has, as ``mouse_core.spec`` writes them down; None: any.
     """
 
     name: str
@@ -432,7 +431,6 @@ class ColumnReport:
     values: Mapping[str, int] | None = None
     histogram: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
-    spec: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -514,7 +512,7 @@ class Report:
         episodes: The episodes; None where the rows have no ``done``.
         actions: How actions are used; None without the column.
         findings: Errors, warnings and notes, in this order.
-        metadata: The metadata of the data, as ``mouse_core.metadata`` writes it: ``environments``, ``tasks``, ...
+        metadata: The metadata of the data: environments, tasks, specs of columns, ...
     """
 
     source: str
@@ -526,7 +524,7 @@ class Report:
     episodes: EpisodesReport | None
     actions: ActionsReport | None
     findings: Sequence[Finding] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
 
     @property
     def warnings(self) -> list[Finding]:
@@ -539,7 +537,8 @@ class Report:
 
     def to_json(self) -> str:
         """Everything as JSON; numbers that JSON has no sign for are texts ("inf")."""
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False) + "\n"
+        content = asdict(replace(self, metadata=None)) | {"metadata": self.metadata.to_json()}  # type: ignore[arg-type]
+        return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

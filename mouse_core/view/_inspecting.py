@@ -126,7 +126,7 @@ def _of_column(column: ColumnReport, report: Report) -> Iterator[dict[str, Any]]
 
 
 def _of_places(name: str, places: Any, report: Report) -> Iterator[dict[str, Any]]:
-    names = report.metadata.get("dimensions", {}).get(name, ())
+    names = report.metadata.dimensions.get(name, ())
     histograms = [one for one in places.get("histograms", ()) if one]
     if "low" in places and len(places["low"]) > max(len(histograms), 1):
         shown = {key: [_finite(one) for one in places[key][:_MOST_DIMENSIONS]] for key in ("low", "mean", "high")}

@@ -244,7 +244,7 @@ def test_inspection_shows_it_and_finds_what_is_beyond(tmp_path: Path) -> None:
     store.describe(DatasetMetadata(spec=SPEC.with_fields({"observation": Bounded(0, 1, (2,))})))
     store.to_dataset().save_to_disk(tmp_path / "saved")
     report = inspect(open_rows(tmp_path / "saved"))
-    assert report.column("action").spec == SPEC["action"].to_json()
+    assert report.metadata.spec["action"] == SPEC["action"]
     found = [finding.message for finding in report.findings if finding.code == "beyond-spec"]
     assert len(found) == 1
     assert found[0].startswith(
