@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +153,7 @@ class OffsetReader:
     def __init__(self, reader: FieldReader, windows: FieldWindows) -> None:
         name = reader.spec.name
         self.reader, self._identity = reader, windows.identity(name)
-        self.spec = replace(reader.spec, shape=(windows.count(name), *reader.spec.shape))
+        self.spec = replace(reader.spec, shape=(*windows.axes(name), *reader.spec.shape))
 
     @property
     def identity(self) -> list[Any]:
@@ -237,7 +237,7 @@ class OffsetPipeline:
         self.planner, self.readers, self.form, self.blocks = anchors.planner, readers, form, anchors.blocks
 
     @classmethod
-    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> OffsetPipeline:
+    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
         """Return the pipeline of ``readers``.
 
         Args:
@@ -256,8 +256,11 @@ class OffsetPipeline:
         chosen: dict[tuple[Offsets, int], dict[str, FieldReader]] = {}
         for name, reader in readers.items():
             if isinstance(reader, OffsetReader):
-                key = windows.offsets[name], shift_of(snapshot, name)
-                chosen.setdefault(key, {})[name] = reader.reader
+                offsets, shift = windows.offsets[name], shift_of(snapshot, name)
+                if not isinstance(offsets, Seconds) and min(offsets) >= 0:
+                    # An action at offset 0 and an observation at offset 1 are in one row.
+                    offsets, shift = tuple(offset + shift for offset in offsets), 0
+                chosen.setdefault((offsets, shift), {})[name] = reader.reader
         for offsets in windows.offsets.values():
             if isinstance(offsets, Seconds):
                 clock_of(snapshot, offsets)
@@ -282,7 +285,7 @@ class OffsetPipeline:
             groups.append(OffsetGroup(pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)
 
-    def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> OffsetPipeline:
+    def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Self:
         """See ``Pipeline.forward``."""
         anchors = self._anchors.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
         groups = [group.forward(anchors.blocks, growth) for group in self._groups]
@@ -290,7 +293,8 @@ class OffsetPipeline:
         for group in groups:
             for name, reader in group.pipeline.readers.items():
                 readers |= {name: OffsetReader(reader, self._windows)} if isinstance(reader, FieldReader) else {}
-        return OffsetPipeline(anchors, groups, readers, self.form, self._windows)
+        readers = {name: readers[name] for name in self.readers}
+        return type(self)(anchors, groups, readers, self.form, self._windows)
 
     def plan(self, index: int) -> Plan:
         """See ``Pipeline.plan``: the plan of the anchors."""

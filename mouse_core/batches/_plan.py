@@ -132,8 +132,8 @@ class BatchPlan:
         readers: Readers by field, in the order of a batch.
         ranks: The processes that share the batches, where ``shard="auto"`` found them.
         windows: Offsets by field, None without ``windows=``.
-        fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed, layout: Arguments of
-            ``BatchSource``, checked.
+        fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed, layout, transitions:
+            Arguments of ``BatchSource``, checked.
     """
 
     planner: Planner
@@ -150,6 +150,7 @@ class BatchPlan:
     map: Map | None
     packed: bool | int
     layout: Layout | None = None
+    transitions: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of ``BatchSource`` for the same plan, but for the snapshot and the sampler."""
@@ -160,7 +161,7 @@ class BatchPlan:
             "shard": self.ranks or planner.shard,
             "epoch_start": planner.epoch_start,
             "uneven": planner.uneven,
-            **{name: getattr(self, name) for name in (*names, "map", "packed", "layout")},
+            **{name: getattr(self, name) for name in (*names, "map", "packed", "layout", "transitions")},
         }
 
     def forward(self, planner: Planner, readers: Readers) -> BatchPlan:
@@ -323,9 +324,8 @@ class BatchPlan:
                 continue
             if name not in self.readers:
                 raise MissingFieldError(f"normalize: expected fields among {list(self.readers)}, found {name!r}")
-            has_offsets = self.windows is not None and name in self.windows.offsets
             spec = self.readers[name].spec
-            scaling.check_field(spec, axes_before=1 if has_offsets else 0)
+            scaling.check_field(spec, axes_before=0 if self.windows is None else len(self.windows.axes(name)))
             found[name] = self.dtypes.get(name, np.float32)
             if number_kind(check_dtype(found[name], where=f"dtypes[{name!r}]")) != "f":
                 raise ConfigError(f"normalize: {name}: expected a floating dtype, found {found[name]!r}")
@@ -342,7 +342,7 @@ class BatchPlan:
             return None
         offsets = frozenset[str]()
         if self.windows is not None:
-            offsets = frozenset(self.windows.offsets)
+            offsets = frozenset(name for name in self.windows.offsets if self.windows.axes(name))
             if self.windows.fill is not None:
                 # It would be augmented, too: a code of its own is none that can be permuted.
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self.windows.fill}")

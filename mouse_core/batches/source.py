@@ -91,6 +91,13 @@ class BatchSource:
         layout: How columns are delivered. "stored": each by its own name, in its dtype and shape, as ``uint8
             [B, S, H, W, C]``; "mouse": the columns of MOUSE's documents as its fields, as int64 ``obs_image``. None:
             "stored" for rows that ``add_episode`` added first, else "mouse".
+        transitions: Whether batches are of transitions, whatever the alignment of the store: the observation, the
+            ``action`` that was taken there, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and
+            the next observation; fields whose name begins with "obs" have another one ``next_<name>``. Without a
+            ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of transitions that
+            follow each other in one episode. ``mask``, bool, says which are there: all of ``[B]``, and of windows
+            those before the episode's end. What is given for a field in ``dtypes`` and ``normalize`` holds for its
+            next one.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -124,20 +131,30 @@ class BatchSource:
         lengths: Iterable[int] | None = None,
         packed: bool | int = False,
         layout: Layout | None = None,
+        transitions: bool = False,
     ) -> None:
         if not isinstance(store, Store | Snapshot):
             raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
         snapshot = store.snapshot() if isinstance(store, Store) else store
         if not snapshot.num_rows:
             raise ConfigError(snapshot.if_empty)
-        snapshot = snapshot.in_layout(layout)
+        snapshot = snapshot.delivering(layout, transitions=transitions)
         around = cut = None
         if lengths is not None or hasattr(sampling, "cut_many"):
             from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
 
             padded_before = boundary != "stream" or windows is not None
             sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
-        if windows is None:
+        if transitions:
+            from mouse_core.batches._transitions import transition_anchors  # loaded where there are some
+
+            if lengths is not None or packed is not False:
+                option = "lengths" if lengths is not None else "packed"
+                raise ConfigError(f"{option}: expected none with transitions, found some")
+            sampler, around = transition_anchors(
+                *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
+            )
+        elif windows is None:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
         else:
@@ -154,14 +171,6 @@ class BatchSource:
             raise ConfigError(
                 f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
             )
-        normalizer = None
-        if normalize:
-            from mouse_core.statistics.normalizer import Normalizer, follow  # loaded where batches are normalised
-
-            if isinstance(normalize, Normalizer):
-                normalizer = normalize.over(snapshot)
-            else:
-                normalizer = follow(snapshot, normalize)
         is_augmented = augment is not None or views != 1
         # Missing steps are not even read where nothing else looks at a step's place; else packing comes last.
         packs_first = packed is not False and around is None and map is None and not is_augmented and uneven == "refuse"
@@ -170,8 +179,25 @@ class BatchSource:
         names = None if fields is None else (fields,) if isinstance(fields, str) else tuple(fields)
         required = (required_fields,) if isinstance(required_fields, str) else tuple(required_fields)
         masked = (padded is not None and not packs_first) or uneven == "pad"
-        readers: Readers = choose_readers(snapshot, names, required, masked=masked)
-        if around is not None:
+        readers: Readers
+        read: Readers = {}
+        if transitions:
+            from mouse_core.batches._transitions import also_next, transition_readers
+
+            assert around is not None
+            readers, read = transition_readers(snapshot, names, required, around)
+            dtypes, normalize = (also_next(given, readers) for given in (dtypes or {}, normalize or {}))
+        else:
+            readers = choose_readers(snapshot, names, required, masked=masked)
+        normalizer = None
+        if normalize:
+            from mouse_core.statistics.normalizer import Normalizer, follow  # loaded where batches are normalised
+
+            if isinstance(normalize, Normalizer):
+                normalizer = normalize.over(snapshot)
+            else:
+                normalizer = follow(snapshot, normalize)
+        if around is not None and not transitions:
             from mouse_core.batches._by_field import readers_around
 
             readers = readers_around(readers, around, snapshot)
@@ -213,10 +239,15 @@ class BatchSource:
             map=map,
             packed=packed,
             layout=layout,
+            transitions=transitions,
         )
         if around is None:
             copied = copied_fields(readers, plan.form.shapes)
             self._set(plan, Pipeline(planner, readers, plan.form, fields=copied))
+        elif transitions:
+            from mouse_core.batches._transitions import TransitionPipeline
+
+            self._set(plan, TransitionPipeline.of_transitions(planner, readers, read, plan.form, around))
         else:
             from mouse_core.batches._by_field import OffsetPipeline
 
@@ -368,7 +399,7 @@ class BatchSource:
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
         plan = self.batch_plan
-        snapshot = snapshot.in_layout(plan.layout)
+        snapshot = snapshot.delivering(plan.layout, transitions=plan.transitions)
         growth = snapshot.grown_from(self.snapshot)
         if growth is None or list(snapshot.readers) != list(self.snapshot.readers):
             source = _restore(snapshot, self.sampler, plan.arguments() | {"seed": seed, "epoch_start": epoch_start})

@@ -402,9 +402,11 @@ class MixtureSnapshot(Snapshot):
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
 
-    def in_layout(self, layout: Layout | None) -> Snapshot:
-        """Return a snapshot of the members' rows in a layout; see ``Snapshot``."""
-        return self if layout is None else MixtureSnapshot(self.mix, [one.in_layout(layout) for one in self.members])
+    def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
+        """Return a snapshot of the members' rows whose fields are those of a layout; see ``Snapshot``."""
+        members = [one.delivering(layout, transitions=transitions) for one in self.members]
+        same = all(one is other for one, other in zip(members, self.members, strict=True))
+        return self if same else MixtureSnapshot(self.mix, members, self._codes)
 
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
         """Raise ConfigError: derived columns belong to members."""

@@ -22,7 +22,7 @@ from mouse_core.replay.transforms.compose import Compose, OnWrite
 from mouse_core.replay.transforms.fields import Apply, Cast, Compress, Concatenate, Exclude, Pad, Rename, Select
 from mouse_core.replay.transforms.images import CenterCrop, GrayScale, Resize, ToFloatImage
 from mouse_core.replay.transforms.slices import BurnIn, CatFrames, MarkSlices, RandomTimeCrop
-from mouse_core.replay.transforms.transitions import HindsightRelabel, NextView, NStep, ReturnsToGo
+from mouse_core.replay.transforms.transitions import HindsightRelabel, NextView, NStep, ReturnsToGo, Transitions
 from mouse_core.replay.transforms.vec_norm import VecNorm
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 from mouse_core.sampling.shares import Schedule
@@ -82,6 +82,7 @@ __all__ = [
     "Storage",
     "ToFloatImage",
     "Transform",
+    "Transitions",
     "VecNorm",
     "Write",
     "Writer",

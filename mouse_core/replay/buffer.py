@@ -71,7 +71,7 @@ from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, 
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import check_keys, replaced
-from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo
+from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo, Transitions
 from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
 from mouse_core.spec import Alignment, check_count
 
@@ -571,6 +571,8 @@ class ReplayBuffer(BaseBuffer):
             ``generation_of`` and ``update_if_present``.
         digest: Whether to keep a digest of the delivered batches: off by default, as it takes 40 us for a batch of
             256 small rows; see ``digest``.
+        transitions: Whether batches are of transitions, whatever the alignment of the rows: the first transform is
+            ``Transitions``.
 
     Raises:
         ConfigError: The parts do not fit each other, or an argument is out of range.
@@ -590,10 +592,14 @@ class ReplayBuffer(BaseBuffer):
         priority_reduction: str | None = None,
         generations: bool = False,
         digest: bool = False,
+        transitions: bool = False,
     ) -> None:
         if priority_reduction not in (None, *REDUCTIONS):
             raise ConfigError(f"priority_reduction: expected one of {[*REDUCTIONS]}, found {priority_reduction!r}")
         rows = self._as_storage(storage)
+        if transitions:
+            others = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
+            transform = [Transitions(takes=rows.alignment), *others]
         super().__init__(transform, batch_size, seed, collate_fn, rows.alignment, digest)
         self._priority_key, self._priority_reduction = priority_key, priority_reduction
         self._generations = Generations() if generations else None

@@ -76,11 +76,17 @@ class FieldWindows:
         pad: The value of missing rows. True: the nearest row of the episode. A number: that number in all values.
             False: no row is ever missing, as anchors with missing rows are not drawn.
         batch_dims: The number of axes before a field's own: 1 for ``[B]``, 2 for ``[B, S]``.
+        has_axis: Whether fields have the axis K; otherwise K is 1.
     """
 
     offsets: Mapping[str, Offsets]
     pad: bool | float
     batch_dims: int
+    has_axis: bool = True
+
+    def axes(self, name: str) -> tuple[int, ...]:
+        """Return the axes between those of the batch and those of a field: ``(K,)``, or none."""
+        return (self.count(name),) if name in self.offsets and self.has_axis else ()
 
     @property
     def fill(self) -> float | None:
@@ -104,7 +110,8 @@ class FieldWindows:
         """Return a text that identifies the rows of a field with offsets."""
         offsets = self.offsets[name]
         shown = repr(offsets) if isinstance(offsets, Seconds) else f"offsets {_shown(offsets)}"
-        return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]"
+        alone = "" if self.has_axis else ", alone"
+        return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]{alone}"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
         """Return the numbers of rows that the fields need before and behind an anchor in its episode.

@@ -33,7 +33,8 @@ from mouse_core.sampling.plan import (
     slice_sections,
     whole_windows,
 )
-from mouse_core.spec import check_choice, check_count
+from mouse_core.spec import check_choice, check_count, codes_called
+from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -426,6 +427,59 @@ class StretchWindows(EpisodeWindows):
     @property
     def _stretch(self) -> str:
         return self.column
+
+
+@dataclass(frozen=True)
+class TransitionWindows(EpisodeWindows):
+    """Windows of S transitions that follow each other in one episode; otherwise as within episodes.
+
+    A window begins at a row of which there is a transition: with alignment "arrived" any but the last of its episode,
+    with "outgoing" also the last one if it is terminal, as otherwise the observation that it led to is missing.
+    """
+
+    def _table(self, snapshot: Snapshot) -> EpisodeIndex:
+        return _transitions(snapshot)[0]
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """See ``PaddedSampler.lengths``."""
+        return super().lengths(starts - np.searchsorted(_transitions(snapshot)[1], starts), snapshot)
+
+    def _starts_of(
+        self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
+    ) -> Int64s:
+        without = _transitions(snapshot)[1]
+        starts = super()._starts_of(snapshot, ranks, seed, batches, begin)
+        rows: Int64s = starts + np.searchsorted(without - np.arange(len(without)), starts, side="right")
+        return rows
+
+
+def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
+    """Return the episodes in transitions, which are numbered on, and the rows without a transition, ascending.
+
+    Of rows 0 1 2 and 3 4 5 of two episodes, rows 2 and 5 have none. So rows 0 1 and 3 4 are transitions 0 1 and 2 3, of
+    episodes that begin at 0 and 2. Transition 2 lies behind one row without, in row 2 + 1.
+
+    Raises:
+        ConfigError: There is no transition.
+    """
+
+    def find() -> tuple[EpisodeIndex, Int64s]:
+        begins = snapshot.episode_starts
+        without = np.append(begins[1:], snapshot.num_rows) - 1
+        if snapshot.alignment == "outgoing":
+            without = without[~np.isin(snapshot.stored("done", without), terminal_codes(snapshot.config))]
+        count = snapshot.num_rows - len(without)
+        if not count:
+            raise ConfigError(f"transitions: expected some among {snapshot.num_rows} rows, found none")
+        numbers = np.unique(begins - np.searchsorted(without, begins))
+        return EpisodeIndex.of_begins(numbers[numbers < count], count), without
+
+    return remembered(snapshot, "transitions", find)
+
+
+def terminal_codes(config: SnapshotConfig) -> tuple[int, ...]:
+    """Return the codes of ``done`` that end an episode for good."""
+    return codes_called(config.fields["done"], "terminal") or (1,)
 
 
 def sampler_of(

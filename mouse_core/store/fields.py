@@ -66,6 +66,23 @@ class SnapshotConfig:
                 fields[name] = replace(fields[name], column=column)
         return replace(self, layout=layout, fields=fields)
 
+    def with_next(self) -> SnapshotConfig:
+        """Return the configuration in which observations, and ``done``, have a second field ``next_<name>``.
+
+        Raises:
+            ConfigError: The store has a field of such a name.
+        """
+        if "next_done" in self.fields:
+            return self
+        marks = [Field("observation_missing", fill=0)] if "observation_missing" in self.types else []
+        seen = [field for name, field in self.fields.items() if name.startswith("obs") or name == "done"]
+        following = {f"next_{field.name}": field for field in (*marks, *seen)}
+        taken = following.keys() & self.fields
+        if taken:
+            raise ConfigError(f"transitions: expected a store without fields {sorted(taken)}, which batches get")
+        made = {name: replace(field, name=name, transition=False) for name, field in following.items()}
+        return replace(self, fields={**self.fields, **made})
+
 
 def stored_fields(
     types: Mapping[str, pa.DataType], known: Iterable[Field] = (), transitions: Container[str] = ()

@@ -221,16 +221,22 @@ class Snapshot:
         """Return a snapshot of the same rows with other columns, from as many segments with equal row counts."""
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
-    def in_layout(self, layout: Layout | None) -> Snapshot:
-        """Return a snapshot of the same rows that delivers columns in a layout; None: in its own.
+    def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
+        """Return a snapshot of the same rows whose fields are those of a layout; None: of its own.
+
+        Args:
+            layout: "stored" or "mouse".
+            transitions: Whether observations have a second field ``next_<name>``, of the next row.
 
         Raises:
             ConfigError: An unknown layout.
         """
-        if layout is None or layout == self.config.layout:
-            return self
-        check_choice("layout", layout, get_args(Layout))
-        return self.with_columns(self.segments, self.config.in_layout(layout, stored_types(self.segments)))
+        config = self.config
+        if layout not in (None, config.layout):
+            check_choice("layout", layout, get_args(Layout))
+            config = config.in_layout(layout, stored_types(self.segments))
+        config = config.with_next() if transitions else config
+        return self if config is self.config else self.with_columns(self.segments, config)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
         """Return the sampler that draws from these rows in place of ``sampler``: itself, for rows of one store."""

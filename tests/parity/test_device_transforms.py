@@ -40,6 +40,7 @@ from mouse_core.replay import (
     Slices,
     SliceSampler,
     ToFloatImage,
+    Transitions,
     VecNorm,
 )
 from mouse_jax import device as in_jax
@@ -57,6 +58,7 @@ OF_ROWS: dict[str, Any] = {
     "Apply": Apply({"obs": lambda values: values * 2 + 1}),
     "Concatenate": Concatenate("obs", "reward", to="both", keep=True),
     "Cast": Cast({"obs": "float16"}, every={"bool": "int8"}),
+    "Transitions": Transitions(),
     "NStep": NStep(3, 0.9),
     "Exclude": Exclude("image"),
 }

@@ -75,6 +75,7 @@ def relabel(**options: Any) -> HindsightRelabel:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "transitions": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
+    "flat": lambda: {"transitions": True, "transform": NStep(2, 0.9), "storage": ArrayStorage(60, alignment="arrived")},
     "priorities": lambda: {
         "sampler": PrioritizedSampler(0.7, LinearSchedule(0.4, 1.0, 10)),
         "transform": NStep(2, 0.5, takes="arrived"),

@@ -1,4 +1,4 @@
-"""Transforms along time: NextView, NStep and ReturnsToGo; and HindsightRelabel, which replaces the goals of rows."""
+"""Transforms along time: NextView, Transitions, NStep, ReturnsToGo; and HindsightRelabel, which replaces goals."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from mouse_core.replay.transforms.fields import (
     GATHERED,
     NEXT,
     TERMINAL,
+    TRUNCATED,
     Path,
     beside,
     check_keys,
@@ -407,6 +408,43 @@ class NextView:
 
     def _batch(self, batch: Any, rows: dict[Path, Array], after: dict[Path, Array], whole: Array) -> Any:
         return replaced(only(batch, rows) or {}, {NEXT: only(batch, after) or {}, self.mask: whole})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transitions(NextView):
+    """Turns rows into transitions with the fields that sources with ``transitions=True`` have: flat, as ``NextView``.
+
+    A batch has the observation, the action that was taken there, its ``reward``, ``terminated``, ``truncated`` and the
+    next observation: each field whose name begins with "obs" has another one ``next_<name>``. ``mask`` says which
+    transitions are there. Other fields are those of the observation. ``ReplayBuffer(transitions=True)`` has this
+    transform for the alignment of its rows.
+
+    Args:
+        takes, action, outcome, keep, done, mask: See ``NextView``; ``done`` is a field at the root.
+
+    Raises:
+        ConfigError, MissingFieldError, SchemaError: As ``NextView``.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = {"obs": [[5, 6, 7]], "action": [[0, 1, 0]], "reward": [[1, 2, 3]], "done": [[0, 0, 1]]}
+        >>> batch = Transitions()({name: np.array(values) for name, values in rows.items()})
+        >>> batch["next_obs"], batch["terminated"]
+        (array([[6, 7, 7]]), array([[False, False,  True]]))
+    """
+
+    def __call__(self, batch: Any) -> Any:
+        """Transitions ``[N, T]`` or ``[N, T - 1]`` out of slices ``[N, T]``."""
+        made = super().__call__(batch)
+        codes = end_codes(made, self.done, where="Transitions")
+        flat = {name: child for name, child in made.items() if name != NEXT}
+        for name, child in made[NEXT].items():
+            if str(name).startswith("obs"):
+                flat[f"next_{name}"] = child
+            elif name in self.outcome and name != self.done:
+                flat[name] = child
+        mask = made[self.mask]
+        return flat | {"terminated": (codes == TERMINAL) & mask, "truncated": (codes == TRUNCATED) & mask}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""Transitions: an observation, the action that was taken there, its reward, and the observation that it led to.
+
+They are windows by field (``_by_field``), in which a transition is an anchor. The columns of observations have a second
+field each, ``next_...``. With alignment "arrived" and the anchor in row t, the observation is in row t, and everything
+else in row t + 1. With "outgoing" the next observation is in row t + 1, and everything else in row t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+
+from mouse_core._base.memo import memo
+from mouse_core.batches._by_field import Arrays, OffsetPipeline, OffsetReader
+from mouse_core.batches._pipeline import Batch
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers, choose_readers
+from mouse_core.batches._planner import Block, Planner
+from mouse_core.errors import ConfigError
+from mouse_core.sampling.offsets import FieldWindows, mask_of
+from mouse_core.sampling.plan import MASK, Blocks, Plan, Sampling, WindowSampler
+from mouse_core.sampling.windows import Boundary, TransitionWindows, Weighting, terminal_codes
+from mouse_core.spec import FieldSpec, codes_called
+from mouse_core.statistics.normalizer import Normalizer
+from mouse_core.store.snapshot import Snapshot
+
+_FLAGS = ("terminated", "truncated")
+# Fields that are read and by default not delivered: where episodes end, and whether the next observation is there.
+_READ = ("done", "next_done", "next_observation_missing")
+
+
+def transition_anchors(
+    windows: Any,
+    snapshot: Snapshot,
+    sampling: Sampling,
+    sequence_length: int | None,
+    batch_size: int,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
+) -> tuple[WindowSampler, FieldWindows]:
+    """Return the sampler of transitions, and where their fields lie; see ``BatchSource`` for the arguments.
+
+    Raises:
+        ConfigError: Options that transitions do not have.
+    """
+    if isinstance(windows, FieldWindows):  # of a source that is restored, with its sampler
+        assert isinstance(sampling, WindowSampler)
+        return sampling, windows
+    if windows is not None:
+        raise ConfigError("transitions: expected no windows, as they have windows of their own, found windows")
+    if boundary not in ("stream", "episode"):
+        raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
+    if not isinstance(pad, bool | None):
+        raise ConfigError(f"pad: expected True or False with transitions, found {pad!r}")
+    offsets: dict[str, tuple[int, ...]] = {}
+    for name, field in snapshot.config.fields.items():
+        if name.startswith("next_"):
+            offsets[name] = (1,)
+        elif snapshot.alignment == "arrived" and field.is_of_transition:
+            offsets[name] = (0,)  # of the transition that leaves the anchor's observation
+    found = FieldWindows(offsets, True, 1 if sequence_length is None else 2, has_axis=False)
+    if not isinstance(sampling, str | Blocks):
+        return sampling, found
+    length, filled = (1, False) if sequence_length is None else (sequence_length, pad is not False)
+    return TransitionWindows(length, batch_size, sampling, weighting, filled, drop_last), found
+
+
+def transition_readers(
+    snapshot: Snapshot, names: tuple[str, ...] | None, required: tuple[str, ...], windows: FieldWindows
+) -> tuple[Readers, dict[str, Any]]:
+    """Return the readers of the delivered fields, and of all that are read.
+
+    Raises:
+        MissingFieldError: A field that is named and not there.
+    """
+    made = (*_FLAGS, MASK)
+    own = None
+    if names is not None:
+        own = (*(name for name in names if name not in made), *(name for name in _READ if name in snapshot.readers))
+    found = choose_readers(snapshot, own, tuple(name for name in required if name not in made), masked=True)
+    read: dict[str, Any] = {
+        name: OffsetReader(reader, windows) if name in windows.offsets else reader  # type: ignore[arg-type]
+        for name, reader in found.items()
+    }
+    delivered: dict[str, Any] = {}
+    for name, reader in read.items():
+        if name not in _READ or (names is not None and name in names):
+            delivered[name] = reader
+        if name == "done":
+            flags = [flag for flag in _FLAGS if names is None or flag in names]
+            delivered |= {flag: MaskReader(FieldSpec(flag, np.dtype(np.bool_), ())) for flag in flags}
+    return delivered, read
+
+
+def also_next(options: Any, fields: Container[str]) -> Any:
+    """Return options by field in which those of an observation hold for its next one as well."""
+    names = {name: f"next_{name}" for name in options}
+    more = {other: options[name] for name, other in names.items() if other in fields and other not in options}
+    if not more:
+        return options
+    return Normalizer({**options, **more}) if isinstance(options, Normalizer) else {**options, **more}
+
+
+class TransitionPipeline(OffsetPipeline):
+    """The pipeline of batches of transitions; has the interface of ``Pipeline``."""
+
+    @classmethod
+    def of_transitions(
+        cls, planner: Planner, delivered: Readers, read: Readers, form: BatchForm, windows: FieldWindows
+    ) -> TransitionPipeline:
+        """Return the pipeline of ``delivered``; ``read`` has all readers, and ``form`` is that of ``delivered``."""
+        dtypes, shapes = [dict(one) for one in form.dtypes], dict(form.shapes)
+        for name, reader in read.items():
+            for one, dtype in zip(dtypes, (reader.spec.dtype, reader.spec.stored_dtype), strict=True):
+                one.setdefault(name, dtype)
+                one[mask_of(name)] = np.dtype(np.bool_)
+            shapes.setdefault(name, reader.spec.shape)
+        whole = replace(form, dtypes=(dtypes[0], dtypes[1]), shapes=shapes)
+        pipeline: Any = cls.of(planner, read, whole, windows)
+        pipeline.readers, pipeline.form = delivered, form
+        return pipeline  # type: ignore[no-any-return]
+
+    def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
+        """See ``Pipeline.gather``."""
+        if out is None:
+            return super().gather(plan, stored=stored)
+        axes = (len(plan.starts), plan.length)[: self._windows.batch_dims]
+        targets = dict(out)
+        for part in (self._anchors, *(group.pipeline for group in self._groups)):
+            for name, dtype in part.form.dtypes[stored].items():
+                if name not in out or name == MASK:
+                    targets[name] = np.empty((*axes, *part.form.shapes[name]), dtype)
+        batch = super().gather(plan, stored=stored, out=targets)
+        for name in batch.keys() & {*_FLAGS, MASK}:
+            np.copyto(out[name], batch[name])
+            batch[name] = out[name]
+        return batch
+
+    @memo
+    def _codes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The codes of ``done`` that are terminal, and those that are truncated."""
+        config = self.planner.snapshot.config
+        return terminal_codes(config), codes_called(config.fields["done"], "truncated") or (2,)
+
+    def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
+        done, there = batch["done"].reshape(-1), batch[mask_of("next_done")].reshape(-1)
+        terminal, truncated = (reduce(or_, [done == code for code in codes]) for codes in self._codes)
+        if self.planner.snapshot.alignment == "outgoing":
+            there = there | (terminal & batch[MASK].reshape(-1))
+        missing = batch.get("next_observation_missing")
+        if missing is not None:
+            there = there & (terminal | (missing.reshape(-1) == 0))
+        batch |= {"terminated": terminal & there, "truncated": truncated & there, MASK: there}
+        return super()._with_axes(batch, block, number)
