@@ -7,8 +7,11 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.checks import check_choice, check_count
@@ -28,20 +31,304 @@ from mouse_core.hub._card import (
     split_pattern,
     stale_files,
 )
-from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
-from mouse_core.hub._statistics import check_statistics, stale_statistics, write_statistics
 from mouse_core.metadata import DatasetMetadata, joined, read_metadata, with_metadata
+from mouse_core.statistics import Statistics
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from datasets import Features
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    from mouse_core.statistics import Statistics
-    from mouse_core.store.views import Store
+# ---------------------------------------------------------------------- a repository
+
+_README = "README.md"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The content of a repository at one commit.
+
+    Args:
+        oid: The commit; None if the repository does not exist.
+        private: Whether it is private; None if it does not exist.
+        has_branch: Whether the branch exists; else the other attributes describe ``main``, where the new branch begins.
+        files: Size and sha256 (of small files git's hash) by path.
+        readme: The text of the card; None without a card.
+    """
+
+    oid: str | None = None
+    private: bool | None = None
+    has_branch: bool = False
+    files: Mapping[str, tuple[int, str | None]] = field(default_factory=lambda: MappingProxyType({}))
+    readme: str | None = None
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One branch of one dataset repository, and a client that reads and changes it."""
+
+    api: HfApi
+    repo_id: str
+    revision: str
+
+    def read(self) -> Remote:
+        """Return the present content of the repository, all at one commit."""
+        from huggingface_hub import errors
+        from huggingface_hub.hf_api import RepoFile
+
+        has_branch = True
+        try:
+            info = self.api.dataset_info(self.repo_id, revision=self.revision)
+        except errors.RevisionNotFoundError:
+            if self.revision == "main":
+                raise
+            has_branch = False
+            info = self.api.dataset_info(self.repo_id, revision="main")
+        except errors.HfHubHTTPError as error:
+            gone = isinstance(error, errors.RepositoryNotFoundError) or error.response.status_code == 404
+            if isinstance(error, errors.GatedRepoError) or not gone:
+                raise
+            return Remote()
+        tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=info.sha, repo_type="dataset")
+        files = {
+            entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+            for entry in tree
+            if isinstance(entry, RepoFile)
+        }
+        readme = self._read_text(_README, info.sha) if _README in files else None
+        return Remote(info.sha, info.private, has_branch, MappingProxyType(files), readme)
+
+    def read_card(self) -> str | None:
+        """Return the text of the card; None without a card."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return self._read_text(_README, self.revision)
+        except EntryNotFoundError:
+            return None
+
+    def _read_text(self, path: str, revision: str | None) -> str:
+        # The user's cache is for files that the user downloads.
+        with tempfile.TemporaryDirectory(prefix="mouse-card-") as folder:
+            local = self.api.hf_hub_download(
+                self.repo_id, path, repo_type="dataset", revision=revision, local_dir=folder
+            )
+            with open(local, encoding="utf-8-sig", newline="") as file:
+                return file.read()
+
+    def check_visibility(self, remote: Remote, private: bool | None) -> None:
+        """Raise ConfigError if the repository exists with another visibility than ``private``."""
+        if private is not None and remote.private not in (None, private):
+            words = {True: "a private", False: "a public"}
+            raise ConfigError(
+                f"private: expected {self.repo_id} to be {words[private]} dataset, found {words[not private]} one"
+            )
+
+    def check_token(self) -> None:
+        """Raise ConfigError without a token, which creating a repository needs."""
+        from huggingface_hub import get_token
+
+        if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
+            raise ConfigError(
+                f"token: expected one with the right to write to {self.repo_id} (token=..., HF_TOKEN,"
+                " or `hf auth login`), found none"
+            )
+
+    def create(self, remote: Remote, private: bool | None) -> None:
+        """Create the repository and the branch if they are missing."""
+        if remote.oid is None:
+            self.api.create_repo(self.repo_id, repo_type="dataset", private=private, exist_ok=True)
+        if not remote.has_branch and self.revision != "main" and not self.revision.startswith("refs/"):
+            self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
+
+    def upload(self, files: Mapping[str, str]) -> list[CommitOperationAdd]:
+        """Upload files, which stay invisible, and return the operations that make them visible.
+
+        Args:
+            files: Local path of each file by its path in the repository.
+
+        Raises:
+            ConfigError: The repository's ``.gitignore`` excludes a file.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        operations = [CommitOperationAdd(in_repo, path) for in_repo, path in files.items()]
+        self.api.preupload_lfs_files(
+            self.repo_id, operations, repo_type="dataset", revision=self.revision, free_memory=False
+        )
+        for operation in operations:
+            if operation._should_ignore:
+                raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
+            # A commit leaves out files that the server had already at the time of upload. By the time of the commit
+            # these may be gone, so the commit names every file.
+            operation._remote_oid = None
+        return operations
+
+    def commit(
+        self,
+        operations: Sequence[CommitOperationAdd],
+        *,
+        readme: str,
+        delete: Iterable[str],
+        parent: str | None,
+        message: str,
+    ) -> CommitInfo:
+        """Add files and card and remove files in one commit, if ``parent`` is still the newest commit of the branch.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: Status 409 or 412: the branch has another newest commit.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        return self.api.create_commit(
+            self.repo_id,
+            [
+                *(CommitOperationDelete(path, is_folder=False) for path in delete),
+                *operations,
+                CommitOperationAdd(_README, readme.encode()),
+            ],
+            commit_message=message,
+            repo_type="dataset",
+            revision=self.revision,
+            parent_commit=parent,
+        )
+
+    def commit_url(self, oid: str) -> str:
+        """The page of a commit."""
+        return f"{self.api.endpoint}/datasets/{self.repo_id}/commit/{oid}"
+
+
+def open_repository(
+    repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None, own: bool = True
+) -> Repository:
+    """Return a client of a repository; with ``own``, a name without namespace belongs to the token's owner."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=endpoint, token=token, library_name="mouse-data")
+    if own and "/" not in repo_id:
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    return Repository(api, repo_id, revision or "main")
+
+
+@contextmanager
+def upload_bars(enabled: bool) -> Iterator[None]:
+    """Show the client's progress bars, or hide them meanwhile."""
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if enabled or are_progress_bars_disabled() or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+# ---------------------------------------------------------------------- statistics
+
+# Statistics are of this split, or of all splits of a dataset that lacks it.
+_OF = "train"
+_FILES = ("meta/stats.json", "meta/stats.mouse")
+
+
+def statistics_paths(config: str) -> tuple[str, str]:
+    """Return the paths of a configuration's statistics: those of LeRobot for the default one, else beside its rows."""
+    folder = "" if config == CONFIG else f"{config_folder(config)}/"
+    text, more = (folder + file for file in _FILES)
+    return text, more
+
+
+def check_statistics(
+    statistics: Statistics | None,
+    splits: Mapping[str, Store | Sequence[Store]],
+    rows: Mapping[str, int],
+    *,
+    where: str,
+) -> None:
+    """Raise ConfigError unless the statistics are of the pushed rows: of "train", or of all splits."""
+    if statistics is None:
+        return
+    if not isinstance(statistics, Statistics):
+        raise ConfigError(f"{where}: expected Statistics or None, found {statistics!r:.120}")
+    names = [_OF] if _OF in rows else list(rows)
+    count = sum(rows[name] for name in names)
+    stores = [store for name in names for store in _stores_of(splits[name])]
+    if statistics.rows != count or (len(stores) == 1 and not statistics.is_of(stores[0])):
+        raise ConfigError(
+            f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found those of "
+            f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
+        )
+
+
+def _stores_of(given: Store | Sequence[Store]) -> Sequence[Store]:
+    return [given] if isinstance(given, Store) else given
+
+
+def stale_statistics(config: str, files: Collection[str], *, kept: Collection[str]) -> list[str]:
+    """Return the files with statistics of the previous push, which are stale unless the split that they are of stays.
+
+    A file without the second one of ``Statistics.save`` was written by LeRobot, and stays.
+    """
+    paths = statistics_paths(config)
+    return [] if _OF in kept or not set(paths) <= set(files) else list(paths)
+
+
+def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
+    """Write the files into a new folder in ``folder``; return their local paths by path in the repository."""
+    if statistics is None:
+        return {}
+    inside = tempfile.mkdtemp(dir=folder)
+    statistics.save(inside)
+    return {
+        path: os.path.join(inside, *file.split("/"))
+        for path, file in zip(statistics_paths(config), _FILES, strict=True)
+    }
+
+
+def read_statistics(
+    repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
+) -> Statistics | None:
+    """Read the statistics of a configuration on the Hub or in a folder; None if it has none."""
+    if os.path.isdir(repo_id):
+        folder = Path(repo_id, *statistics_paths(config)[0].split("/")[:-2])
+        return Statistics.load(folder) if (folder / _FILES[0]).is_file() else None
+    found = [_downloaded(repo_id, path, revision, token) for path in statistics_paths(config)]
+    if found[0] is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
+        # In a cache they are links, and in two folders if a commit was made in between.
+        (Path(inside) / "meta").mkdir()
+        for file, downloaded in zip(_FILES, found, strict=True):
+            if downloaded is not None:
+                (Path(inside) / file).write_bytes(Path(downloaded).read_bytes())
+        return Statistics.load(inside)
+
+
+def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
+    """Download a file into the user's cache and return its path; None if the repository lacks the file."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
+    except LocalEntryNotFoundError:
+        if constants.HF_HUB_OFFLINE:
+            return None  # without a connection, and the dataset that was loaded before had none
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------------- a push
 
 Shards = Mapping[str, Sequence[Shard]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.hub._statistics import read_statistics
+from mouse_core.hub._push import read_statistics
 from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
