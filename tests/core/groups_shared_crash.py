@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from mouse_core.groups import (
     open_rollouts,
 )
 from tests.core.killing import ended, forked
+from tests.waiting import wait_until
 
 PRODUCERS, GROUP = 2, 4
 REWARD = [RolloutColumn("reward", "example", "float64", late=True)]
@@ -98,14 +98,6 @@ def numbers(told: Path) -> list[int]:
     return [int(line) for line in told.read_text().split("\n")[:-1]] if told.exists() else []
 
 
-def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something to happen."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.002)
-
-
 def noted(folder: Path, *names: str) -> int:
     """How many bytes were noted of what was acknowledged."""
     paths = [folder / name for name in names] if names else [one for one in folder.iterdir() if one.is_file()]
@@ -154,7 +146,7 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     for victim in left:
         # When something was acknowledged since the last one, at any moment behind that.
         before = noted(folder)
-        until(lambda: noted(folder) > before)  # noqa: B023
+        assert wait_until(lambda: noted(folder) > before)  # noqa: B023
         time.sleep(rng.random() * 0.05)
         name = f"producer-{rng.randrange(PRODUCERS)}" if victim == "producer" else victim
         os.kill(running[name], signal.SIGKILL)
@@ -165,7 +157,7 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     # Each has its turn once more.
     for name in running:
         size = noted(folder, name)
-        until(lambda: noted(folder, name) > size)  # noqa: B023
+        assert wait_until(lambda: noted(folder, name) > size)  # noqa: B023
     for child in running.values():
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

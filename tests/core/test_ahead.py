@@ -21,6 +21,7 @@ from numpy.testing import assert_array_equal
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
 from mouse_core.errors import DataError, StoreWarning
+from mouse_core.images import encode_png
 from mouse_core.readahead import local
 from mouse_core.readahead.backing import by_batch, merged
 from mouse_core.readahead.local import ReadaheadWindow
@@ -577,17 +578,13 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
 @takes_advice
 def test_what_gathering_reads_is_asked_for_and_little_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of differing lengths, encoded images, numbers with nulls: the bytes of the rows that a batch has."""
-    image = pytest.importorskip("PIL.Image")
-    import io
-
     rows = 2_000
     number = np.arange(rows)
-    file = io.BytesIO()
-    image.fromarray(np.zeros((4, 4), np.uint8)).save(file, "png")
+    encoded = encode_png(np.zeros((4, 4, 1), np.uint8))
     columns: dict[str, Any] = {name: np.zeros(rows, np.int64) for name in ("action", "reward", "done")}
     columns["words"] = pa.array([[int(one)] * (50 + one % 4) for one in number], pa.list_(pa.int32()))
     columns["some"] = pa.array([None if one % 9 == 0 else one / 4 for one in number])
-    columns["picture"] = pa.array([{"bytes": file.getvalue(), "path": None}] * rows)
+    columns["picture"] = pa.array([{"bytes": encoded, "path": None}] * rows)
     with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), pa.table(columns).schema) as writer:
         writer.write_table(pa.table(columns))
     fields = [

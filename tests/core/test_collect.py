@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import random
@@ -22,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field, SchemaError
 from mouse_core.collect import SharedStore, StoreClient, StoreServer
@@ -30,6 +28,7 @@ from mouse_core.collect.wire import MOST_BYTES, decoded, receive
 from mouse_core.errors import ForkError, MouseError, StorageError
 from mouse_core.groups.records import Columns
 from mouse_core.groups.sharing import decode_rollouts
+from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
@@ -44,12 +43,6 @@ def numbered(first: int, n: int) -> dict[str, Any]:
         "reward": np.arange(first, first + n, dtype=np.float32),
         "done": np.zeros(n, np.int64),
     }
-
-
-def png(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.full((4, 4), value, np.uint8)).save(file, "PNG")
-    return file.getvalue()
 
 
 def rewards(store: DatasetStore) -> list[float]:
@@ -177,7 +170,7 @@ def test_values_arrive_as_they_would_in_a_store_here(server: StoreServer, store:
     columns = example_columns(20)
     columns |= {
         "note": [f"é{row}" for row in range(20)],
-        "picture": [png(row) for row in range(20)],
+        "picture": [encode_png(np.full((4, 4, 1), row, np.uint8)) for row in range(20)],
         "half": np.arange(20, dtype=np.float16),
         "flag": np.arange(20) % 2 == 0,
         "ragged": [list(range(row + 1)) for row in range(20)],
@@ -726,11 +719,6 @@ def killed(folder: Path, kills: int) -> int:
     )
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4000:]}"
     return int(run.stdout)
-
-
-@pytest.mark.slow
-def test_writer_and_clients_are_killed_a_few_times(tmp_path: Path) -> None:
-    assert killed(tmp_path, 8) > 0
 
 
 @pytest.mark.slow

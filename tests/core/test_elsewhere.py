@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import pickle
 import shutil
 import threading
@@ -24,6 +23,7 @@ from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StoreWarning
 from mouse_core.formats.verifying import verify
+from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
@@ -50,13 +50,7 @@ FIELDS = [
 
 def rows(begin: int, count: int = ROWS) -> dict[str, Any]:
     """Columns of every kind: regular, boolean, with nulls, ragged, and pictures."""
-    from PIL import Image
-
-    number, pictures = np.arange(begin, begin + count), []
-    for value in range(count):
-        file = io.BytesIO()
-        Image.fromarray(np.full((4, 4), value % 251, np.uint8)).save(file, "png")
-        pictures.append(file.getvalue())
+    number = np.arange(begin, begin + count)
     return {
         "action": number % 5,
         "reward": number / 7,
@@ -65,7 +59,7 @@ def rows(begin: int, count: int = ROWS) -> dict[str, Any]:
         "flag": number % 3 == 0,
         "some": [None if value % 4 == 1 else float(value) for value in number],
         "wide": [[float(value)] * (3 - value % 4) for value in number],
-        "picture": pictures,
+        "picture": [encode_png(np.full((4, 4, 1), value % 251, np.uint8)) for value in range(count)],
     }
 
 

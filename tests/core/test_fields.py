@@ -59,7 +59,7 @@ def _arrays(store: DatasetStore, values: list[Any], kind: pa.DataType) -> None:
 WAYS: list[Callable[[DatasetStore, list[Any], pa.DataType], None]] = [_table, _chunks, _append, _extend, _arrays]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from(sorted(VALUES)),
     form=st.sampled_from(["number", "list", "fixed"]),

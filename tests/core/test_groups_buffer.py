@@ -23,6 +23,7 @@ import pytest
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
 from tests.core.groups_cases import METADATA, group, lose_index, rollout
+from tests.waiting import wait_until
 
 Make = Callable[..., RolloutBuffer]
 
@@ -48,13 +49,6 @@ def parts(buffer: RolloutBuffer) -> list[str]:
 
 def uids(buffer: RolloutBuffer) -> list[str]:
     return buffer.rollouts().uids
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------------- sealing
@@ -167,7 +161,7 @@ def test_flush_seals_what_there_is(make: Make) -> None:
 def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
     buffer = make(seal_timeout=0.1, min_group_size=2)
     buffer.add_rollouts([rollout(0), rollout(1), rollout(2, example="alone")])
-    until(lambda: buffer.num_groups == 1)
+    assert wait_until(lambda: buffer.num_groups == 1)
     assert uids(buffer) == ["r0", "r1"]
     assert buffer.num_waiting == 1, "one rollout alone waits for another"
     time.sleep(0.15)
@@ -175,7 +169,7 @@ def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
     assert buffer.num_groups == 2, "enough, and older than the time-out"
     buffer.add_rollout(rollout(4))
     buffer.add_rollout(rollout(5))
-    until(lambda: buffer.num_groups == 3)
+    assert wait_until(lambda: buffer.num_groups == 3)
 
 
 def test_a_time_out_counts_from_before_a_restart(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +180,7 @@ def test_a_time_out_counts_from_before_a_restart(make: Make, monkeypatch: pytest
         first.add_rollouts(group(0, 2))
         first.close()
     again = make(seal_timeout=1000)
-    until(lambda: again.num_groups == 1)
+    assert wait_until(lambda: again.num_groups == 1)
     assert uids(again) == ["r0", "r1"]
 
 
@@ -212,7 +206,7 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
     buffer.add_rollouts(group(0, 2))
     assert started() == 1
     buffer.close()
-    until(lambda: started() == 0)
+    assert wait_until(lambda: started() == 0)
 
     abandoned = make("abandoned", seal_timeout=1000)
     abandoned.add_rollouts(group(0, 2))
@@ -222,7 +216,7 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
     del abandoned
     gc.collect()
     assert gone() is None
-    until(lambda: started() == 0)
+    assert wait_until(lambda: started() == 0)
     assert not files or len(list(folder.iterdir())) == files - 5
 
 
@@ -507,7 +501,7 @@ def four_at_once(
     assert entered.wait(60)
     for thread in threads[1:]:
         thread.start()
-    until(lambda: len(buffer._requests._queue) == 3)
+    assert wait_until(lambda: len(buffer._requests._queue) == 3)
     go.set()
     for thread in threads:
         thread.join()
@@ -696,9 +690,9 @@ def test_the_time_out_tries_again_after_a_full_disk(make: Make, monkeypatch: pyt
         for _ in range(3):
             assert tried.wait(60)
             tried.clear()
-        until(lambda: buffer.num_waiting == 2)
+        assert wait_until(lambda: buffer.num_waiting == 2)
         assert buffer.num_groups == 0
-    until(lambda: buffer.num_groups == 1)
+    assert wait_until(lambda: buffer.num_groups == 1)
 
 
 def test_a_damaged_file_is_named(make: Make) -> None:

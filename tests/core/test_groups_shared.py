@@ -29,6 +29,7 @@ from mouse_core.groups import (
 from tests.core import groups_shared_crash as crash
 from tests.core.groups_cases import METADATA, group, rollout
 from tests.core.killing import forked
+from tests.waiting import wait_until
 
 COLUMNS = [
     RolloutColumn("screen", "turn", "uint8", (2, 2)),
@@ -120,7 +121,7 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> 
         told = tmp_path / "told"
         for _ in range(2):
             child = forked(partial(crash.produce, buffer.root_path, told, 0))
-            crash.until(lambda: told.exists() and len(crash.numbers(told)) > 40 * (_ + 1))  # noqa: B023
+            assert wait_until(lambda: told.exists() and len(crash.numbers(told)) > 40 * (_ + 1))  # noqa: B023
             os.kill(child, signal.SIGKILL)
             assert os.waitpid(child, 0)[1] == signal.SIGKILL
     found = Counter(open_rollouts(buffer.root_path).uids)

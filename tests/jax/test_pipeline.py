@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +19,19 @@ from mouse_core import BatchSource, ClosedError, ForkError
 from mouse_core.testing import example_columns, example_store
 from mouse_jax import PrefetchBatchifier
 from mouse_jax.prefetch import GrainPrefetcher
+from tests.waiting import wait_until
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
 AHEAD = (1, 2, 3, 4, 9)
-
-
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Any:
     before = set(threading.enumerate())
     yield
-    if not until(lambda: set(threading.enumerate()) <= before, 0.5):
+    if not wait_until(lambda: set(threading.enumerate()) <= before, 0.5):
         gc.collect()
-    assert until(lambda: set(threading.enumerate()) <= before), set(threading.enumerate()) - before
+    assert wait_until(lambda: set(threading.enumerate()) <= before), set(threading.enumerate()) - before
 
 
 # ---------------------------------------------------------------------- order and failure
@@ -126,12 +119,12 @@ def test_so_many_items_are_alive_and_no_more(workers: int, ahead: int) -> None:
         if number % 8 == 0:
             time.sleep(0.02)  # the pipeline fills up
         assert delivered in alive
-    assert until(lambda: len(alive) >= ahead + 1), "it does not compute ahead as far as it should"
+    assert wait_until(lambda: len(alive) >= ahead + 1), "it does not compute ahead as far as it should"
     assert most <= max(ahead, 2) + 2, "the pipeline's, the one that it hands over and the one before"
     prefetcher.close()
     del delivered
     gc.collect()
-    assert until(lambda: not alive)
+    assert wait_until(lambda: not alive)
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
@@ -376,4 +369,4 @@ def test_refresh_ends_the_old_threads() -> None:
             store.extend(example_columns(10, first=60 + 10 * round_))
             loader.refresh()
         loader.next_batch()
-        assert until(lambda: sum("grain" in thread.name for thread in threading.enumerate()) <= 3)
+        assert wait_until(lambda: sum("grain" in thread.name for thread in threading.enumerate()) <= 3)

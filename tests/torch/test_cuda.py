@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from mouse_core import BatchSource
+from mouse_core.testing import as_arrays
 from mouse_torch import PrefetchBatchifier
 from tests.core.oracle import assert_same
 from tests.torch.test_transfer import store_of
 
 pytestmark = pytest.mark.cuda
-
-
-def as_numpy(batch: TensorDict) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
 
 
 @pytest.mark.parametrize("pin_memory", [None, True])
@@ -26,7 +22,7 @@ def test_host_batches_are_pinned(pin_memory: bool | None) -> None:
         kept = [loader.next_batch() for _ in range(12)]
     for index, batch in enumerate(kept):
         assert all(tensor.is_pinned() for tensor in batch.values())
-        assert_same(as_numpy(batch), source[index], index)
+        assert_same(as_arrays(batch), source[index], index)
 
 
 def test_host_batches_are_not_pinned_if_so_asked() -> None:

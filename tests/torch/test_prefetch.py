@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, Field
 from mouse_core.mixtures import MixtureSource
+from mouse_core.testing import as_arrays
 from mouse_torch import PrefetchBatchifier
 from tests.core.oracle import assert_same
 
@@ -37,10 +38,6 @@ def table(rows: int = 100) -> pa.Table:
 
 def store_of(rows: int = 100, **options: Any) -> DatasetStore:
     return DatasetStore(**options).from_dataset(table(rows))
-
-
-def as_numpy(batch: TensorDict) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
 
 
 TORCH_DTYPES = {
@@ -159,7 +156,7 @@ def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_p
     assert len(batches) == 5
     for index, batch in enumerate(batches):
         assert isinstance(batch, TensorDict)
-        assert_same(as_numpy(batch), source[index], index)
+        assert_same(as_arrays(batch), source[index], index)
 
 
 def test_the_default_conversion_of_torchs_data_loader() -> None:

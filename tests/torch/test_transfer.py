@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.prefetch import Delivery, Loader
+from mouse_core.testing import as_arrays
 from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import by_one_copy, device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.oracle import assert_same
@@ -44,10 +45,6 @@ def store_of(rows: int = 60) -> DatasetStore:
     return DatasetStore(3, fields=fields).from_dataset(pa.table(columns))
 
 
-def as_numpy(batch: TensorDict) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in batch.items()}
-
-
 @pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
 @pytest.mark.parametrize("dtypes", [None, {"obs_image": "uint8", "reward": "float64", "odd": "int64", "time": "int32"}])
 def test_every_way_gives_the_batch_of_the_source(sampling: str, dtypes: Any) -> None:
@@ -60,7 +57,7 @@ def test_every_way_gives_the_batch_of_the_source(sampling: str, dtypes: Any) -> 
         for batch in (on_host, on_device):
             assert isinstance(batch, TensorDict)
             assert list(batch.batch_size) == [*wanted["reward"].shape]
-            assert_same(as_numpy(batch), wanted, index)
+            assert_same(as_arrays(batch), wanted, index)
         assert on_device.device == CPU
 
 
@@ -78,7 +75,7 @@ def test_every_way_gives_fields_at_offsets(steps: int | None) -> None:
         for make in made:
             batch = make(index)
             assert batch.batch_size == ((4,) if steps is None else (4, steps))
-            assert_same(as_numpy(batch), source[index])
+            assert_same(as_arrays(batch), source[index])
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -139,7 +136,7 @@ def test_the_shards_of_a_short_batch() -> None:
     ):
         pieces = [make(shard)(1) for shard in shards]
         assert sorted(piece.batch_size[0] for piece in pieces) == [1] * 4
-        assert_same(as_numpy(torch.cat(pieces)), source[1])
+        assert_same(as_arrays(torch.cat(pieces)), source[1])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -149,7 +146,7 @@ def test_a_loader_over_the_device_path(workers: int) -> None:
     with Loader(source, delivery=Delivery(maker, hand_over), num_workers=workers) as loader:
         kept = [loader.next_batch() for _ in range(20)]
     for index, batch in enumerate(kept):
-        assert_same(as_numpy(batch), source[index], index)
+        assert_same(as_arrays(batch), source[index], index)
         with pytest.raises(KeyError):
             batch["unknown"]
 
@@ -197,7 +194,7 @@ def test_batches_of_ones_own_source_pass_through_pinned_memory(monkeypatch: pyte
         views: Any = hand_over(make(index))
         for view, expected in zip(views, source[index], strict=True):
             assert view.batch_size == (4, 5)
-            assert_same(as_numpy(view), expected, index)
+            assert_same(as_arrays(view), expected, index)
             assert len({tensor.untyped_storage().data_ptr() for tensor in view.values()}) == 1
     assert pinned == [True] * 6
 
