@@ -836,44 +836,38 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
     mine.next_batch()
     state = mine.state_dict()
     wanted = mine.source[1]
-    others = {
-        "rows": loader(table(44, reward=[0.25] * 44)),
-        "values": loader(table(40, reward=[0.25] * 40)),
-        "columns": loader(table(40, xformed_reward=None)),
-        "alignment": loader(store_options={"alignment": "outgoing"}),
-        "sequence length": loader(sequence_length=5),
-        "batch size": loader(batch_size=4),
-        "sampling": loader(sampling="batch"),
-        "last": loader(sampling="last"),
-        "fields": loader(fields=["reward"]),
-        "width of observations": loader(store_options={"max_obs_continuous_dim": 5}),
-        "number of actions": loader(store_options={"max_action_dim": 5}),
-        "field": loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}),
-        "fill": loader(store_options={"fields": [Field("time", column="episode_step", dtype="int64", fill=7)]}),
-    }
-    said = {
-        "rows": "data: expected these rows, found others",
-        "values": "data: expected these rows, found others",
-        "columns": "columns: expected no 'xformed_reward', found one",
-        "alignment": "alignment: expected outgoing, found arrived",
-        "sequence length": "sequence_length: expected 5, found 4",
-        "batch size": "batch_size: expected 4, found 2",
-        "sampling": "sampling: expected 'batch', found 'random'",
-        "last": "sampling: expected 'last', found 'random'",
-        "fields": "fields: expected no 'action', found one",
-        "width of observations": "obs_continuous: expected column 'observation' as [5], pad 0, found column",
-        "number of actions": "q_star: expected column 'metadata_q_star' as [5]",
-        "field": "fields: obs_discrete: expected column 'episode_step'",
-        "fill": "time: expected column 'episode_step' as [], fill 7, found column 'episode_step' as [], fill -1",
-    }
-    for name, other in others.items():
+    others = [
+        (loader(table(44, reward=[0.25] * 44)), "data: expected these rows, found others"),
+        (loader(table(40, reward=[0.25] * 40)), "data: expected these rows, found others"),
+        (loader(table(40, xformed_reward=None)), "columns: expected no 'xformed_reward', found one"),
+        (loader(store_options={"alignment": "outgoing"}), "alignment: expected outgoing, found arrived"),
+        (loader(sequence_length=5), "sequence_length: expected 5, found 4"),
+        (loader(batch_size=4), "batch_size: expected 4, found 2"),
+        (loader(sampling="batch"), "sampling: expected 'batch', found 'random'"),
+        (loader(sampling="last"), "sampling: expected 'last', found 'random'"),
+        (loader(fields=["reward"]), "fields: expected no 'action', found one"),
+        (
+            loader(store_options={"max_obs_continuous_dim": 5}),
+            "obs_continuous: expected column 'observation' as [5], pad 0, found column",
+        ),
+        (loader(store_options={"max_action_dim": 5}), "q_star: expected column 'metadata_q_star' as [5]"),
+        (
+            loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}),
+            "fields: obs_discrete: expected column 'episode_step'",
+        ),
+        (
+            loader(store_options={"fields": [Field("time", column="episode_step", dtype="int64", fill=7)]}),
+            "time: expected column 'episode_step' as [], fill 7, found column 'episode_step' as [], fill -1",
+        ),
+    ]
+    for other, said in others:
         other.next_batch()
         before = other.state_dict()
         following = other.source[1]
         with pytest.raises(StateError, match="expected") as caught:
             other.load_state_dict(state)
-        assert said[name] in str(caught.value), name
-        assert ("data: " in said[name]) == ("data: " in str(caught.value)), name
+        assert said in str(caught.value)
+        assert ("data: " in said) == ("data: " in str(caught.value)), said
         # States that do not say more, and damaged ones.
         for less in (
             {},
@@ -885,9 +879,9 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
             rest = {key: value for key, value in state.items() if key != "configuration"} | less
             with pytest.raises(StateError, match="expected the fingerprint"):
                 other.load_state_dict(rest)
-        assert other.state_dict() == before, name
+        assert other.state_dict() == before, said
         found = other.next_batch()
-        assert all(np.array_equal(found[field], following[field]) for field in following), name
+        assert all(np.array_equal(found[field], following[field]) for field in following), said
     for known in (state, {key: value for key, value in state.items() if key != "configuration"}):
         mine.load_state_dict(known)
         assert np.array_equal(mine.next_batch()["reward"], wanted["reward"])
