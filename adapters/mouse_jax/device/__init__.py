@@ -4,12 +4,12 @@ What is drawn is what ``mouse_core.replay`` draws for the same seed, writes and 
 and slices are computed with integers alone, as float64 would have them, which JAX has only with x64.
 """
 
-from mouse_core.replay.device import Slices
+from mouse_core.replay.device import Layout, Slices
 from mouse_jax.device.ensemble import sample_ensemble
 from mouse_jax.device.moving import dumps, from_host, loads, to_host
 from mouse_jax.device.sampling import can_sample, prefetch, sample, set_priorities, take
 from mouse_jax.device.spilling import Spill
-from mouse_jax.device.state import Layout, Replay
+from mouse_jax.device.state import Replay
 from mouse_jax.device.writing import add, can_add, init
 
 __all__ = [

@@ -20,10 +20,7 @@ from mouse_core.randomness import Purpose
 from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
 from mouse_core.replay.samplers.weighing import Powers, bits_of, plus_bits, powers, weights_of
 from mouse_jax import _philox
-from mouse_jax.device.state import named
 from mouse_jax.dtypes import is_key
-
-_PARTS = 4
 
 
 class JaxArrays(Arrays):
@@ -38,17 +35,15 @@ class JaxArrays(Arrays):
     cumsum: Any = staticmethod(lax.cumsum)
     running_max: Any = staticmethod(lax.cummax)
     expand: Any = staticmethod(jnp.broadcast_to)
-    map_leaves: Any = staticmethod(jax.tree.map)
-    by_name: Any = staticmethod(named)
     once: Any = staticmethod(lax.optimization_barrier)
     dtypes: ClassVar[Mapping[str, Any]] = {
         "index": jnp.int32, "count": jnp.uint32, "number": jnp.uint32, "bool": jnp.bool_, "float": jnp.float32
     }  # fmt: skip
-    top_rows = 1
+    top_rows, parts = 1, 4
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
         """See ``Arrays``."""
-        return jnp.full(shape, value, self.dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        return jnp.full(shape, value, self.dtypes.get(dtype, dtype))
 
     def range(self, count: int) -> Any:
         """See ``Arrays``."""
@@ -57,10 +52,6 @@ class JaxArrays(Arrays):
     def cast(self, values: Any, dtype: str) -> Any:
         """See ``Arrays``."""
         return values.astype(self.dtypes[dtype])
-
-    def count_true(self, flags: Any) -> Any:
-        """See ``Arrays``."""
-        return flags.sum(-1, dtype=jnp.int32)
 
     def take(self, values: Any, places: Any) -> Any:
         """See ``Arrays``."""
@@ -108,9 +99,9 @@ class JaxArrays(Arrays):
         places = (places + self.range(len(rows))) % len(memory)
         return memory.at[places].set(rows, mode="promise_in_bounds", unique_indices=True)
 
-    def at(self, counts: Any, step: Any, env: Any) -> Any:
+    def at(self, values: Any, row: Any, column: Any) -> Any:
         """See ``Arrays``."""
-        return counts.at[step, env].get(mode="promise_in_bounds")
+        return values.at[row, column].get(mode="promise_in_bounds")
 
     def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
         """See ``Arrays``."""
@@ -121,28 +112,8 @@ class JaxArrays(Arrays):
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """See ``Arrays``.
-
-        Each round looks at 3 rows and leaves a quarter, for what a round costs is mostly that there is one. Of 1,000
-        rows from row 0 on the first looks at the rows 255, 511 and 767, and where 511 is the first of them at which
-        there is more, the next looks at 256 + 63, 256 + 127 and 256 + 191.
-        """
-        size, stride = ring.size, 1
-        while stride * _PARTS <= min(rows, ring.steps):
-            stride *= _PARTS
-        rounds = stride.bit_length() // 2 + 1
-        behind = jnp.arange(1, _PARTS, dtype=jnp.int32).reshape(-1, *[1] * first.ndim)
-
-        def look(number: Any, low: jax.Array) -> jax.Array:
-            step = jnp.int32(stride) >> (2 * number)
-            looked = low[None] + step * behind - 1
-            above = self.at(counts, self.slots(ring, jnp.minimum(looked, size - 1)), env) - base > more
-            found: jax.Array = low + step * ((looked < size) & ~above).sum(0, dtype=jnp.int32)
-            return found
-
-        # Within shard_map what a loop begins with varies with the shard, as what it makes does.
-        low = lax.fori_loop(0, rounds, look, first + 0 * size)
-        return jnp.minimum(low, size)
+        """See ``Arrays``. In ``jax.shard_map`` the begin of a loop varies with the shard, as its results do."""
+        return super().search(ring, counts, env, base, more, first + 0 * ring.size, rows)
 
     # ------------------------------------------------------------------ random numbers
 
@@ -213,14 +184,6 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         return jnp.zeros((rows, FAN, 2), jnp.uint32)
 
-    def children(self, memory: Any, rows: Any) -> Any:
-        """See ``Arrays``."""
-        return memory.at[rows].get(mode="promise_in_bounds")
-
-    def leaf(self, memory: Any, slots: Any) -> Any:
-        """See ``Arrays``."""
-        return memory.at[slots >> SHIFT, slots & (FAN - 1)].get(mode="promise_in_bounds")
-
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
         """See ``Arrays``."""
         place = memory.at[slots >> SHIFT, slots & (FAN - 1)]
@@ -234,11 +197,6 @@ class JaxArrays(Arrays):
         marked = memory.at[row, child, 0].set(0, mode="drop").at[row, child, 0].max(number, mode="drop")
         last = self.once(marked.at[row, child, 0].get(mode="fill", fill_value=1)) - 1
         return marked.at[row, child].set(values[last], mode="drop")
-
-    def summed(self, children: Any) -> tuple[Any, Any]:
-        """See ``Arrays``."""
-        smallest = jnp.where(children > 0, children.astype(jnp.float32), jnp.float32(jnp.inf))
-        return children.sum(1), smallest.min(-1)
 
     def total(self, children: Any) -> Any:
         """See ``Arrays``."""
@@ -258,10 +216,6 @@ class JaxArrays(Arrays):
             chosen = chosen + passed.astype(jnp.int32)
             before = jnp.where(passed, total, before)
         return chosen, before
-
-    def among(self, weights: Any, rest: Any) -> tuple[Any, Any]:
-        """See ``Arrays``."""
-        return self.child(weights[None], rest)
 
     def above(self, nodes: Any, count: Any) -> Any:
         """See ``Arrays``."""

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError
+from mouse_core.nested import flatten, map_tree, structure_of, unflatten
 from mouse_core.replay import ReplayBuffer
 from mouse_core.replay.device import moving
 from mouse_core.spec import check_count
 from mouse_jax.device.arrays import JAX
-from mouse_jax.device.state import Replay, as_dicts, check_one, named, put_on_host
+from mouse_jax.device.state import Replay, as_dicts, check_one, put_on_host
 from mouse_jax.device.writing import accepted
 from mouse_jax.dtypes import WIDER, are_known, as_numbers, is_key, seed_halves
 
@@ -77,19 +78,9 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     """
     _check_one(replay, "to_host")
     check_count("samples", samples, 0)
-    sampler, (high, low) = replay.layout.sampler, replay.seed.tolist()
-    ring = replay.ring._replace(cursor=int(replay.cursor), size=int(replay.size))
+    high, low = replay.seed.tolist()
     rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
-    moving.to_host(
-        sampler,
-        moving.state_in_numpy(sampler, JAX, replay.state, ring),
-        ring,
-        lambda count: jax.tree.map(lambda leaf: leaf[:count], rows),
-        buffer,
-        batch_size=replay.layout.batch_size,
-        seed=high << 32 | low,
-        samples=samples,
-    )
+    moving.to_host(replay.layout, JAX, replay.state, replay.ring, rows, buffer, high << 32 | low, samples)
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
@@ -108,48 +99,41 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
         SchemaError, DataError: Rows of another kind; see ``add``.
     """
     _check_one(replay, "from_host")
-    layout, sampler, seed = replay.layout, replay.layout.sampler, seed_halves(buffer.seed)
+    seed = seed_halves(buffer.seed)
     ring, rows = moving.rows_from_host(replay.ring, buffer)
-    made = replace(replay, cursor=jnp.int32(ring.cursor), seed=seed)
+    made = replace(replay, cursor=jnp.int32(ring.cursor), size=jnp.int32(ring.size), seed=seed)
     if not ring.size:
         return made
     rows, _ = accepted(replay, _as_here(replay, rows))
-    fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in named(rows).items()}
-    found = moving.state_from_host(sampler, ring, fields, buffer)
+    fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in flatten(rows).items()}
     begin = jnp.int32((ring.cursor - ring.size) % ring.steps)
-    made = replace(
-        made,
-        rows=jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows),
-        size=jnp.int32(ring.size),
-        state=moving.state_on_device(sampler, JAX, found, replay.state, ring, seed),
-    )
-    return put_on_host(made) if layout.memory == "host" else made
+    memory = jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows)
+    state = moving.state_from_host(replay.layout.sampler, JAX, replay.state, ring, fields, buffer, seed)
+    made = replace(made, rows=memory, state=state)
+    return put_on_host(made) if replay.layout.memory == "host" else made
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
-    """Rows of a buffer of any package as arrays; those of which ``as_numbers`` made something else as the replay has
-    them. ``add`` says what is wrong, if any.
-    """
-    rows = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
-    given, held = named(rows), named(replay.rows)
+    """Rows of a buffer as arrays, in the dtypes of the replay where ``as_numbers`` changed them."""
+    rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
+    given, held = flatten(rows), flatten(replay.rows)
     if given.keys() != held.keys():
         return rows
-    # A file names the class of a named tuple and does not have it: rows are nested as the replay's are.
-    rows = jax.tree.unflatten(jax.tree.structure(replay.rows), [given[key] for key in held])
 
     def as_held(memory: jax.Array, given: Any) -> Any:
         if is_key(memory.dtype) and given.dtype == np.uint32:
             return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
         return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
 
-    return jax.tree.map(as_held, replay.rows, rows)
+    # A file has the name of a class of named tuples, and the replay has the class.
+    return unflatten(structure_of(replay.rows), {key: as_held(memory, given[key]) for key, memory in held.items()})
 
 
 def _like(replay: Replay) -> ReplayBuffer:
     """An empty buffer on the host that draws the same."""
     layout = replay.layout
     beta = None if replay.beta is None else layout.schedule or float(replay.beta)
-    return moving.buffer_like(layout.sampler, replay.ring, layout.alignment, beta)
+    return moving.buffer_like(layout, beta)
 
 
 def _check_one(replay: Replay, caller: str) -> None:

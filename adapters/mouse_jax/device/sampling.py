@@ -15,8 +15,7 @@ import numpy as np
 from mouse_core import ConfigError
 from mouse_core.nested import as_array
 from mouse_core.replay.device import DrawKey
-from mouse_core.replay.device.samplers import ByPriority, check_left
-from mouse_core.replay.samplers.weighing import shape_like, weighed
+from mouse_core.replay.device.samplers import ByPriority, check_left, priorities_of
 from mouse_core.spec import check_count
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.state import Replay, check_one, on_host, put_on_device, put_on_host
@@ -235,24 +234,14 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
         ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.
         DataError, IndexError: As of ``update_priority``, where values are known; a negative index is left out.
     """
-    sampler = replay.layout.sampler
-    if not isinstance(sampler, ByPriority):
-        raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
     check_one(replay, "set_priorities")
-    slots, given = (
+    given = (
         jnp.asarray(values if isinstance(values, jax.Array) else as_array(values, where="set_priorities"))
         for values in (indices, priorities)
     )
-    if not jnp.issubdtype(slots.dtype, jnp.integer):
-        raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
-    given = given.reshape(shape_like(slots.shape, given.shape, "set_priorities")).astype(jnp.float32)
-    values = jnp.broadcast_to(given, slots.shape).reshape(-1)
-    slots = slots.reshape(-1).astype(jnp.int32)
+    sampler, slots, values = priorities_of(JAX, replay.layout.sampler, *given)
     if are_known(slots, values, replay.size):
-        known, rows, tree = np.asarray(slots), int(replay.ring.rows), sampler.tree
-        weighed(np.asarray(values)[known >= 0], tree.capacity, tree.alpha, tree.eps)
-        if known.size and known.max() >= rows:
-            raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {known.max()}")
+        sampler.checked(np.asarray(slots), np.asarray(values), int(replay.ring.rows))
     if not slots.size:
         return replay
     if on_host(replay):

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError
-from mouse_core.nested import FieldKey, as_array, children_of, is_node, rebuilt
-from mouse_core.replay import Compose
-from mouse_core.replay.device import DeviceSampler, Ring
-from mouse_core.spec import Alignment
+from mouse_core.nested import as_array, children_of, is_node, rebuilt
+from mouse_core.replay.device import Layout, Ring
 from mouse_jax.dtypes import are_known
-
-Memory = Literal["device", "host"]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Constants of a replay.
-
-    Args:
-        capacity: Rows that it holds.
-        num_envs: E, or None where rows are one stream.
-        batch_size: Rows or slices in a batch, where ``sample`` is not told.
-        sampler: What is drawn, and how.
-        transform: What is done to batches, or None.
-        alignment: Which transition the action, reward and done of a row belong to.
-        memory: Where rows lie.
-        schedule: The exponent of importance weights as a function of the number of the sample, or None.
-    """
-
-    capacity: int
-    num_envs: int | None
-    batch_size: int
-    sampler: DeviceSampler
-    transform: Compose | None = None
-    alignment: Alignment = "outgoing"
-    memory: Memory = "device"
-    schedule: Callable[[Any], Any] | None = None
-
-    @property
-    def steps(self) -> int:
-        """Time steps that it holds, T."""
-        return self.capacity // (self.num_envs or 1)
 
 
 @jax.tree_util.register_dataclass
@@ -97,21 +63,6 @@ def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...]
     return tree
 
 
-def named(tree: Any) -> dict[FieldKey, Any]:
-    """The leaves of a tree by name, as ``mouse_core.nested`` names those of dicts and tuples."""
-    return {_key(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
-def _key(path: tuple[Any, ...]) -> FieldKey:
-    names: list[str | int] = []
-    for step in path:
-        found: Any = next(
-            getattr(step, name) for name in ("idx", "key", "name") if getattr(step, name, None) is not None
-        )
-        names.append(found)
-    return names[0] if len(names) == 1 and isinstance(names[0], str) else tuple(names)
-
-
 def check_one(replay: Replay, caller: str) -> None:
     """ConfigError where ``jax.vmap`` made several replays, and a function of one is called outside of it."""
     if replay.cursor.ndim:
@@ -122,14 +73,6 @@ def check_one(replay: Replay, caller: str) -> None:
 
 
 # ------------------------------------------------------------------ rows in the host's memory
-
-
-def check_memory(memory: Any, seed: Any) -> None:
-    """ConfigError unless a replay can be made there."""
-    if memory not in get_args(Memory):
-        raise ConfigError(f"memory: expected one of {[*get_args(Memory)]}, found {memory!r}")
-    if memory == "host" and isinstance(seed, jax.core.Tracer):
-        raise ConfigError("memory: expected 'device' inside of jax.jit and jax.vmap, found 'host'")
 
 
 def on_host(replay: Replay) -> bool:

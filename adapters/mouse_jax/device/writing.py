@@ -14,32 +14,18 @@ import numpy as np
 from jax import lax
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.nested import FieldKey, as_array, lists_of, path_of, structure_of
+from mouse_core.nested import FieldKey, as_array, flatten, lists_of, structure_of, unflatten
 from mouse_core.replay import Priorities
-from mouse_core.replay.device import DeviceSampler, Order, Ring, Slices
-from mouse_core.replay.device.episodes import EpisodeIndex
-from mouse_core.replay.device.options import (
-    check_names,
-    check_order,
-    check_rooms,
-    check_rows,
-    composed,
-    find_marks,
-    streams_of,
-)
-from mouse_core.replay.device.samplers import sampler_of
-from mouse_core.spec import Alignment, is_text
+from mouse_core.replay.device import DeviceSampler, Layout, Order, Ring, Slices
+from mouse_core.replay.device.layout import Memory
+from mouse_core.spec import Alignment
 from mouse_jax.device.arrays import JAX
 from mouse_jax.device.sampling import check_transform
 from mouse_jax.device.state import (
-    Layout,
-    Memory,
     Replay,
     as_dicts,
-    check_memory,
     check_one,
     host,
-    named,
     on_host,
     put_on_host,
 )
@@ -114,28 +100,18 @@ def init(
         >>> jax.jit(device.sample)(replay, 0)["obs"].shape
         (8, 4)
     """
-    composition = composed(transform, alignment)
-    num_envs = streams_of(num_envs, slices, composition)
-    check_rooms(capacity, batch_size, num_envs, slices)
-    check_memory(memory, seed)
-    check_order(order, int(capacity), int(batch_size), slices, priorities)
-    row, capacity = _row(as_dicts(example)), int(capacity)
-    check_names(row, composition, slices, priorities)
-    _check_pad(row, slices)
-    index = None
-    if slices is not None:
-        marks = find_marks(named(row), slices, _is_integer)
-        ids = None if marks.ids is None else str(named(row)[marks.ids].dtype)
-        index = EpisodeIndex(slices, marks, ids, tiled=order == "epochs")
-    beta = None if priorities is None else priorities.beta
-    schedule = beta if callable(beta) else None
-    draws = sampler_of(capacity, index, priorities, order, 0 if composition is None else composition.reach, sampler)
-    layout = Layout(capacity, num_envs, int(batch_size), draws, composition, alignment, memory, schedule)
-    lead = (layout.steps,) if num_envs is None else (layout.steps, num_envs)
+    beta, row = None if priorities is None else priorities.beta, _row(as_dicts(example))
+    layout = Layout.of(
+        row, capacity, batch_size, num_envs, slices, transform, alignment, priorities, order, sampler,
+        memory,
+    )  # fmt: skip
+    if memory == "host" and isinstance(seed, jax.core.Tracer):
+        raise ConfigError("memory: expected 'device' inside of jax.jit and jax.vmap, found 'host'")
+    lead = (layout.steps,) if layout.num_envs is None else (layout.steps, layout.num_envs)
 
     def empty() -> Replay:
         rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
-        state = draws.init(JAX, Ring(cursor, size, layout.steps, num_envs))
+        state = layout.sampler.init(JAX, Ring(cursor, size, layout.steps, layout.num_envs))
         exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
         return Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
 
@@ -182,13 +158,10 @@ def _written(replay: Replay, rows: Any) -> Replay:
     parts = {part: replay.state[part] for part in changed}
     state = replay.state | note(parts, lax.stop_gradient(rows), replay.cursor, layout)
     places = JAX.places(replay.cursor, count, layout.steps)
-    made = replace(
-        replay,
-        rows=jax.tree.map(lambda memory, more: JAX.write(memory, places, more), replay.rows, rows),
-        cursor=(replay.cursor + count) % layout.steps,
-        size=jnp.minimum(replay.size + count, layout.steps),
-    )
-    return replace(made, state=layout.sampler.settle(JAX, state, count, made.ring))
+    memory = jax.tree.map(lambda memory, more: JAX.write(memory, places, more), replay.rows, rows)
+    ring = replay.ring.after(JAX, count)
+    state = layout.sampler.settle(JAX, state, count, ring)
+    return replace(replay, rows=memory, cursor=ring.cursor, size=ring.size, state=state)
 
 
 def _noted_parts(replay: Replay, rows: Any) -> list[str]:
@@ -206,7 +179,7 @@ def _noted_parts(replay: Replay, rows: Any) -> list[str]:
 def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
     """The state of the sampler before rows are written from the cursor on."""
     ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
-    return layout.sampler.extend(JAX, state, named(rows), count, ring)
+    return layout.sampler.extend(JAX, state, flatten(rows), count, ring)
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
@@ -259,16 +232,11 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
 
 def _row(example: Any) -> Any:
     """The shapes and dtypes of one row, or SchemaError."""
-    fields = named(example)
-    if not fields:
-        raise SchemaError(f"init: expected a row with at least one field, found {example!r:.60}")
-    made = [_shape_dtype(key, leaf) for key, leaf in fields.items()]
-    return jax.tree.unflatten(jax.tree.structure(example), made)
+    fields = {key: _shape_dtype(key, leaf) for key, leaf in flatten(example).items()}
+    return unflatten(structure_of(example), fields)
 
 
 def _shape_dtype(key: FieldKey, leaf: Any) -> jax.ShapeDtypeStruct:
-    if not all(is_text(step) for step in path_of(key) if isinstance(step, str)):
-        raise SchemaError(f"init: expected names of fields as Unicode text, found {key!r}")
     weak = not hasattr(leaf, "dtype")
     leaf = np.asarray(leaf) if weak else leaf
     if not (is_key(leaf.dtype) or any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))):
@@ -287,30 +255,11 @@ def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(shape, leaf.dtype)
 
 
-def _is_integer(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.integer))
-
-
-def _check_pad(row: Any, slices: Slices | None) -> None:
-    """Refuse a pad that a field cannot hold."""
-    if slices is None or isinstance(slices.pad, bool):
-        return
-    for key, leaf in named(row).items():
-        if is_key(leaf.dtype):
-            raise ConfigError(f"pad: expected True or False, as field {key!r} is of random keys, found {slices.pad}")
-        with np.errstate(invalid="ignore"):
-            held = np.asarray(slices.pad).astype(leaf.dtype)
-        if not (held == slices.pad or jnp.issubdtype(leaf.dtype, jnp.inexact)):
-            raise ConfigError(
-                f"pad: expected a number that {leaf.dtype} holds, as in field {key!r}, found {slices.pad}"
-            )
-
-
 def accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
     """Rows as arrays with an axis of time in front, those of NumPy as they are, and the number of time steps."""
-    layout, held, given = replay.layout, named(replay.rows), named(narrowed(as_dicts(rows)))
+    layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():
-        given = named(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
+        given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
     weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
     arrays: dict[FieldKey, Any] = {
         # int4 of NumPy is fine here
@@ -325,8 +274,8 @@ def accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
         return bool(found == dtype or (key in weak and np.can_cast(found, dtype, "same_kind")))
 
     kinds = {key: (memory.shape[1:], memory.dtype) for key, memory in held.items()}
-    is_one, count = check_rows("add", arrays, kinds, layout.num_envs, layout.steps, fits)
+    is_one, count = layout.check_rows("add", arrays, kinds, fits)
     for key, memory in held.items():
         leaf = arrays[key] if isinstance(arrays[key], jax.Array) else np.asarray(arrays[key], memory.dtype)
         arrays[key] = leaf[None] if is_one else leaf
-    return jax.tree.unflatten(jax.tree.structure(replay.rows), [arrays[key] for key in held]), count
+    return unflatten(structure_of(replay.rows), arrays), count

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring, narrow
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
 from mouse_core.replay.samplers.weighing import Powers, bits_of, plus_bits, weights_of
 from mouse_torch import _philox
 from mouse_torch.device.fields import zeros
 
-_PARTS = 32
 _constant: Any = torch.compiler.assume_constant_result
 _bits_of: Callable[[float], int] = _constant(bits_of)
 
@@ -37,7 +37,8 @@ class TorchArrays(Arrays):
         "index": torch.int64, "count": torch.int64, "number": torch.int64, "wide": torch.int64, "bool": torch.bool,
         "float": torch.float32,
     }  # fmt: skip
-    top_rows = 1
+    expand: ClassVar[Callable[..., Any]] = staticmethod(torch.broadcast_to)
+    top_rows, parts = 1, 32
 
     def __init__(self, device: torch.device, constants: Mapping[str, Any] | None = None) -> None:
         super().__init__(constants)
@@ -45,7 +46,8 @@ class TorchArrays(Arrays):
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
         """See ``Arrays``."""
-        kind = (self.dtypes.get(dtype) or getattr(torch, dtype)) if isinstance(dtype, str) else dtype
+        kind = self.dtypes.get(dtype, dtype)
+        kind = getattr(torch, kind) if isinstance(kind, str) else kind
         return torch.full(shape, value, device=self.device).to(kind)
 
     @staticmethod
@@ -65,14 +67,6 @@ class TorchArrays(Arrays):
         """See ``Arrays``."""
         return values.cummax(0).values
 
-    def count_true(self, flags: Any) -> Any:
-        """See ``Arrays``."""
-        return flags.sum(-1)
-
-    def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """See ``Arrays``."""
-        return values.expand(shape)
-
     def searchsorted(self, ends: Any, values: Any) -> Any:
         """See ``Arrays``."""
         return torch.searchsorted(ends, values, right=True)
@@ -83,18 +77,9 @@ class TorchArrays(Arrays):
 
     # ------------------------------------------------------------------ rings
 
-    def places(self, cursor: Any, count: int, steps: int) -> Any:
-        """See ``Arrays``."""
-        return (cursor + self.range(count)) % steps
-
     def write(self, memory: Any, places: Any, rows: Any) -> Any:
         """See ``Arrays``."""
         return memory.index_copy_(0, places, rows)
-
-    def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """See ``Arrays``."""
-        most = base + more
-        return narrow(self, ring, lambda row: self.at(counts, self.slots(ring, row), env) <= most, first, rows, _PARTS)
 
     def slots(self, ring: Ring, row: Any) -> Any:
         """See ``Arrays``."""
@@ -129,15 +114,20 @@ class TorchArrays(Arrays):
         found = values.detach().cpu().numpy()
         return found[: len(like)] if like.ndim else found
 
+    def from_numpy(self, values: Any, like: Any) -> Any:
+        """See ``Arrays``."""
+        made = torch.as_tensor(np.asarray(values)).to(like)
+        return torch.cat([made, like[len(made) :]]) if like.ndim else made
+
     # ------------------------------------------------------------------ trees of weights
 
-    def children(self, memory: Any, rows: Any) -> Any:
+    def take(self, values: Any, places: Any) -> Any:
         """See ``Arrays``."""
-        return memory.index_select(0, rows)
+        return values.index_select(0, places)
 
-    def leaf(self, memory: Any, slots: Any) -> Any:
+    def at(self, values: Any, row: Any, column: Any) -> Any:
         """See ``Arrays``."""
-        return memory[slots >> SHIFT, slots & (FAN - 1)]
+        return values[row, column]
 
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
         """See ``Arrays``."""
@@ -154,10 +144,6 @@ class TorchArrays(Arrays):
         """See ``Arrays``; one more row belongs to nobody."""
         return zeros((rows + 1, FAN), torch.int64, self.device)
 
-    def summed(self, children: Any) -> tuple[Any, Any]:
-        """See ``Arrays``."""
-        return children.sum(1), torch.where(children > 0, children.to(torch.float32), torch.inf).amin(1)
-
     def total(self, children: Any) -> Any:
         """See ``Arrays``."""
         return children.sum(1)
@@ -171,14 +157,6 @@ class TorchArrays(Arrays):
         sums = children.cumsum(1)[:, :-1]
         passed = sums <= rest[:, None]
         return passed.sum(1), torch.where(passed, sums, 0).amax(1)
-
-    def among(self, weights: Any, rest: Any) -> tuple[Any, Any]:
-        """See ``Arrays``."""
-        return self.child(weights[None], rest)
-
-    def above(self, nodes: Any, count: int) -> Any:
-        """See ``Arrays``."""
-        return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""

@@ -20,7 +20,7 @@ from mouse_core.replay.ensemble import member_seed, shares_of
 from mouse_core.spec import check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
-from mouse_torch.device.fields import BufferModule, Buffers
+from mouse_torch.device.fields import BufferModule
 from mouse_torch.device.replay import Replay, number_of
 from mouse_torch.tracing import is_known
 from mouse_torch.trees import tensor_dict
@@ -89,7 +89,7 @@ class ReplayEnsemble(BufferModule):
             tables = {name: getattr(self.shares, name) for name in ("first", "whole", "from_bits")}
             tables["offsets"] = self.shares.offsets()
             made = {name: torch.as_tensor(np.asarray(table, np.int64)) for name, table in tables.items()}
-            self.constants = Buffers(made, persistent=False).to(replays[0].device)
+            self.constants = BufferModule(made, persistent=False).to(replays[0].device)
 
     def extra_repr(self) -> str:
         """Arguments that the ensemble was created with."""
@@ -127,7 +127,7 @@ class ReplayEnsemble(BufferModule):
             owner, places = members_of(xp, self.shares, DrawKey(self.seed, number), number, self.batch_size)
         for member, replay in enumerate(self._members()):
             if self.shares.given[member]:
-                batch = replay.drawn(self.seeds[member], number, self.shares.most[member])
+                batch = replay.drawn(self.shares.most[member], number, self.seeds[member])
                 batches[member] = batch if replay.transform is None else replay.transform(batch)
         batch = joined(xp, batches, owner, places)
         if index is None:

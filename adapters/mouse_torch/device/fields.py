@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mouse_core.dtypes import RowError, refuse_hidden
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import DataError, SchemaError
 from mouse_core.nested import FieldKey, Leaf, flatten, lists_of, opened, structure_of, unflatten
-from mouse_core.replay import Slices
-from mouse_core.replay.device.options import check_rows
+from mouse_core.replay.device import Layout
 from mouse_torch.transfer import from_numpy
 from mouse_torch.trees import as_tree
 
@@ -22,59 +22,40 @@ Arrays = dict[str, npt.NDArray[Any]]
 _LINE = 64
 
 
-class Seen:
-    """Buffers in NumPy, which to make takes longer than to read: they are kept, and made anew where one was moved."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[list[int], Arrays] = ([], {})
-
-    def __call__(self, buffers: Any) -> Arrays:
-        """Them by name, but for what a class of somebody's has elsewhere."""
-        where = [0 if memory is None else memory.data_ptr() for memory in buffers.values()]
-        kept = self._kept
-        if kept[0] != where:
-            arrays = {name: _array(memory) for name, memory in buffers.items() if memory is not None and memory.is_cpu}
-            kept = self._kept = where, arrays
-        return kept[1]
-
-    def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
-        """A copy has seen nothing."""
-        return Seen, ()
-
-
 class BufferModule(torch.nn.Module):
-    """A module that goes where the module goes that it is part of, and keeps its dtypes, whatever ``half()`` does."""
+    """A module of data: it moves with the module that it is part of, and keeps its dtypes in ``half()`` and others.
 
-    def __init__(self) -> None:
+    Args:
+        arrays: Buffers by name.
+        persistent: Whether the buffers belong to the state of the module.
+    """
+
+    def __init__(self, arrays: Mapping[str, torch.Tensor] | None = None, *, persistent: bool = True) -> None:
         super().__init__()
-        self._seen = Seen()
+        # Buffers as arrays of NumPy, and the addresses of their memory: creating an array takes longer than reading it.
+        self._views: tuple[list[int], Arrays] = ([], {})
+        for name, memory in (arrays or {}).items():
+            self.register_buffer(name, memory, persistent=persistent)
 
     def arrays(self) -> Arrays:
-        """Return the module's buffers as NumPy arrays by name; bfloat16 as int16."""
-        return self._seen(self._buffers)
+        """Return the module's buffers on the host as NumPy arrays by name; bfloat16 as int16."""
+        where = [0 if memory is None else memory.data_ptr() for memory in self._buffers.values()]
+        if self._views[0] != where:
+            buffers = self._buffers.items()
+            arrays = {name: _array(memory) for name, memory in buffers if memory is not None and memory.is_cpu}
+            self._views = where, arrays
+        return self._views[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for copies and pickles, without the views of the memory."""
+        return {**vars(self), "_views": ([], {})}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             made = fn(tensor)
             return made if made.dtype == tensor.dtype else tensor.to(made.device)
 
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        self._seen = Seen()
-        return self
-
-
-class Buffers(BufferModule):
-    """Arrays by name, as buffers.
-
-    Args:
-        arrays: The arrays.
-        persistent: Whether they belong to the state of the module.
-    """
-
-    def __init__(self, arrays: Mapping[str, torch.Tensor], *, persistent: bool = True) -> None:
-        super().__init__()
-        for name, memory in arrays.items():
-            self.register_buffer(name, memory, persistent=persistent)
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
@@ -104,8 +85,9 @@ _HELD = frozenset(
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Row(NamedTuple):
-    """One field of a row: its shape and dtype."""
+@dataclass(frozen=True)
+class Row:
+    """The shape and the dtype of a field of one row."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -143,29 +125,10 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     return structure_of(tree), fields
 
 
-def check_pad(fields: Mapping[FieldKey, Row], slices: Slices | None) -> None:
-    """Refuse a pad that a field cannot hold."""
-    if slices is None or isinstance(slices.pad, bool):
-        return
-    for key, row in fields.items():
-        if row.dtype.is_floating_point or row.dtype.is_complex:
-            continue
-        held = torch.tensor(slices.pad).to(row.dtype)
-        if held != slices.pad:
-            raise ConfigError(
-                f"pad: expected a number that {_name(row.dtype)} holds, as in field {key!r}, found {slices.pad}"
-            )
-
-
 def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     if slots.ndim == 1:
         return memory.index_select(0, slots)
     return memory.index_select(0, slots.reshape(-1)).view(*slots.shape, *memory.shape[1:])
-
-
-def is_integer(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one of integers."""
-    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 class Fields(BufferModule):
@@ -186,7 +149,7 @@ class Fields(BufferModule):
     ) -> None:
         super().__init__()
         self._structure, self.rows, self._lists = structure, rows, lists_of(structure)
-        self._capacity, self._envs = capacity, num_envs
+        self._envs = num_envs
         # Those that are taken in another dtype: NumPy has no bfloat16 either.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
         self.is_flat = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
@@ -234,7 +197,7 @@ class Fields(BufferModule):
                     memory = memory.view(-1, self._envs, *memory.shape[1:])
                 memory.index_copy_(0, steps, rows[key])
 
-    def accepted(self, rows: Any) -> tuple[dict[FieldKey, torch.Tensor], int]:
+    def accepted(self, rows: Any, layout: Layout) -> tuple[dict[FieldKey, torch.Tensor], int]:
         """Rows by field as they lie in memory, ``[n, (E), ...]``, and how many time steps they are.
 
         Raises:
@@ -250,7 +213,7 @@ class Fields(BufferModule):
 
         lead = () if self._envs is None else (self._envs,)
         kinds = {key: ((*lead, *row.shape), row.dtype) for key, row in self.rows.items()}
-        is_one, count = check_rows("extend", given, kinds, self._envs, self._capacity // (self._envs or 1), fits)
+        is_one, count = layout.check_rows("extend", given, kinds, fits)
         device, made = getattr(self, "0").device, {}
         for key, row in self.rows.items():
             values = given[key][None] if is_one else given[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from os import PathLike
 from types import EllipsisType
@@ -13,19 +13,16 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core.errors import ConfigError
-from mouse_core.nested import FieldKey, as_array
+from mouse_core.nested import as_array, unflatten
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Compose, Priorities, ReplayBuffer
-from mouse_core.replay.device import Order, Slices, moving
-from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
-from mouse_core.replay.device.episodes import EpisodeIndex
-from mouse_core.replay.device.options import check_names, check_order, check_rooms, composed, find_marks, streams_of
-from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, Reads, RowPlan, State, check_left, sampler_of
-from mouse_core.replay.samplers.weighing import shape_like, weighed
+from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, Layout, Order, Ring, RowPlan, Slices, moving
+from mouse_core.replay.device.samplers import ByPriority, Reads, check_left, priorities_of
+from mouse_core.replay.device.units import State
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
-from mouse_torch.device.fields import BufferModule, Buffers, Fields, check_pad, is_integer, rows_of
+from mouse_torch.device.fields import BufferModule, Fields, rows_of
 from mouse_torch.placement import check_device
 from mouse_torch.tracing import is_known
 from mouse_torch.transfer import to_numpy
@@ -107,46 +104,32 @@ class Replay(BufferModule):
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__()
-        self.transform = composed(transform, alignment)
-        num_envs = streams_of(num_envs, slices, self.transform)
-        check_rooms(capacity, batch_size, num_envs, slices)
-        check_order(order, int(capacity), int(batch_size), slices, priorities)
-        reach = 0 if self.transform is None else self.transform.reach
-        self.capacity, self.num_envs, self.batch_size = int(capacity), num_envs, int(batch_size)
-        self.alignment: Alignment = alignment
         structure, row = rows_of(example)
-        check_names(structure, self.transform, slices, priorities)
-        check_pad(row, slices)
-        marks = None if slices is None else find_marks(row, slices, is_integer)
-        index = None
-        if slices is not None and marks is not None:
-            dtype = None if marks.ids is None else str(row[marks.ids].held).removeprefix("torch.")
-            index = EpisodeIndex(slices, marks, dtype, tiled=order == "epochs")
-        self.sampler = sampler_of(self.capacity, index, priorities, order, reach, sampler)
+        self.layout = layout = Layout.of(
+            unflatten(structure, row), capacity, batch_size, num_envs, slices, transform, alignment, priorities, order,
+            sampler,
+        )  # fmt: skip
+        self.sampler, self.transform = layout.sampler, layout.transform
         self.beta = 0.0 if priorities is None else priorities.beta
-        target = check_device(device)
-        word = check_seed(seed)
-        # What is made in inference mode can be written to only there.
+        target, word = check_device(device), _philox.signed(check_seed(seed))
+        # A tensor that is created in inference mode can be written to only there.
         with torch.inference_mode(False):
-            self.rows = Fields(structure, row, self.capacity, num_envs, target)
-            for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", _philox.signed(word))):
+            self.rows = Fields(structure, row, layout.capacity, layout.num_envs, target)
+            for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", word)):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
             constants = {name: torch.tensor(table, device=target) for name, table in self.sampler.constants.items()}
-            self.constants = Buffers(constants, persistent=False)
-            state = self.sampler.init(self._functions(), self.ring)
-            self._parts = tuple(state)
-            for part, arrays in state.items():
-                self.add_module(part, Buffers(arrays))
+            self.constants = BufferModule(constants, persistent=False)
+            self._parts: tuple[str, ...] = ()
+            xp, _, _, ring = self._in_torch()
+            for part, arrays in self.sampler.init(xp, ring).items():
+                self._parts += (part,)
+                self.add_module(part, BufferModule(arrays))
         self._check_transform()
 
     def extra_repr(self) -> str:
         """Arguments that the replay was created with."""
-        return f"capacity={self.capacity}, num_envs={self.num_envs}, batch_size={self.batch_size}"
-
-    @property
-    def steps(self) -> int:
-        """Time steps that it holds, T."""
-        return self.capacity // (self.num_envs or 1)
+        layout = self.layout
+        return f"capacity={layout.capacity}, num_envs={layout.num_envs}, batch_size={layout.batch_size}"
 
     @property
     def device(self) -> torch.device:
@@ -165,134 +148,124 @@ class Replay(BufferModule):
             SchemaError: Other fields, shapes or dtypes than the example had.
             ConfigError: More rows at once than there is room for.
         """
-        given, count = self.rows.accepted(rows)
-        if count:
-            self.write(given, count)
+        given, count = self.rows.accepted(rows, self.layout)
+        if not count:
+            return
+        xp, counters, before, ring = self._core()
+        fields = given if xp is not _NUMPY else Reads(lambda key: _in_numpy(given[key]))
+        state = self.sampler.extend(xp, before, fields, count, ring)
+        self.rows.put(given, torch.as_tensor(xp.places(ring.cursor, count, ring.steps)))
+        ring = ring.after(xp, count)
+        for name, value in (("cursor", ring.cursor), ("size", ring.size)):
+            counters[name][...] = value
+        self._keep(before, self.sampler.settle(xp, state, count, ring))
 
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
-        """Whether there is something to draw, and at least so many rows in all: bool ``[]`` on the device.
+        """Whether a batch can be drawn, from at least ``min_length`` rows: bool ``[]`` on the device.
 
-        That is a row or a slice; where each row comes once, a whole batch of them.
+        A batch needs one row or slice; where each row comes once, it needs ``batch_size`` of them.
         """
-        left = self.sampler.left(self._functions(), self._state(), self.ring)
-        found: torch.Tensor = (self.ring.rows >= min_length) & (left >= self.sampler.fewest(self.batch_size))
-        return found
+        xp, _, state, ring = self._core()
+        enough = self.sampler.left(xp, state, ring) >= self.sampler.fewest(self.layout.batch_size)
+        return torch.as_tensor((ring.rows >= min_length) & enough, device=self.device)
 
     def can_extend(self, time_steps: int = 1) -> torch.Tensor:
-        """Whether so many time steps fit without writing over a row of a queue that has not come: bool ``[]``.
+        """Whether ``time_steps`` more steps fit without overwriting queued rows that ``sample`` has not returned.
 
-        Without a queue they always do.
+        The result is bool ``[]`` on the device. Without a queue, time steps always fit.
         """
-        left = self.sampler.waiting(self._functions(), self._state(), self.ring)
-        found: torch.Tensor = left + time_steps * (self.num_envs or 1) <= self.capacity
-        return found
+        xp, _, state, ring = self._core()
+        left = self.sampler.waiting(xp, state, ring)
+        return torch.as_tensor(left + time_steps * ring.envs <= ring.capacity, device=self.device)
 
     @torch.no_grad()
     def set_priorities(self, indices: torch.Tensor, priorities: Any) -> None:
-        """Say how important some rows are; of a row that comes twice the last one counts.
+        """Set the priorities of some rows; of a row that occurs twice the last priority counts.
 
         Args:
-            indices: Their slots, integers of any shape, as ``sample`` gives them in ``index``. Those that are negative
-                are left out, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves steps out that are not
-                there.
-            priorities: Numbers from 0, which become float32, of the same shape, also with axes of length 1 behind it,
-                or one for each slice: ``[B]`` or ``[B, 1]``. On a device, where nobody looks, rows with negative ones
-                and NaN keep theirs, those that are larger than a row may have weigh as much as one may, and rows that
-                are not there are left out.
+            indices: Slots of the rows, integers of any shape, as in the field ``index`` of a batch. Negative slots are
+                left out, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
+            priorities: Numbers from 0, converted to float32, of the same shape, also with axes of length 1 behind it,
+                or one for each slice: ``[B]`` or ``[B, 1]``. Where values are not checked, on a device, rows with
+                negative priorities and NaN keep theirs, too large priorities weigh as much as a row may, and slots
+                without a row are left out.
 
         Raises:
-            ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.
-            DataError, IndexError: As of ``ReplayBuffer.update_priority``, where rows lie on the host.
+            ConfigError: A replay without priorities, shapes that do not match, or indices that are no integers.
+            DataError, IndexError: As in ``ReplayBuffer.update_priority``, where rows lie on the host.
         """
-        sampler = self.sampler
-        if not isinstance(sampler, ByPriority):
-            raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
-        slots, given = (
-            values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities")
+        given = (
+            torch.as_tensor(
+                values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities"),
+                device=self.device,
+            ).detach()
             for values in (indices, priorities)
         )
-        slots = torch.as_tensor(slots, device=self.device)
-        if not is_integer(slots.dtype):
-            raise ConfigError(f"set_priorities: expected integers as indices, found {slots.dtype}")
-        values, shape = torch.as_tensor(given, device=self.device).detach().to(torch.float32), slots.shape
-        values = values.reshape(shape_like(shape, values.shape, "set_priorities")).expand(shape).reshape(-1)
-        slots = slots.reshape(-1).to(torch.int64)
-        if not self.is_seen or not is_known(slots) or not is_known(values):
-            if len(slots):
-                state = self._state()
-                self._keep(state, sampler.update(self._functions(), state, self.ring, slots, values))
-            return
-        known, seen, tree, rows = slots.numpy(), values.numpy(), sampler.tree, self._seen_ring().rows
-        if known.size and known.min() < 0:
-            there = known >= 0
-            known, seen = known[there], seen[there]
-        units = weighed(seen, tree.capacity, tree.alpha, tree.eps)
-        if not known.size:
-            return
-        if known.max() >= rows:
-            raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {known.max()}")
-        state = self._seen_state()
-        self._keep(state, {"weights": tree.put(_NUMPY, state["weights"], known, seen, units)})
+        xp, _, state, ring = self._core()
+        sampler, slots, values = priorities_of(TorchArrays(self.device), self.sampler, *given)
+        if xp is _NUMPY and is_known(slots) and is_known(values):
+            known, seen, units = sampler.checked(slots.numpy(), values.numpy(), ring.rows)
+            if len(known):
+                self._keep(state, {"weights": sampler.tree.put(xp, state["weights"], known, seen, units)})
+        elif len(slots):
+            xp, _, state, ring = self._in_torch()
+            self._keep(state, sampler.update(xp, state, ring, slots, values))
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
-        """The next batch, or that of any number.
+        """The next batch, or the batch of any number.
 
         Args:
-            index: The number of the sample, an integer from 0 or int64 ``[]`` on the device; None: the next one, which
-                is counted in ``samples`` on the device. Where each row comes once it names the order of an epoch that
-                begins, and what comes next is counted all the same.
-            batch_size: Rows or slices in the batch, B; by default that of the replay, which it is where each row comes
-                once.
-            beta: The exponent of ``priority_weight``, a number from 0, a tensor ``[]`` or such a function; by default
-                that of the replay.
+            index: The number of the sample, an integer from 0 or int64 ``[]`` on the device; None: the number in
+                ``samples`` on the device, which the call increments. Where each row comes once, the number names the
+                order of an epoch that begins, and the call takes the next rows for any number.
+            batch_size: The number of rows or slices in the batch, B; by default that of the replay, which is required
+                where each row comes once.
+            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the number
+                of the sample to one; by default that of the replay.
 
         Returns:
-            ``TensorDict[B]``, of slices ``TensorDict[B, S]``, with the fields of the rows and ``index``, int64: where
-            they lie. Slices have ``traj_id``, where the rows have none themselves, and ``mask`` where they are padded.
+            ``TensorDict[B]``, of slices ``TensorDict[B, S]``, with the fields of the rows and ``index``, int64: the
+            slots of the rows. Slices have ``traj_id``, unless the rows have it, and ``mask`` where they are padded.
             With priorities there is ``priority_weight``, float32, ``(p_i / p_min) ** -beta`` to ``1e-5`` of it.
             Rows that are no dict are the field ``data``. Transforms were applied.
 
         Raises:
-            ConfigError: A number out of range; nothing to draw, where that is seen without waiting: on the host.
-            SchemaError, MissingFieldError: What transforms raise.
+            ConfigError: A number out of range; an empty replay on the host, where no device is waited for.
+            SchemaError, MissingFieldError: An error of a transform.
         """
-        size = self.batch_size if batch_size is None else check_count("batch_size", batch_size)
+        default = self.layout.batch_size
+        size = default if batch_size is None else check_count("batch_size", batch_size)
         if beta is not None and not isinstance(self.sampler, ByPriority):
             raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
-        if self.sampler.order != "random" and size != self.batch_size:
-            raise ConfigError(f"batch_size: expected {self.batch_size}, as each row comes once, found {size}")
-        counters: Any = self._counters()
-        number = counters["samples"] if index is None else number_of(index, self.device)
-        batch = self.drawn(counters["seed"], number, size, beta, counters)
-        if index is None:
-            number += 1
-        return self._delivered(batch)
+        if self.sampler.order != "random" and size != default:
+            raise ConfigError(f"batch_size: expected {default}, as each row comes once, found {size}")
+        batch = self.drawn(size, None if index is None else number_of(index, self.device), beta=beta)
+        if self.transform is None and self.rows.is_flat:
+            index = batch["index"]
+            # All tensors were created here, of one shape and on one device: checks of a TensorDict would take 8 us.
+            found: TensorDict = TensorDict._new_unsafe(batch, batch_size=index.shape, device=index.device)
+            return found
+        made: TensorDict = tensor_dict(batch if self.transform is None else self.transform(batch), self.device)
+        return made
 
-    def drawn(self, seed: Any, number: Any, size: int, beta: Any = None, counters: Any = None) -> dict[str, Any]:
+    def drawn(self, size: int, number: Any = None, seed: Any = None, *, beta: Any = None) -> dict[str, Any]:
         """A batch before transforms.
 
         Args:
-            seed: May be another than that of the replay, int64 ``[]``, a tensor or NumPy's.
-            number: The number of the sample, int64 ``[]``, likewise.
-            size: Rows or slices.
+            size: The number of rows or slices.
+            number: The number of the sample, int64 ``[]``; None: the next one, which is counted.
+            seed: The seed of the draw, int64 ``[]``; None: that of the replay.
             beta: The exponent of importance weights; None: that of the replay.
-            counters: What ``_counters`` gives, where it was called already.
         """
-        known, sampler = self._counters() if counters is None else counters, self.sampler
-        seen = known is not self._buffers
-        if seen:
-            if type(seed) is torch.Tensor:
-                seed = seed.numpy()
-            if type(number) is torch.Tensor:
-                number = number.numpy()
-            xp, state = _NUMPY, self._seen_state()
-            ring = Ring(int(known["cursor"]), int(known["size"]), self.steps, self.num_envs)
-        else:
-            xp, state, ring = self._functions(), self._state(), self.ring
-        after, plan = sampler.draw(xp, state, ring, DrawKey(seed, number), size)
+        xp, counters, state, ring = self._core()
+        seen, sampler, is_next = xp is _NUMPY, self.sampler, number is None
+        number, seed = counters["samples"] if is_next else number, counters["seed"] if seed is None else seed
+        known = [part.numpy() if seen and type(part) is torch.Tensor else part for part in (seed, number)]
+        key = DrawKey(*known)
+        after, plan = sampler.draw(xp, state, ring, key, size)
         if seen:
             left = sampler.left(xp, state, ring) if plan.left is None else plan.left
-            check_left(sampler, int(left), self.batch_size, ring.size, "sample")
+            check_left(sampler, int(left), self.layout.batch_size, ring.size, "sample")
         if after is not state:
             self._keep(state, after)
         rows = self.rows.taken(plan.read)
@@ -303,16 +276,19 @@ class Replay(BufferModule):
         if plan.times is not None:
             exponent = self.beta if beta is None else beta
             exponent = exponent(torch.as_tensor(number)) if callable(exponent) else exponent
-        return plan.batch(xp, rows, exponent)
+        batch = plan.batch(xp, rows, exponent)
+        if is_next:
+            number += 1
+        return batch
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save it to a file that buffers of NumPy, torch and JAX load: the format of ``ReplayBuffer.dumps``.
+        """Save the replay to a file that buffers of NumPy, torch and JAX load, as ``ReplayBuffer.dumps`` does.
 
         Args:
-            path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+            path: A file; or a directory that exists, for the file ``replay.mouse``.
 
         Raises:
-            SchemaError: A dtype that NumPy has not.
+            SchemaError: A dtype that NumPy does not have.
             StorageError: The file cannot be written (also an OSError).
         """
         buffer = self._like()
@@ -320,113 +296,92 @@ class Replay(BufferModule):
         buffer.dumps(path)
 
     def loads(self, path: str | PathLike[str]) -> None:
-        """Go on from a file, in a replay that is empty and made as the one was that was saved.
+        """Load a file into an empty replay with the options of the saved replay, and continue its draws.
 
         Args:
-            path: What ``dumps`` wrote, here, of ``mouse_jax.device``, or of a buffer of any package over an
+            path: A file of ``dumps``, of ``mouse_jax.device.dumps``, or of a buffer of any package over an
                 ``ArrayStorage`` and with the sampler that draws the same.
 
         Raises:
-            ConfigError: It is not empty.
+            ConfigError: A replay that is not empty.
             SchemaError, DataError: Rows of another kind.
-            StateError: The file is damaged, or of other parts.
-            StorageError: It cannot be read (also an OSError).
+            StateError: A damaged file, or a file of other parts.
+            StorageError: The file cannot be read (also an OSError).
         """
         buffer = self._like()
         buffer.loads(path)
         self.from_host(buffer)
 
-    def to_host(self, buffer: ReplayBuffer) -> None:
-        """Put all rows into an empty buffer, which then draws what the replay would.
+    def _like(self) -> ReplayBuffer:
+        return moving.buffer_like(self.layout, self.beta if callable(self.beta) else float(self.beta))
 
-        Each row lies in the same place, and the buffer takes over the seed and the number of the next sample. Episodes
-        may have other numbers (``traj_id``).
+    def to_host(self, buffer: ReplayBuffer) -> None:
+        """Copy all rows to an empty buffer, which then draws the batches of the replay.
+
+        Each row lies in the same slot, and the buffer continues with the seed and the number of the next sample.
+        Episodes may have other numbers (``traj_id``).
 
         Args:
-            buffer: An empty one of any package and of the same capacity, with environments over a storage with
-                ``ndim=2``; its sampler and transforms are its own.
+            buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
+                ``ndim=2``; its sampler and transforms stay.
 
         Raises:
             ConfigError: A buffer that is not empty, or of another capacity or ``ndim``.
-            SchemaError: A dtype that NumPy has not.
+            SchemaError: A dtype that NumPy does not have.
         """
-        lead = (self.steps,) if self.num_envs is None else (self.steps, self.num_envs)
+        xp, _, state, ring = self._in_torch()
+        lead = (ring.steps,) if ring.num_envs is None else (ring.steps, ring.num_envs)
         rows = {key: to_numpy(memory).reshape(*lead, *memory.shape[1:]) for key, memory in self.rows.each()}
-        ring = self._known_ring()
-        moving.to_host(
-            self.sampler,
-            moving.state_in_numpy(self.sampler, self._functions(), self._state(), ring),
-            ring,
-            lambda count: self.rows.nested({key: values[:count] for key, values in rows.items()}),
-            buffer,
-            batch_size=self.batch_size,
-            seed=int(self.seed) & ((1 << 64) - 1),
-            samples=int(self.samples),
-        )
+        seed, samples = int(self.seed) & ((1 << 64) - 1), int(self.samples)
+        moving.to_host(self.layout, xp, state, ring, self.rows.nested(rows), buffer, seed, samples)
 
     @torch.no_grad()
     def from_host(self, buffer: ReplayBuffer) -> None:
-        """Take all rows of a buffer, and draw from then on what it would.
+        """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row lies in the same place, and the replay takes over the seed and the number of the next sample. Episodes
-        may have other numbers (``traj_id``).
+        Each row lies in the same slot, and the replay continues with the seed and the number of the next sample.
+        Episodes may have other numbers (``traj_id``).
 
         Args:
-            buffer: One of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+            buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
 
         Raises:
-            ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows lie in no order.
+            ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows have no order.
             SchemaError, DataError: Rows of another kind.
         """
-        ring, rows = moving.rows_from_host(self._known_ring(), buffer)
+        xp, _, before, ring = self._in_torch()
+        ring, rows = moving.rows_from_host(ring, buffer)
+        seed, samples = _philox.signed(buffer.seed), buffer.stats()["samples"]
         if ring.size:
-            accepted, _ = self.rows.accepted(on_host(rows))
+            accepted, _ = self.rows.accepted(on_host(rows), self.layout)
             fields = {key: to_numpy(values) for key, values in accepted.items()}
-            state = moving.state_from_host(self.sampler, ring, fields, buffer)
-            begin = (ring.cursor - ring.size) % ring.steps
-            self.rows.put(accepted, (begin + torch.arange(ring.size, device=self.device)) % ring.steps)
-            for part, arrays in self._state().items():
-                for name, memory in arrays.items():
-                    values = torch.as_tensor(np.asarray(state[part][name]), dtype=memory.dtype)
-                    (memory[: len(values)] if values.ndim else memory).copy_(values)
-        self.cursor.fill_(ring.cursor)
-        self.size.fill_(ring.size)
-        self.seed.fill_(_philox.signed(buffer.seed))
-        self.samples.fill_(buffer.stats()["samples"])
+            word = torch.full((), seed, device=self.device)
+            state = moving.state_from_host(self.sampler, xp, before, ring, fields, buffer, word)
+            self.rows.put(accepted, xp.places(ring.cursor - ring.size, ring.size, ring.steps))
+            self._keep(before, state)
+        for name, value in (("cursor", ring.cursor), ("size", ring.size), ("seed", seed), ("samples", samples)):
+            getattr(self, name).fill_(value)
 
-    @property
-    def ring(self) -> Ring:
-        """The ring of rows, of tensors."""
-        return Ring(self.cursor, self.size, self.steps, self.num_envs)
+    def _core(self) -> tuple[Arrays, Any, State, Ring]:
+        """Functions over arrays, the counters, the state of the sampler, and the ring.
 
-    @property
-    def is_seen(self) -> bool:
-        """Whether NumPy may compute in the memory of the module: it lies on the host, and nothing is compiled."""
+        They are those of NumPy in the memory of the module, if the module is on the host and nothing is compiled.
+        """
         size: Any = self._buffers["size"]
-        return is_known(size)
+        if not is_known(size):
+            return self._in_torch()
+        layout, known, parts = self.layout, self.arrays(), self._modules
+        state: State = {part: parts[part].arrays() for part in self._parts}  # type: ignore[union-attr, operator]
+        return _NUMPY, known, state, Ring(int(known["cursor"]), int(known["size"]), layout.steps, layout.num_envs)
 
-    def _counters(self) -> Any:
-        """The buffers of the module: NumPy's where ``is_seen``."""
-        return self.arrays() if self.is_seen else self._buffers
-
-    def _seen_ring(self) -> Ring:
-        known = self.arrays()
-        return Ring(int(known["cursor"]), int(known["size"]), self.steps, self.num_envs)
-
-    def _known_ring(self) -> Ring:
-        return Ring(int(self.cursor), int(self.size), self.steps, self.num_envs)
-
-    def _functions(self) -> TorchArrays:
-        return TorchArrays(self.cursor.device, self.constants._buffers)
-
-    def _state(self) -> State:
-        return {part: dict(getattr(self, part)._buffers) for part in self._parts}
-
-    def _seen_state(self) -> State:
-        return {part: getattr(self, part).arrays() for part in self._parts}
+    def _in_torch(self) -> tuple[TorchArrays, Any, State, Ring]:
+        """``_core`` of torch, for any device and for compiled code."""
+        layout, state = self.layout, {part: dict(getattr(self, part)._buffers) for part in self._parts}
+        xp = TorchArrays(self.cursor.device, self.constants._buffers)
+        return xp, self._buffers, state, Ring(self.cursor, self.size, layout.steps, layout.num_envs)
 
     def _keep(self, before: State, after: State) -> None:
-        """Write arrays that are others than before to the memory of the module."""
+        """Write the arrays that changed to the memory of the module."""
         for part, arrays in after.items():
             memory = before[part]
             if arrays is not memory:
@@ -434,38 +389,8 @@ class Replay(BufferModule):
                     if values is not memory[name]:
                         memory[name][...] = values
 
-    def write(self, given: Mapping[FieldKey, torch.Tensor], count: int) -> None:
-        """Write so many time steps, by field and as they lie in memory, which were checked."""
-        places = self.cursor.reshape(1)
-        if count > 1:
-            places = (places + torch.arange(count, device=self.device)) % self.steps
-        if self.is_seen:
-            self._write_seen(given, count, places)
-            return
-        xp, before = self._functions(), self._state()
-        state = self.sampler.extend(xp, before, given, count, self.ring)
-        self.rows.put(given, places)
-        self.cursor.add_(count).remainder_(self.steps)
-        self.size.add_(count).clamp_(max=self.steps)
-        self._keep(before, self.sampler.settle(xp, state, count, self.ring))
-
-    def _write_seen(self, given: Mapping[FieldKey, torch.Tensor], count: int, places: torch.Tensor) -> None:
-        """``write`` with NumPy's functions in the memory of the module."""
-        fields, sampler = Reads(lambda key: _in_numpy(given[key])), self.sampler
-        before, ring, known = self._seen_state(), self._seen_ring(), self.arrays()
-        state = sampler.extend(_NUMPY, before, fields, count, ring)
-        self.rows.put(given, places)
-        ring = ring._replace(cursor=(ring.cursor + count) % self.steps, size=min(ring.size + count, self.steps))
-        known["cursor"][...], known["size"][...] = ring.cursor, ring.size
-        self._keep(before, sampler.settle(_NUMPY, state, count, ring))
-
-    def _like(self) -> ReplayBuffer:
-        """An empty buffer on the host that draws the same."""
-        beta = self.beta if callable(self.beta) else float(self.beta)
-        return moving.buffer_like(self.sampler, self._known_ring(), self.alignment, beta)
-
     def _check_transform(self) -> None:
-        """Raise what the transforms of ``mouse_core.replay`` do, given a batch without values, up to one of a user."""
+        """Raise the errors of the transforms of ``mouse_core.replay`` before the first one of a user."""
         given = () if self.transform is None else self.transform.transforms
         ours = [*takewhile(lambda part: type(part).__module__.partition(".")[0] == "mouse_core", given)]
         if not ours:
@@ -473,18 +398,9 @@ class Replay(BufferModule):
         constants = {name: table.to("meta") for name, table in self.constants.named_buffers()}
         xp = TorchArrays(torch.device("meta"), constants)
         number = xp.full((), 0, "index")
-        ring = Ring(number, number, self.steps, self.num_envs)
-        _, plan = self.sampler.draw(xp, self.sampler.init(xp, ring), ring, DrawKey(number, number), self.batch_size)
+        ring, key = Ring(number, number, self.layout.steps, self.layout.num_envs), DrawKey(number, number)
+        _, plan = self.sampler.draw(xp, self.sampler.init(xp, ring), ring, key, self.layout.batch_size)
         Compose(*ours)(plan.batch(xp, self.rows.outline([*plan.read.shape]), 0.0))
-
-    def _delivered(self, batch: dict[str, Any]) -> TensorDict:
-        if self.transform is None and self.rows.is_flat:
-            index = batch["index"]
-            # All of it was made here, of this shape and on this device: checked again, a batch would take 8 us longer.
-            found: TensorDict = TensorDict._new_unsafe(batch, batch_size=index.shape, device=index.device)
-            return found
-        made: TensorDict = tensor_dict(batch if self.transform is None else self.transform(batch), self.device)
-        return made
 
 
 def _in_numpy(values: torch.Tensor) -> Any:

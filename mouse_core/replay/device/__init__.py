@@ -1,14 +1,14 @@
 """Replay on a device, written once: pure functions over arrays, state in and state out.
 
-``arrays`` has the functions that a framework provides, ``episodes`` and ``sum_tree`` the indices that rows are found
-in, ``samplers`` the samplers, ``options`` the arguments of users, and ``moving`` what goes to the host and comes back.
+``arrays`` has the functions that a framework provides, ``layout`` the arguments of users, ``units`` rows and slices,
+``sum_tree`` the weights of rows, ``samplers`` the samplers, and ``moving`` copies replays to and from the host.
 """
 
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
-from mouse_core.replay.device.episodes import EpisodeIndex
-from mouse_core.replay.device.options import Order, Slices
-from mouse_core.replay.device.samplers import DeviceSampler, HostSampler, RowPlan, RowUnits, SliceUnits
+from mouse_core.replay.device.layout import Layout, Order
+from mouse_core.replay.device.samplers import DeviceSampler, HostSampler
 from mouse_core.replay.device.sum_tree import SumTree
+from mouse_core.replay.device.units import RowPlan, RowUnits, Slices, SliceUnits
 from mouse_core.replay.samplers.episodes import EpisodeFields
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "DeviceSampler",
     "DrawKey",
     "EpisodeFields",
-    "EpisodeIndex",
     "HostSampler",
+    "Layout",
     "Order",
     "Ring",
     "RowPlan",

@@ -1,11 +1,11 @@
-"""The functions over arrays that a device replay needs of a framework; here those of NumPy.
+"""The functions over arrays that a device replay needs from a framework, in NumPy.
 
-A framework subclasses ``Arrays`` and overrides what NumPy does in another way. No rule of sampling is in any of them:
-``episodes``, ``sum_tree`` and ``samplers`` call them and hold the rules.
+An adapter subclasses ``Arrays`` and overrides the functions that its framework computes in another way. The rules of
+sampling are in ``units``, ``sum_tree`` and ``samplers``, which call these functions.
 
-Indices have the framework's own width: int64 in NumPy and torch, int32 in JAX, which counts rows and slices modulo
-2**32. So counts are compared by their differences, never by themselves. Weights are "wide": integers of 64 bits, which
-``unpack`` reads from memory and ``pack`` writes, within ``wide()``.
+Indices are int64 in NumPy and torch, and int32 in JAX, which counts rows and slices modulo 2**32. So counts are
+compared by their differences. Weights are "wide": integers of 64 bits, which ``unpack`` reads from memory and ``pack``
+writes, within ``wide()``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mouse_core.nested import FieldKey, flatten, structure_of, unflatten
 from mouse_core.randomness import Key, Order, Purpose
 from mouse_core.replay.samplers import weighing
 
@@ -27,10 +26,10 @@ FAN, SHIFT = 16, 4
 
 
 class DrawKey(NamedTuple):
-    """The name of a sample, of which its random numbers are a function.
+    """The name of a sample, which determines its random numbers.
 
     Attributes:
-        seed: The seed of the replay, as the framework keeps it.
+        seed: The seed of the replay, in the form of the framework.
         number: The number of the sample, an integer ``[]`` of the framework.
     """
 
@@ -43,9 +42,9 @@ class Ring(NamedTuple):
 
     Attributes:
         cursor: The time step that is written next, ``[]``.
-        size: How many time steps there are, ``[]``.
-        steps: How many fit, T.
-        num_envs: Environments side by side, or None for one stream.
+        size: The number of time steps in the ring, ``[]``.
+        steps: The number of time steps that fit, T.
+        num_envs: The number of environments side by side, or None for one stream.
     """
 
     cursor: Any
@@ -68,6 +67,11 @@ class Ring(NamedTuple):
         """Number of rows that fit."""
         return self.steps * self.envs
 
+    def after(self, xp: Arrays, count: int) -> Ring:
+        """The ring after a write of ``count`` time steps."""
+        cursor, size = (self.cursor + count) % self.steps, xp.minimum(self.size + count, self.steps)
+        return self._replace(cursor=cursor, size=size)
+
 
 class Arrays:
     """NumPy's functions.
@@ -85,7 +89,9 @@ class Arrays:
         "float": np.float32,
     }  # fmt: skip
     top_rows = 256
-    """A level of a tree with so many rows of 16 or fewer is summed up for every draw; a search begins there."""
+    """A draw begins at the first level of a tree that has at most this number of rows of 16, and sums that level."""
+    parts = 8
+    """Parts of the rows that a round of ``search`` leaves one of; a power of 2."""
 
     def __init__(self, constants: Mapping[str, Any] | None = None) -> None:
         self.constants = constants or {}
@@ -93,8 +99,8 @@ class Arrays:
     # ------------------------------------------------------------------ making and changing arrays
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
-        """An array of one value; ``dtype`` is a name in ``dtypes`` or one of the framework."""
-        return np.full(shape, value, self.dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        """An array of one value; ``dtype`` is a name in ``dtypes``, or a dtype of the framework."""
+        return np.full(shape, value, self.dtypes.get(dtype, dtype))
 
     def range(self, count: int) -> Any:
         """Indices ``0 .. count - 1``."""
@@ -112,107 +118,109 @@ class Arrays:
         """Running maxima along the first axis."""
         return np.maximum.accumulate(values, 0)
 
-    def count_true(self, flags: Any) -> Any:
-        """Number of True along the last axis, indices."""
-        return np.count_nonzero(flags, -1)
-
     def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
         """Values broadcast to a shape."""
         return np.broadcast_to(values, shape)
 
     def take(self, values: Any, places: Any) -> Any:
-        """Elements of ``[n]`` at some places."""
-        return values.take(places)
+        """Elements, or rows, at some places ``[n]`` of the first axis."""
+        return values.take(places, 0)
 
     def searchsorted(self, ends: Any, values: Any) -> Any:
         """The first of ascending ends ``[E]`` that is larger than each value."""
         return ends.searchsorted(values, "right")
 
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Sequence[Any]:
-        """A function of each of several arrays, one after another."""
+        """The results of a function for several arrays, computed one after another."""
         return [function(array) for array in arrays]
 
     def constant(self, name: str, values: Any) -> Any:
         """A table of integers of 64 bits that never changes; within ``wide``."""
         return values
 
-    def by_name(self, rows: Any) -> Mapping[FieldKey, Any]:
-        """Leaves of a tree of rows by name."""
-        return flatten(rows)
-
-    def map_leaves(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """The first of several trees of rows with one structure, with a function of the leaves of all."""
-        leaves = [flatten(tree) for tree in rows]
-        found = {key: function(*(tree[key] for tree in leaves)) for key in leaves[0]}
-        return unflatten(structure_of(rows[0]), found)
-
     def once(self, values: Any) -> Any:
-        """Arrays, a tuple of them or one, which compilers compute before they use them."""
+        """An array or a tuple of arrays, which a compiler computes once, before any use."""
         return values
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """Indices, which compilers hand out when numbers from 0 were computed; the result does not depend on them."""
+        """Indices, which a compiler returns only after it computed ``positive``, numbers from 0."""
         return values
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """``state = body(number, state)`` for each number."""
+        """The last state of ``state = body(number, state)`` for the numbers ``begin .. end - 1``."""
         for number in range(begin, end):
             state = body(number, state)
         return state
 
     def table(self, numbers: list[int]) -> Any:
-        """Integers that the number of a ``loop`` may be the index of."""
+        """A list of integers that the number of a ``loop`` can index."""
         return numbers
 
     # ------------------------------------------------------------------ rings
 
     def places(self, cursor: Any, count: int, steps: int) -> Any:
-        """The places of ``count`` time steps from the cursor on, for ``write``."""
-        return (cursor + np.arange(count)) % steps
+        """The places of ``count`` time steps from ``cursor`` on, for ``write``."""
+        return (cursor + self.range(count)) % steps
 
     def write(self, memory: Any, places: Any, rows: Any) -> Any:
-        """Memory ``[T, ...]`` with rows ``[n, ...]`` at places, each of which comes once; in place where possible."""
+        """Memory ``[T, ...]`` with rows ``[n, ...]`` at different places; written in place where possible."""
         memory[places] = rows
         return memory
 
-    def at(self, counts: Any, step: Any, env: Any) -> Any:
-        """Elements of ``[T, E]``."""
-        envs = counts.shape[1]
-        return counts.take(step if envs == 1 else step * envs + env)
+    def at(self, values: Any, row: Any, column: Any) -> Any:
+        """Elements of ``[T, E]``, or of ``[R, 16]``."""
+        columns = values.shape[1]
+        return values.take(row if columns == 1 else row * columns + column)
 
     def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
-        """Where rows lie: for the function that gathers them, and the slots ``step * num_envs + env``."""
+        """The addresses of rows, which the framework gathers by, and their slots ``step * num_envs + env``."""
         slots = step if num_envs is None or num_envs == 1 else step * num_envs + env
         return slots, slots
 
     def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """Slots ``[B]`` in the form in which ``addresses`` gives them for the function that gathers rows."""
+        """The addresses, as in ``addresses``, of rows in some slots ``[B]``."""
         return slots
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """The first row at which a count is ``base + more + 1`` or larger; the number of rows where there is none.
+        """The first row at which a count is ``base + more + 1`` or larger, or the number of rows.
+
+        Each round looks at ``parts - 1`` rows and leaves one part, for a round costs more than the rows it looks at.
+        With 32 parts, 1,000 rows and ``first`` 0, the first round looks at the rows 31, 63, ... Where 511 is the first
+        of these with a larger count, the second round looks at 480, 481, ..., 510.
 
         Args:
-            ring: Where the rows are.
+            ring: The time steps of the ring.
             counts: Counts that do not fall from row to row, ``[T, E]``.
             env: The environment of each search, ``[n]``.
             base, more: Counts, ``[n]``.
-            first: A row that is not behind the one that is sought, ``[n]``.
-            rows: From there on so many rows may have to be looked at.
+            first: A row at or before the result, ``[n]``.
+            rows: The largest distance from ``first`` to the result.
         """
-        most = base + more
-        if counts.shape[1] > 1:
-            return narrow(self, ring, lambda row: self.at(counts, self.slots(ring, row), env) <= most, first, rows, 8)
-        line, oldest = counts[:, 0], ring.cursor - ring.size
-        if oldest >= 0:
-            return line[oldest : ring.cursor].searchsorted(most, "right")
-        # What was written before the ring went round, and what since then.
-        found = line[oldest + ring.steps :].searchsorted(most, "right")
-        return found + line[: ring.cursor].searchsorted(most, "right")
+        oldest, line = ring.cursor - ring.size, counts[:, 0]
+        if counts.shape[1] == 1 and isinstance(counts, np.ndarray):
+            most = base + more
+            if oldest >= 0:
+                return line[oldest : ring.cursor].searchsorted(most, "right")
+            # The older rows lie at the end of the ring, and the newer ones at its begin.
+            found = line[oldest + ring.steps :].searchsorted(most, "right")
+            return found + line[: ring.cursor].searchsorted(most, "right")
+        bits, rounds = self.parts.bit_length() - 1, 0
+        while self.parts ** (rounds + 1) <= min(rows, ring.steps):
+            rounds += 1
+        behind = (self.range(self.parts - 1) + 1)[:, None]
+
+        def narrow(number: Any, low: Any) -> Any:
+            stride = (1 << bits * rounds) >> (bits * number)
+            looked = low + behind * stride - 1
+            count = self.at(counts, self.slots(ring, self.minimum(looked, ring.size - 1)), env)
+            below = (looked < ring.size) & (count - base <= more)
+            return low + self.cast(below.sum(0), "index") * stride
+
+        return self.minimum(self.loop(0, rounds + 1, narrow, first), ring.size)
 
     def slots(self, ring: Ring, row: Any) -> Any:
         """The time steps of rows counted from the oldest, -1 included."""
-        # Cheaper than the rest of a division. Of a ring that went round, -1 may stay -1, which NumPy reads alike.
+        # Cheaper than a remainder. In a full ring -1 may stay -1, the last step, which NumPy reads alike.
         step = ring.cursor - ring.size + row
         return np.where(step < 0, step + ring.steps, step)
 
@@ -241,66 +249,58 @@ class Arrays:
         return (words >> np.uint64(11)).astype(np.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
-        """State that ``in_order`` keeps from draw to draw, of an order of at most so many elements."""
+        """The first state of ``in_order`` for orders of up to ``most`` elements."""
         return {}
 
     def to_numpy(self, values: Any, like: Any) -> Any:
-        """An array of the state as NumPy has it, where ``like`` is NumPy's array of no rows."""
+        """An array of a state in NumPy; ``like`` is the array of an empty state in NumPy."""
         return values
 
     def from_numpy(self, values: Any, like: Any) -> Any:
-        """An array of NumPy's state as the framework has it, where ``like`` is its array of no rows."""
+        """An array of a state in the framework; ``like`` is the array of an empty state in the framework."""
         return values
 
     def in_order(
         self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The elements at some positions of ``Order(key, n)``, and the state that it keeps.
+        """The elements at some positions of ``Order(key, n)``, and the next state.
 
         Args:
             key: Names the order.
             n: Number of elements, from 1 to ``most``.
             positions: Indices in ``[0, n)``.
-            most: Elements there may be.
+            most: The largest number of elements.
             state: What ``no_order`` or this function gave.
-            anew: Whether the order is another than that of the state.
+            anew: Whether the order differs from the order of the state.
         """
         return _order(int(key.seed), int(key.number), int(n))(positions), {}
 
     # ------------------------------------------------------------------ trees of weights
 
     def wide(self) -> AbstractContextManager[Any]:
-        """A context in which integers of 64 bits are computed with."""
+        """A context in which the framework computes with integers of 64 bits."""
         return nullcontext()
 
     def pack(self, numbers: Any) -> Any:
-        """Wide numbers as they lie in memory."""
+        """Wide numbers in the form of the memory."""
         return numbers
 
     def unpack(self, memory: Any) -> Any:
-        """Wide numbers that lie in memory."""
+        """Memory as wide numbers."""
         return memory
 
-    def children(self, memory: Any, rows: Any) -> Any:
-        """Rows of 16 siblings, ``[m, 16]``, of memory ``[R, 16]``."""
-        return memory[rows] if isinstance(rows, slice) else memory.take(rows, 0)
-
-    def leaf(self, memory: Any, slots: Any) -> Any:
-        """Elements of ``[R, 16]`` by their numbers."""
-        return memory.reshape(-1).take(slots)
-
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
-        """Memory ``[R, 16]`` with values at some numbers; where one comes twice, both values are equal."""
+        """Memory ``[R, 16]`` with values in some slots; the values of a slot that occurs twice are equal."""
         memory.reshape(-1)[slots] = values
         return memory
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
-        """Memory ``[R, 16]`` with values at some numbers; of a number that comes twice the last value counts.
+        """Memory ``[R, 16]`` with values in some slots; of a slot that occurs twice the last value counts.
 
         Args:
-            memory: Made with ``wide_memory``.
+            memory: Memory as ``wide_memory`` returns it.
             slots: Int ``[n]``.
-            there: Which of them are written, bool ``[n]``.
+            there: Whether each value is written, bool ``[n]``.
             values: As ``pack`` gives them, ``[n]``.
         """
         if not there.all():
@@ -308,79 +308,43 @@ class Arrays:
         return self.scatter(memory, slots, values)
 
     def wide_memory(self, rows: int) -> Any:
-        """Memory of at least so many rows of 16 wide zeros."""
+        """Memory of at least ``rows`` rows of 16 wide zeros."""
         return self.full((rows, FAN), 0, "wide")
-
-    def summed(self, children: Any) -> tuple[Any, Any]:
-        """Sums of rows of 16 weights, wide ``[m]``, and the least of each above 0, float32 ``[m]``, or infinity."""
-        across = np.ascontiguousarray(children.T)  # so NumPy adds many side by side
-        # Less one: 0, which stands for no weight, becomes the largest of all.
-        lowest = np.minimum.reduce(across.view(np.uint64) - np.uint64(1), 0) + np.uint64(1)
-        smallest = np.where(lowest > 0, lowest.astype(np.float32), np.float32(np.inf))
-        return np.add.reduce(across, 0), smallest
 
     def total(self, children: Any) -> Any:
         """Sums of rows of 16 weights, wide ``[m]``."""
         return np.add.reduce(np.ascontiguousarray(children.T), 0)
 
     def lowest(self, rows: Any) -> Any:
-        """Smallest of each row of 16 floats."""
+        """The smallest number of each row of 16 numbers, ``[m]``."""
         return np.minimum.reduce(np.ascontiguousarray(rows.T), 0)
 
     def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
-        """In each row of weights ``[m, k]``, the first place up to which the sum exceeds ``rest``, or the last place.
+        """The first place up to which the sum of weights exceeds ``rest``, or the last place.
+
+        Args:
+            children: Weights: one row ``[1, k]`` for all numbers, or a row for each number, ``[n, k]``.
+            rest: Numbers, ``[n]``.
 
         Returns:
             The places, and the sums of all weights before them.
         """
+        if len(children) == 1:
+            ends = children[0].cumsum()
+            found = np.minimum(ends.searchsorted(rest, "right"), len(ends) - 1)
+            return found, ends.take(found) - children[0].take(found)
         before = np.zeros((len(children), children.shape[1] + 1), np.int64)
         np.add.accumulate(children, 1, out=before[:, 1:])
         found = (before[:, 1:] > rest[:, None]).argmax(1)
         return found, before.reshape(-1).take(np.arange(0, before.size, before.shape[1]) + found)
 
-    def among(self, weights: Any, rest: Any) -> tuple[Any, Any]:
-        """``child`` of one row of weights ``[k]`` for many numbers."""
-        ends = weights.cumsum()
-        found = np.minimum(ends.searchsorted(rest, "right"), len(ends) - 1)
-        return found, ends.take(found) - weights.take(found)
-
-    def above(self, nodes: Any, count: int) -> Any:
-        """The rows of 16 that nodes are in, of ``count`` rows, in any number; an integer says all ``count`` rows."""
-        return count if isinstance(nodes, int) or count < len(nodes) else nodes >> SHIFT
-
-    def offset(self, nodes: Any, begin: Any) -> Any:
-        """Nodes, or rows as ``above`` gives them, counted from another begin."""
-        return slice(begin, begin + nodes) if isinstance(nodes, int) else begin + nodes
+    def above(self, nodes: Any, count: Any) -> Any:
+        """The rows of 16 that contain some nodes; at most ``count`` rows, all rows of the level."""
+        return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """Weights of priorities, float32 ``[n]`` from 0, wide, at most ``most`` each; see ``weighing.weights_of``."""
         return np.minimum(weighing._weighed(priority, eps, weighing.powers(alpha)), most)
-
-
-def narrow(xp: Arrays, ring: Ring, below: Callable[[Any], Any], first: Any, most: int, parts: int) -> Any:
-    """The first row from ``first`` on for which ``below`` is False, as it is for all behind it; or how many there are.
-
-    Each round looks at ``parts - 1`` rows and leaves one part, for what a round costs is mostly that there is one. With
-    32 parts of 1,000 rows from row 0 on the first looks at the rows 31, 63, ..., and where 511 is the first of them for
-    which it is False, the next looks at 480, 481, ..., 510.
-
-    Args:
-        xp: Functions over arrays.
-        ring: Where the rows are.
-        below: A function of rows ``[parts - 1, n]``.
-        first: Rows, ``[n]``.
-        most: How many rows may have to be looked at.
-        parts: How many parts a round leaves one of.
-    """
-    stride = 1
-    while stride * parts <= most:
-        stride *= parts
-    last, low = ring.size - 1, first
-    while stride:
-        looked = low + (xp.range(parts - 1) + 1)[:, None] * stride - 1
-        low = low + ((looked <= last) & below(xp.minimum(looked, last))).sum(0) * stride
-        stride //= parts
-    return xp.minimum(low, ring.size)
 
 
 def _key(key: DrawKey) -> Key:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import SchemaError
+from mouse_core.nested import flatten, structure_of, unflatten
 from mouse_core.replay.device.arrays import Arrays, DrawKey
 from mouse_core.replay.ensemble import WITHOUT, Shares
 
@@ -26,8 +27,8 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
     with xp.wide():
         first, whole, from_bits = (xp.constant(name, getattr(shares, name)) for name in ("first", "whole", "from_bits"))
         stage = ((stage_by >= first).sum() - 1).reshape(1)
-        more = xp.upper_bits(words) >= xp.children(from_bits, stage)[0]
-        ends = xp.cast(xp.children(whole, stage)[0][1:] + more, "index")
+        more = xp.upper_bits(words) >= xp.take(from_bits, stage)[0]
+        ends = xp.cast(xp.take(whole, stage)[0][1:] + more, "index")
         offsets = xp.cast(xp.constant("offsets", np.asarray(shares.offsets(), np.int64)), "index")
     row = xp.range(size)
     owner = xp.searchsorted(ends, row)
@@ -51,7 +52,7 @@ def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places
     for member, batch in batches.items():
         shape = batch["index"].shape
         filled.append(batch | {key: xp.full(shape, 1, dtypes[key]) for key in extra if key not in batch})
-        expected, found = xp.by_name(filled[0]), xp.by_name(filled[-1])
+        expected, found = flatten(filled[0]), flatten(filled[-1])
         if expected.keys() != found.keys():
             raise SchemaError(
                 f"replay {member}: expected the fields {list(expected)} of replay {first}, found {list(found)}"
@@ -63,7 +64,9 @@ def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places
                     f"replay {member}: field {key!r}: expected {like.dtype} {list(like.shape[1:])} as of replay "
                     f"{first}, found {leaf.dtype} {list(leaf.shape[1:])}"
                 )
-    batch = xp.map_leaves(lambda *parts: xp.children(xp.concat(parts), places), *filled)
-    shape = batch["index"].shape
-    made: dict[str, Any] = batch | {"buffer_ids": xp.expand(owner.reshape(-1, *[1] * (len(shape) - 1)), shape)}
+    leaves = [flatten(batch) for batch in filled]
+    taken = {key: xp.take(xp.concat([named[key] for named in leaves]), places) for key in leaves[0]}
+    shape = taken["index"].shape
+    taken["buffer_ids"] = xp.expand(owner.reshape(-1, *[1] * (len(shape) - 1)), shape)
+    made: dict[str, Any] = unflatten(structure_of(filled[0] | {"buffer_ids": 0}), taken)
     return made

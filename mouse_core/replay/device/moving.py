@@ -1,82 +1,70 @@
-"""Rows and states between a replay on a device and a buffer on the host, which may be of any framework."""
+"""Copies of rows and states between a replay on a device and a buffer on the host, of any framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.nested import FieldKey
+from mouse_core.nested import FieldKey, map_tree
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.device.arrays import Arrays, Ring
-from mouse_core.replay.device.episodes import EpisodeIndex, one_a_row
-from mouse_core.replay.device.samplers import DeviceSampler, SliceUnits, State
+from mouse_core.replay.device.layout import Layout
+from mouse_core.replay.device.samplers import DeviceSampler
+from mouse_core.replay.device.units import SliceUnits, State, one_a_row
 from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.spec import Alignment
 
 Int64s = npt.NDArray[np.int64]
 
 
-def buffer_like(sampler: DeviceSampler, ring: Ring, alignment: Alignment, beta: Any) -> ReplayBuffer:
-    """An empty buffer on the host that draws what a replay with this sampler does."""
-    storage = ArrayStorage(ring.capacity, ndim=1 if ring.num_envs is None else 2, alignment=alignment)
-    return ReplayBuffer(storage, sampler.host(beta))
-
-
-def state_in_numpy(sampler: DeviceSampler, xp: Arrays, state: State, ring: Ring) -> State:
-    """The state of a sampler in NumPy."""
-    like = sampler.init(Arrays(), ring)
-    return {
-        part: {name: xp.to_numpy(state[part][name], array) for name, array in arrays.items()}
-        for part, arrays in like.items()
-    }
+def buffer_like(layout: Layout, beta: Any) -> ReplayBuffer:
+    """An empty buffer on the host that draws the batches of a replay, with the exponent ``beta`` of weights."""
+    storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
+    return ReplayBuffer(storage, layout.sampler.host(beta))
 
 
 def to_host(
-    sampler: DeviceSampler,
-    state: State,
-    ring: Ring,
-    first: Callable[[int], Any],
-    buffer: ReplayBuffer,
-    *,
-    batch_size: int,
-    seed: int,
-    samples: int,
+    layout: Layout, xp: Arrays, state: State, ring: Ring, rows: Any, buffer: ReplayBuffer, seed: int, samples: int
 ) -> None:
-    """Put all rows into an empty buffer, which then draws what the replay would.
+    """Copy all rows to an empty buffer, which then draws the batches of the replay.
 
     Args:
-        sampler: The sampler of the replay.
-        state: Its state in NumPy.
-        ring: The ring, of integers.
-        first: Gives the first ``n`` time steps of the ring, as arrays of NumPy.
-        buffer: An empty one, of the ring's capacity.
-        batch_size: Units in a batch.
+        layout: The constants of the replay.
+        xp: Functions over the arrays of the state.
+        state: The state of the sampler.
+        ring: The ring.
+        rows: The memory of the rows as a tree of arrays of NumPy, ``[T, ...]`` or ``[T, E, ...]``.
+        buffer: An empty buffer, of the capacity of the ring.
         seed: The seed of the replay.
         samples: The number of the next sample.
 
     Raises:
         ConfigError: A buffer that is not empty, or of another capacity or ``ndim``.
     """
-    check_fits(buffer, ring, "to_host")
+    sampler, ring = layout.sampler, _known(ring)
+    size, cursor, steps = ring.size, ring.cursor, ring.steps
+    state = {
+        part: {name: xp.to_numpy(state[part][name], array) for name, array in arrays.items()}
+        for part, arrays in sampler.init(Arrays(), ring).items()
+    }
+    _check_fits(buffer, ring, "to_host")
     if len(buffer):
         raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
-    size, cursor, steps = ring.size, ring.cursor, ring.steps
     lost = np.zeros(ring.envs, np.int64)
     if isinstance(sampler.units, SliceUnits):
-        lost = lost_in_state(sampler.units.episodes, state["episodes"], ring)
-    # Of a ring that is full the rows up to the cursor are the newest: written a second time they are so there, too.
+        lost = _lost_in_state(sampler.units, state["episodes"], ring)
+    # In a full ring, the rows before the cursor are the newest: they are written a second time to be the newest there.
     counts = [size]
     if size == steps:
         counts = [size] * (1 + max(0, -((cursor - int(lost.max())) // steps))) + [cursor]
-    for count in counts:
-        if count:
-            buffer.extend(first(count))
-    found = sampler.host_state(state, ring, buffer.sampler, batch_size)
+    for count in filter(None, counts):
+        buffer.extend(map_tree(itemgetter(slice(count)), rows))
+    found = sampler.host_state(state, ring, buffer.sampler, layout.batch_size)
     if len(found.get("begins", ())):
         _, kept, base, end = found["steps"].tolist()
         begins = found["begins"].copy()
@@ -89,14 +77,19 @@ def to_host(
 def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
     """The ring of a buffer's rows, of integers, and the rows, the oldest first.
 
+    Args:
+        ring: The ring of an empty replay.
+        buffer: A buffer of the same capacity.
+
     Raises:
-        ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows lie in no order.
+        ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows have no order.
     """
-    check_fits(buffer, ring, "from_host")
+    ring = _known(ring)
+    _check_fits(buffer, ring, "from_host")
     if not buffer.writer.ordered:
         raise ConfigError(f"from_host: expected rows in the order they were written, found those of {buffer.writer!r}")
-    if int(ring.size):
-        raise ConfigError(f"from_host: expected an empty replay, found {int(ring.size)} time steps")
+    if ring.size:
+        raise ConfigError(f"from_host: expected an empty replay, found {ring.size} time steps")
     envs, steps = ring.envs, ring.steps
     size, cursor = len(buffer) // envs, buffer.stats()["written"] // envs % steps
     places: Any = (cursor - size + np.arange(size)) % steps
@@ -105,39 +98,50 @@ def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
     return Ring(cursor, size, steps, ring.num_envs), buffer[places] if size else None
 
 
-def state_from_host(sampler: DeviceSampler, ring: Ring, fields: Mapping[FieldKey, Any], buffer: ReplayBuffer) -> State:
-    """The state in NumPy of a sampler that goes on where a buffer is.
+def state_from_host(
+    sampler: DeviceSampler,
+    xp: Arrays,
+    state: State,
+    ring: Ring,
+    fields: Mapping[FieldKey, Any],
+    buffer: ReplayBuffer,
+    seed: Any,
+) -> State:
+    """The state of a sampler that continues the draws of a buffer.
 
     Args:
         sampler: The sampler of the replay.
-        ring: The ring of the buffer's rows.
-        fields: These rows by field, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.
+        xp: Functions over the arrays of the state.
+        state: The state without rows.
+        ring: The ring of the buffer's rows, from ``rows_from_host``.
+        fields: The rows in NumPy by field, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.
         buffer: The buffer.
+        seed: The seed of the buffer, in the form of the framework.
     """
-    xp, size = Arrays(), ring.size
+    host, size = Arrays(), ring.size
     before = Ring((ring.cursor - size) % ring.steps, 0, ring.steps, ring.num_envs)
-    state = sampler.init(xp, before)
+    found = sampler.init(host, before)
     if isinstance(sampler.units, SliceUnits):
-        rule = sampler.units.episodes
-        lost, key = lost_in_buffer(rule, buffer, ring.envs), rule.marks.ids
+        rule = sampler.units
+        lost, key = _lost_in_buffer(rule, buffer, ring.envs), rule.marks.ids
         if lost.any():
             ids = None if key is None else one_a_row(key, fields[key], (size, ring.envs))[0]
-            state = {**state, "episodes": rule.cut_off(xp, state["episodes"], lost, ids)}
-    state = sampler.settle(xp, sampler.extend(xp, state, fields, size, before), size, ring)
-    return sampler.resumed(state, ring, buffer.sampler, buffer.storage)
-
-
-def state_on_device(sampler: DeviceSampler, xp: Arrays, found: State, state: State, ring: Ring, seed: Any) -> State:
-    """The state of a framework with what ``state_from_host`` found; ``state`` is its state of no rows."""
-    made = {
+            found = rule.cut_off(host, found, lost, ids)
+    found = sampler.settle(host, sampler.extend(host, found, fields, size, before), size, ring)
+    found = sampler.resumed(found, ring, buffer.sampler, buffer.storage)
+    moved = {
         part: arrays | {name: xp.from_numpy(values, arrays[name]) for name, values in found[part].items()}
         for part, arrays in state.items()
     }
-    return sampler.loaded(xp, made, ring, seed)
+    return sampler.loaded(xp, moved, ring, seed)
 
 
-def check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
-    """ConfigError unless a buffer has room for the rows of a ring, each in its place."""
+def _known(ring: Ring) -> Ring:
+    return ring._replace(cursor=int(ring.cursor), size=int(ring.size))
+
+
+def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
+    """Raise ConfigError for a buffer in which the rows of a ring would lie in other places."""
     storage, wanted = buffer.storage, (ring.capacity, 1 if ring.num_envs is None else 2)
     if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != ring.envs):
         raise ConfigError(
@@ -146,7 +150,7 @@ def check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
         )
 
 
-def lost_in_buffer(rule: EpisodeIndex, buffer: ReplayBuffer, num_envs: int) -> Int64s:
+def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> Int64s:
     """Return the number of evicted steps of the oldest episode of each environment, ``[E]``.
 
     A number above S is reduced by whole periods; it is 0 if it does not matter or is unknown.
@@ -165,8 +169,8 @@ def lost_in_buffer(rule: EpisodeIndex, buffer: ReplayBuffer, num_envs: int) -> I
     return kept
 
 
-def lost_in_state(rule: EpisodeIndex, state: Mapping[str, Any], ring: Ring) -> Int64s:
-    """Return ``lost_in_buffer`` for a device's slices, reduced by all whole periods: only the remainder is known."""
+def _lost_in_state(rule: SliceUnits, state: Mapping[str, Any], ring: Ring) -> Int64s:
+    """Return ``_lost_in_buffer`` for a device's slices, reduced by all whole periods: only the remainder is known."""
     size, slices = ring.size, rule.slices
     if not size or slices.period == 1:
         return np.zeros(ring.envs, np.int64)
@@ -177,7 +181,7 @@ def lost_in_state(rule: EpisodeIndex, state: Mapping[str, Any], ring: Ring) -> I
     windows, numbers, length = state["windows"][rows], state["numbers"][rows], slices.sequence_length
     row = np.arange(size)[:, None]
     end = np.where((numbers == numbers[-1:]).all(0), size, (numbers != numbers[:1]).argmax(0))
-    # The slices that end with these rows begin at places that count, and if there is none, nor are the places there.
+    # The slices that end at these rows begin at multiples of the period.
     ends = (np.diff(windows, axis=0, append=state["made"][None]) != 0) & (row >= length - 1) & (row < end)
     none = 0 if rule.padded else np.maximum(end - length + 1, 0)
     first = np.where(ends.any(0), ends.argmax(0) - (length - 1), none)

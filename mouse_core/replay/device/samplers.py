@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
+from mouse_core.dtypes import kind_of
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey
 from mouse_core.randomness import Key
-from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
-from mouse_core.replay.device.episodes import EpisodeIndex, Table, Windows
-from mouse_core.replay.device.options import Order
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
 from mouse_core.replay.device.sum_tree import SumTree, touched
+from mouse_core.replay.device.units import RowPlan, RowUnits, SliceUnits, State, Units
 from mouse_core.replay.protocols import Draw, Sampler, Storage, Write
 from mouse_core.replay.samplers.priorities import PrioritizedSampler, beta_at
 from mouse_core.replay.samplers.rows import (
@@ -30,178 +30,7 @@ from mouse_core.replay.samplers.rows import (
     rows_in,
 )
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
-from mouse_core.replay.samplers.weighing import Priorities
-
-State = dict[str, dict[str, Any]]
-
-
-class RowPlan(NamedTuple):
-    """The rows of a batch.
-
-    Attributes:
-        read: Where the rows lie, as ``Arrays.addresses`` gives it, ``[B]`` or ``[B, S]``.
-        index: Their slots, of which the batch tells the caller, ``[B]`` or ``[B, S]``.
-        mask: Which of the rows are there, bool ``[B, S]``; None: all.
-        traj_id: The number of each slice's trajectory, ``[B, 1]``; None: the rows are no slices, or ``ids`` has it.
-        ids: The field that has the number of each slice's trajectory.
-        pad: The number that fields become where the mask is False; None: they stay.
-        times: How many times as likely as the least likely row each row is, float32 ``[B]``; None: all are alike.
-        left: How many units there were to draw, or the sum of their weights, ``[]``. If these are fewer than
-            ``fewest``, the plan and its state mean nothing.
-    """
-
-    read: Any
-    index: Any
-    mask: Any = None
-    traj_id: Any = None
-    ids: FieldKey | None = None
-    pad: float | None = None
-    times: Any = None
-    left: Any = None
-
-    def batch(self, xp: Arrays, rows: Any, beta: Any) -> dict[str, Any]:
-        """The batch of rows that were gathered, to which its own fields are added; the rows' fields pass through.
-
-        Args:
-            xp: Functions over arrays.
-            rows: A tree of ``[*read, ...]``.
-            beta: The exponent of ``priority_weight``.
-        """
-        shape, added = self.index.shape, {"index": self.index}
-        if self.mask is not None:
-            added["mask"] = self.mask
-        if self.ids is not None or self.traj_id is not None:
-            traj_id = self.traj_id if self.ids is None else xp.by_name(rows)[self.ids][:, 0].reshape(-1, 1)
-            added["traj_id"] = xp.expand(traj_id, shape)
-        if self.times is not None:
-            weight = self.times**-beta
-            added["priority_weight"] = weight if len(shape) == 1 else xp.expand(weight[:, None], shape)
-        if self.pad is not None:
-            rows = xp.map_leaves(lambda leaf: self._filled(xp, leaf), rows)
-        batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
-        return batch | {name: values for name, values in added.items() if name not in batch}
-
-    def _filled(self, xp: Arrays, leaf: Any) -> Any:
-        """A field ``[B, S, ...]`` with the pad where the mask is False."""
-        there = self.mask.reshape(*self.mask.shape, *[1] * (leaf.ndim - 2))
-        return xp.where(there, leaf, xp.full((), self.pad, leaf.dtype))
-
-
-# ------------------------------------------------------------------ what is drawn: rows or slices
-
-
-@dataclass(frozen=True)
-class RowUnits:
-    """Single rows, numbered by their slots.
-
-    Args:
-        reach: How many rows behind each are read, too, for transforms.
-    """
-
-    reach: int = 0
-
-    def init(self, xp: Arrays, ring: Ring) -> State:
-        """No state."""
-        return {}
-
-    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The same state."""
-        return state
-
-    def table(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """Number of rows, ``[]``."""
-        return ring.rows
-
-    def count(self, table: Any) -> Any:
-        """Number of rows, ``[]``."""
-        return table
-
-    def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
-        """The slots of rows by their numbers, which are the same."""
-        return ranks
-
-    def at_slots(self, ring: Ring, slots: Any) -> Any:
-        """The rows of some slots."""
-        return slots
-
-    def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
-        """The rows of some slots ``[B]``, which are all there, and those behind each that transforms need."""
-        if not self.reach:
-            return RowPlan(xp.row_addresses(slot, ring.num_envs), slot)
-        # Rows behind each in its stream; behind the newest there is none, and it is repeated.
-        step, env = (slot, slot) if ring.num_envs is None else (slot // ring.envs, slot % ring.envs)
-        age = ((ring.cursor - 1 - step) % ring.steps)[:, None]
-        behind = xp.range(self.reach + 1)
-        read, _ = xp.addresses((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None], ring.num_envs)
-        return RowPlan(read, slot, behind <= age)
-
-
-@dataclass(frozen=True)
-class SliceUnits:
-    """Slices of consecutive rows of one episode.
-
-    Args:
-        episodes: The index of episodes.
-    """
-
-    episodes: EpisodeIndex
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of a sampler of slices on the host."""
-        names = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key", "period")
-        return {name: getattr(self.episodes.slices, name) for name in names}
-
-    def init(self, xp: Arrays, ring: Ring) -> State:
-        """The index of no rows."""
-        return {"episodes": self.episodes.init(xp, ring)}
-
-    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The state after a write; see ``EpisodeIndex.extend``."""
-        return {**state, "episodes": self.episodes.extend(xp, state["episodes"], fields, count, ring)}
-
-    def table(self, xp: Arrays, state: State, ring: Ring) -> Table:
-        """Limits of the slices; see ``EpisodeIndex.table``."""
-        return self.episodes.table(xp, state["episodes"], ring)
-
-    def count(self, table: Table) -> Any:
-        """Number of slices, ``[]``."""
-        return table.ends[-1]
-
-    def find(self, xp: Arrays, state: State, ring: Ring, table: Table, ranks: Any) -> Windows:
-        """The slices of some numbers, ``[B]``."""
-        return self.episodes.find(xp, state["episodes"], ring, table, ranks)
-
-    def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """The slices that begin in some slots."""
-        step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
-        return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
-
-    def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
-        """The rows of some slices."""
-        slices, marks, numbers = self.episodes.slices, self.episodes.marks, state["episodes"]["numbers"]
-        start, env = xp.once(windows.start)[:, None], windows.env[:, None]
-        row, mask = start + xp.range(slices.sequence_length), None
-        if slices.pad is False:
-            number = xp.at(numbers, xp.slots(ring, start), env)
-        else:
-            number = xp.at(numbers, xp.slots(ring, xp.minimum(row, ring.size - 1)), env)
-            # Those of an episode have its number, as long as they are there.
-            number, mask = number[:, :1], (number == number[:, :1]) & (row < ring.size)
-            row = xp.minimum(row, start + xp.once(xp.count_true(mask))[:, None] - 1)
-        read, index = xp.addresses(xp.once(xp.slots(ring, row)), env, ring.num_envs)
-        pad = None if isinstance(slices.pad, bool) else slices.pad
-        if marks.numbers and marks.ids is not None:
-            return RowPlan(read, index, mask, ids=marks.ids, pad=pad)
-        # As many environments apart as there are, so that no two episodes have one number.
-        traj_id = xp.cast(number - 1, "index") * ring.envs + env
-        return RowPlan(read, index, mask, traj_id, pad=pad)
-
-
-Units = RowUnits | SliceUnits
-
-
-# ------------------------------------------------------------------ which of them, and in which order
+from mouse_core.replay.samplers.weighing import shape_like, weighed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +58,7 @@ class DeviceSampler:
         """The noun for what is drawn, for errors."""
         if isinstance(self.units, RowUnits):
             return "rows"
-        length = f" of {self.units.episodes.slices.sequence_length} steps in one episode"
+        length = f" of {self.units.slices.sequence_length} steps in one episode"
         return f"slices{length}" if self.order == "random" else "slices"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
@@ -475,18 +304,18 @@ class ByPriority(DeviceSampler):
         if isinstance(self.units, RowUnits):
             nodes = touched(xp, begin, count * envs, capacity)
         else:
-            weights, nodes = self._begun(xp, weights, self.units.episodes, state["episodes"], ring, count)
+            weights, nodes = self._begun(xp, weights, self.units, state, ring, count)
         return {**state, "weights": self.tree.refresh(xp, weights, nodes)}
 
     def _begun(
-        self, xp: Arrays, weights: dict[str, Any], rule: EpisodeIndex, known: dict[str, Any], ring: Ring, count: int
+        self, xp: Arrays, weights: dict[str, Any], rule: SliceUnits, state: State, ring: Ring, count: int
     ) -> tuple[dict[str, Any], Any]:
         """The leaves with where slices begin, and which rows of them changed.
 
         With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
         may begin at one of the oldest steps that did not before: what is left of its episode has one.
         """
-        envs, steps, length = ring.envs, ring.steps, rule.slices.sequence_length
+        envs, steps, length, known = ring.envs, ring.steps, rule.slices.sequence_length, state["episodes"]
         env = xp.range(envs)
 
         def at(counts: Any, step: Any) -> Any:
@@ -514,11 +343,13 @@ class ByPriority(DeviceSampler):
         flags = xp.scatter(weights["begins"], slots, begins.reshape(-1), unique=True)
         if rule.padded:
             oldest, several = (ring.cursor - ring.size) % steps, min(rule.every, steps)
-            table = rule.table(xp, known, ring)
+            table = rule.table(xp, state, ring)
             # What lies before the oldest row in the ring is the newest, which says nothing of where its episode begins.
             flags = xp.scatter(flags, oldest * envs + env, are_whole(ring.size - 1 + xp.range(1))[0])
             slots = (oldest + table.first) % steps * envs + env
-            begin = xp.leaf(flags, slots) | (table.of_head > 0) if rule.every > 1 else env >= 0
+            begin = env >= 0
+            if rule.every > 1:
+                begin = xp.at(flags, slots >> SHIFT, slots & (FAN - 1)) | (table.of_head > 0)
             flags = xp.scatter(flags, slots, begin)
             nodes = xp.concat([nodes, touched(xp, oldest * envs, several * envs, ring.capacity)])
         return {**weights, "begins": flags}, nodes
@@ -563,40 +394,44 @@ class ByPriority(DeviceSampler):
         """The state with priorities of some slots; see ``SumTree.update``."""
         return {**state, "weights": self.tree.update(xp, state["weights"], ring.rows, slots, priority)}
 
+    def checked(self, slots: Any, priority: Any, rows: int) -> tuple[Any, Any, Any]:
+        """The slots from 0, their priorities and their weights, in NumPy; negative slots are left out.
 
-def sampler_of(
-    capacity: int,
-    slices: EpisodeIndex | None,
-    priorities: Priorities | None,
-    order: Order,
-    reach: int,
-    kind: Callable[..., DeviceSampler] | None = None,
-) -> DeviceSampler:
-    """The sampler of some options.
+        Args:
+            slots, priority: Arrays of NumPy, ``[n]``.
+            rows: The number of slots in use.
+
+        Raises:
+            DataError: A priority that is negative, not finite, or too large for the capacity.
+            IndexError: A slot that is not in use.
+        """
+        there = slots >= 0
+        if not there.all():
+            slots, priority = slots[there], priority[there]
+        units = weighed(priority, self.tree.capacity, self.tree.alpha, self.tree.eps)
+        if slots.size and slots.max() >= rows:
+            raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {slots.max()}")
+        return slots, priority, units
+
+
+def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: Any) -> tuple[ByPriority, Any, Any]:
+    """The sampler, the slots ``[n]`` and their priorities, float32 ``[n]``, for the arguments of ``set_priorities``.
 
     Args:
-        capacity: Rows that fit.
-        slices: The index of slices, where they are drawn; None: rows.
-        priorities: How priorities become weights, where there are some.
-        order: In which order units come.
-        reach: How many rows behind each row transforms read.
-        kind: A sampler of the caller's own, by a function of ``units``; None: the sampler of the other options.
+        xp: Functions over arrays.
+        sampler: The sampler of a replay.
+        indices: Slots of any shape.
+        priorities: Numbers of the same shape, or one number for each slice.
 
     Raises:
-        ConfigError: A sampler of one's own, and priorities or an order.
+        ConfigError: A sampler without priorities, indices that are no integers, or shapes that do not match.
     """
-    units: Units = RowUnits(reach) if slices is None else SliceUnits(slices)
-    if kind is not None:
-        if priorities is not None or order != "random":
-            raise ConfigError(
-                f"sampler: expected neither priorities nor an order beside it, found {priorities}, {order!r}"
-            )
-        return kind(units=units)
-    if priorities is not None:
-        alpha, eps = float(priorities.alpha), float(priorities.eps)
-        return ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))
-    kinds = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}
-    return kinds[order](units=units)
+    if not isinstance(sampler, ByPriority):
+        raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
+    if kind_of(indices.dtype) not in "iu":
+        raise ConfigError(f"set_priorities: expected integers as indices, found {indices.dtype}")
+    values = xp.cast(priorities.reshape(shape_like(indices.shape, priorities.shape, "set_priorities")), "float")
+    return sampler, xp.cast(indices.reshape(-1), "index"), xp.expand(values, indices.shape).reshape(-1)
 
 
 class HostSampler(BaseSampler):

@@ -14,6 +14,7 @@ from mouse_core.replay.samplers.weighing import largest_weight, powers
 
 State = Mapping[str, Any]
 _LARGEST = float(np.finfo(np.float32).max)
+_NO_WEIGHT = 1 << 62  # above all weights, which are at most 2**60
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class SumTree:
     def init(self, xp: Arrays) -> dict[str, Any]:
         """No row weighs anything, and new ones have priority 1."""
         end, first = self.starts[-1], self.starts[1]
-        state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), np.inf, "float")}
+        state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float")}
         if self.sliced:
             state["begins"] = xp.full((first, FAN), False, "bool")
         largest = xp.full((1,), 1, "float")
@@ -76,14 +77,14 @@ class SumTree:
 
     def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
         """Leaves that count, wide ``[m, 16]``; within ``wide``."""
-        found = xp.unpack(xp.children(state["sums"], rows))
-        return found * xp.children(state["begins"], rows) if self.sliced else found
+        found = xp.unpack(xp.take(state["sums"], rows))
+        return found * xp.take(state["begins"], rows) if self.sliced else found
 
     def _level(self, xp: Arrays, state: State, level: int) -> Any:
         """All nodes of a level, wide ``[n]``; within ``wide``."""
         begin, end = self.starts[level : level + 2]
         rows = begin + xp.range(end - begin)
-        found = xp.unpack(xp.children(state["sums"], rows)) if level else self._leaves(xp, state, rows)
+        found = xp.unpack(xp.take(state["sums"], rows)) if level else self._leaves(xp, state, rows)
         return found.reshape(-1)
 
     def some(self, xp: Arrays, state: State) -> Any:
@@ -104,19 +105,19 @@ class SumTree:
                 """Write sums and least weights below nodes of a level, which are equal where a node comes again."""
                 # All is read before anything is written, which can be done in place then.
                 total, smallest = xp.once((xp.pack(found[0]), found[1]))
-                sums = xp.scatter(sums, xp.offset(nodes, starts[level] * FAN), total)
-                return sums, xp.scatter(least, xp.offset(nodes, (starts[level] - first) * FAN), smallest)
+                sums = xp.scatter(sums, starts[level] * FAN + nodes, total)
+                return sums, xp.scatter(least, (starts[level] - first) * FAN + nodes, smallest)
 
             def step(level: Any, kept: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
                 sums, least, nodes = kept
-                total = xp.total(xp.unpack(xp.children(sums, xp.offset(nodes, starts[level]))))
-                found = total, xp.lowest(xp.children(least, xp.offset(nodes, starts[level] - first)))
+                total = xp.total(xp.unpack(xp.take(sums, starts[level] + nodes)))
+                found = total, xp.lowest(xp.take(least, starts[level] - first + nodes))
                 return *put(level + 1, sums, least, nodes, found), above(nodes, level + 1)
 
             def above(nodes: Any, level: Any) -> Any:
                 return xp.above(nodes, starts[level + 1] - starts[level])
 
-            kept = put(1, state["sums"], state["least"], nodes, xp.summed(self._leaves(xp, state, nodes)))
+            kept = put(1, state["sums"], state["least"], nodes, _summed(xp, self._leaves(xp, state, nodes)))
             sums, least, _ = xp.loop(1, levels - 1, step, (*kept, above(nodes, 1)))
         return {**state, "sums": sums, "least": least}
 
@@ -129,14 +130,14 @@ class SumTree:
             starts, nodes = xp.table(self.starts), self._level(xp, state, top)
             total = nodes.sum()
             rest = xp.scaled(words, total)
-            node, before = xp.among(nodes, rest)
+            node, before = xp.child(nodes[None], rest)
 
             def step(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
                 # Where nothing weighs anything the last child is found, of which there may be no row.
                 node, rest = kept
                 level = top - 1 - number
                 rows = xp.minimum(starts[level] + node, starts[level + 1] - 1)
-                child, before = xp.child(xp.unpack(xp.children(state["sums"], rows)), rest)
+                child, before = xp.child(xp.unpack(xp.take(state["sums"], rows)), rest)
                 return node * FAN + child, rest - before
 
             node, rest = xp.loop(0, top - 1, step, (node, rest - before))
@@ -144,8 +145,8 @@ class SumTree:
                 child, _ = xp.child(self._leaves(xp, state, xp.minimum(node, node * 0 + self.starts[1] - 1)), rest)
                 node = node * FAN + child
             slots = xp.once(xp.minimum(node, node * 0 + self.capacity - 1))
-            own = xp.cast(xp.unpack(xp.leaf(state["sums"], slots)), "float")
-            smallest = xp.summed(nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
+            own = xp.cast(xp.unpack(xp.at(state["sums"], slots >> SHIFT, slots & (FAN - 1))), "float")
+            smallest = _summed(xp, nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
             times = own / smallest
             # The caller may write to the tree when it has the slots: only when all was read is that done in place.
             return xp.behind(slots, times), times, total
@@ -187,6 +188,11 @@ class SumTree:
         sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
         changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
         return self.refresh(xp, changed, xp.range(self.starts[1]))
+
+
+def _summed(xp: Arrays, weights: Any) -> tuple[Any, Any]:
+    """Sums of rows of 16 weights, and the smallest weight above 0 of each row, or 2**62; within ``wide``."""
+    return xp.total(weights), xp.cast(xp.lowest(xp.where(weights > 0, weights, _NO_WEIGHT)), "float")
 
 
 def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:

@@ -1,0 +1,299 @@
+"""The constants of a replay on a device, from the checked arguments of users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+
+from mouse_core.dtypes import kind_of
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.nested import FieldKey, flatten
+from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, EpochSampler, QueueSampler
+from mouse_core.replay.device.sum_tree import SumTree
+from mouse_core.replay.device.units import RowUnits, Slices, SliceUnits, Units
+from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
+from mouse_core.replay.samplers.episodes import EpisodeFields
+from mouse_core.replay.samplers.weighing import Priorities
+from mouse_core.replay.transforms.compose import Compose, delivered_alignment
+from mouse_core.replay.transforms.fields import Apply, Cast, Pad
+from mouse_core.spec import Alignment, check_alignment, check_choice, check_count
+
+Order = Literal["random", "epochs", "queue"]
+"""The order of units: drawn from all with replacement, each once per epoch, or each once, the oldest first."""
+
+Memory = Literal["device", "host"]
+"""The memory that rows lie in: of the device that draws, or of the host."""
+
+# The sum of two numbers below fits into 32 bits.
+_MOST = 1 << 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Constants of a replay.
+
+    Args:
+        capacity: The number of rows that fit.
+        num_envs: E, or None where rows are one stream.
+        batch_size: The default number of rows or slices in a batch.
+        sampler: The sampler, which decides the rows of a batch.
+        transform: The transform of batches, or None.
+        alignment: The transition that the action, reward and done of a row belong to.
+        schedule: The exponent of importance weights as a function of the number of the sample, or None.
+        memory: The memory that rows lie in, on the device or the host.
+    """
+
+    capacity: int
+    num_envs: int | None
+    batch_size: int
+    sampler: DeviceSampler
+    transform: Compose | None = None
+    alignment: Alignment = "outgoing"
+    schedule: Callable[[Any], Any] | None = None
+    memory: Memory = "device"
+
+    @property
+    def steps(self) -> int:
+        """The number of time steps that fit, T."""
+        return self.capacity // (self.num_envs or 1)
+
+    @classmethod
+    def of(
+        cls,
+        row: Any,
+        capacity: int,
+        batch_size: int,
+        num_envs: Any,
+        slices: Slices | None,
+        transform: Any,
+        alignment: Alignment,
+        priorities: Priorities | None,
+        order: Order,
+        sampler: Callable[..., DeviceSampler] | None,
+        memory: Memory = "device",
+    ) -> Self:
+        """The constants for the arguments of a user.
+
+        Args:
+            row: A tree of objects with a ``shape`` and a ``dtype``; in memory, a field has the dtype ``held`` if given.
+            capacity, batch_size, slices, priorities, order: The arguments of a replay.
+            num_envs: The number of environments, or None for one stream; ``...``: the user gave none.
+            transform: A transform, or a sequence of transforms, that read the batch alone.
+            alignment: The alignment of the rows.
+            sampler: A function of ``units`` that returns a sampler; None: the sampler of the other options.
+            memory: The memory that rows lie in.
+
+        Raises:
+            ConfigError, SchemaError, MissingFieldError: An argument out of range, or two that exclude each other.
+        """
+        check_choice("memory", memory, get_args(Memory))
+        composition = _composed(transform, alignment)
+        num_envs = _streams(num_envs, slices, composition)
+        _check_sizes(capacity, batch_size, num_envs, slices)
+        _check_order(order, capacity, batch_size, slices, priorities)
+        capacity, fields, reach = int(capacity), flatten(row), 0 if composition is None else composition.reach
+        padded = slices is not None and slices.pad is not False
+        taken = {"index"} | ({"priority_weight"} if priorities is not None else set())
+        taken |= {"mask"} if padded or (slices is None and reach) else set()
+        if isinstance(row, Mapping) and not taken.isdisjoint(row):
+            names = sorted(taken & row.keys())
+            raise SchemaError(f"init: expected rows without the fields {names}, which batches have")
+        units: Units = RowUnits(reach)
+        if slices is not None:
+            _check_pad(fields, slices)
+            marks = _find_marks(fields, slices)
+            ids = None if marks.ids is None else fields[marks.ids]
+            kind = None if ids is None else str(getattr(ids, "held", ids.dtype)).removeprefix("torch.")
+            units = SliceUnits(slices, marks, kind, tiled=order == "epochs")
+        kinds = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}
+        if sampler is not None:
+            if priorities is not None or order != "random":
+                raise ConfigError(
+                    f"sampler: expected neither priorities nor an order beside it, found {priorities}, {order!r}"
+                )
+            draws = sampler(units=units)
+        elif priorities is not None:
+            alpha, eps = float(priorities.alpha), float(priorities.eps)
+            draws = ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))
+        else:
+            draws = kinds[order](units=units)
+        schedule = None if priorities is None or not callable(priorities.beta) else priorities.beta
+        return cls(capacity, num_envs, int(batch_size), draws, composition, alignment, schedule, memory)
+
+    def check_rows(
+        self,
+        caller: str,
+        given: Mapping[FieldKey, Any],
+        held: Mapping[FieldKey, tuple[tuple[int, ...], Any]],
+        fits: Callable[[FieldKey, Any], bool],
+    ) -> tuple[bool, int]:
+        """Return whether rows to be written lack the axis of time, and the number of their time steps.
+
+        Args:
+            caller: The begin of error messages.
+            given: The rows by field, anything with a ``shape`` and a ``dtype``.
+            held: The shape and dtype of one time step by field.
+            fits: Whether the values of a field can be converted to a dtype.
+
+        Raises:
+            SchemaError: Other fields, shapes or dtypes.
+            ConfigError: More time steps than fit.
+        """
+        if given.keys() != held.keys():
+            raise SchemaError(f"{caller}: expected rows with the fields {list(held)}, found {list(given)}")
+        counts: dict[FieldKey, tuple[bool, int]] = {}
+        for key, (shape, dtype) in held.items():
+            found = tuple(given[key].shape)
+            if found != shape and found[1:] != shape:
+                what = "row" if self.num_envs is None else "time step"
+                raise SchemaError(
+                    f"{caller}: field {key!r}: expected {[*shape]} for one {what} or {[None, *shape]} for some, found "
+                    f"{[*found]}"
+                )
+            if not fits(key, dtype):
+                names = (str(kind).removeprefix("torch.") for kind in (dtype, given[key].dtype))
+                raise SchemaError(f"{caller}: field {key!r}: expected {next(names)}, found {next(names)}")
+            counts[key] = (True, 1) if found == shape else (False, found[0])
+        if len(set(counts.values())) > 1:
+            numbers = {key: count for key, (_, count) in counts.items()}
+            raise SchemaError(f"{caller}: expected as many rows in every field, found {numbers}")
+        is_one, count = next(iter(counts.values()))
+        if count > self.steps:
+            raise ConfigError(f"{caller}: expected at most {self.steps} time steps at once, found {count}")
+        return is_one, count
+
+
+def _composed(transform: Any, alignment: Alignment) -> Compose | None:
+    """One transform from a transform or a sequence of transforms; None for no transforms.
+
+    Raises:
+        ConfigError: A transform that needs more than the batch, or takes rows of another alignment.
+    """
+    check_alignment(alignment)
+    given = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
+    if not given:
+        return None
+    made = Compose(*given)
+    delivered_alignment(made, alignment)
+    for part in made.transforms:
+        refused = {
+            "draws random numbers": getattr(part, "random", False),
+            "reads other rows": getattr(part, "gather", None),
+            "keeps numbers of all rows": getattr(part, "settled", None),
+            # A Cast or Apply with stored=False leaves written rows alone.
+            "changes rows that are written": (
+                part.stored if isinstance(part, Cast | Apply) else getattr(part, "inverse", None)
+            ),
+            "makes one shape of rows that differ in length, which are not on a device": isinstance(part, Pad),
+        }
+        means = next((what for what, is_so in refused.items() if is_so), None)
+        if means is not None:
+            raise ConfigError(f"transform: expected one that looks at the batch alone, found {part!r}, which {means}")
+    return made
+
+
+def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) -> int | None:
+    """The number of environments; None for one stream.
+
+    Raises:
+        ConfigError: The user gave none, and batches pair rows of one environment. Eight rows ``[8, ...]`` of eight
+            environments would count as eight steps of one environment.
+    """
+    if num_envs is not ...:
+        return num_envs  # type: ignore[no-any-return]
+    parts = () if transform is None else transform.transforms
+    readers = [*(["slices"] if slices else []), *(type(part).__name__ for part in parts if getattr(part, "reach", 0))]
+    if not readers:
+        return None
+    raise ConfigError(
+        "num_envs: expected the number of environments whose rows are written side by side, for "
+        f"{' and '.join(readers)} of rows that follow each other, found none; num_envs=None is for one stream, whose "
+        "rows [n, ...] are in the order of time"
+    )
+
+
+def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:
+    """Raise ConfigError for numbers of rows that 32 bits do not count, and for slices longer than the capacity."""
+    check_count("capacity", capacity)
+    check_count("batch_size", batch_size)
+    if num_envs is not None and capacity % check_count("num_envs", num_envs):
+        raise ConfigError(f"capacity: expected a multiple of the {num_envs} environments, found {capacity}")
+    if capacity >= _MOST:
+        raise ConfigError(f"capacity: expected less than 2**30 rows, found {capacity}")
+    for name in () if slices is None else ("sequence_length", "period"):
+        if getattr(slices, name) >= _MOST:
+            raise ConfigError(f"{name}: expected less than 2**30, found {getattr(slices, name)}")
+    steps = capacity // (num_envs or 1)
+    if slices is not None and slices.pad is False and slices.sequence_length > steps:
+        raise ConfigError(
+            f"sequence_length: expected at most the {steps} time steps that the capacity has, as shorter slices are "
+            f"left out with pad=False, found {slices.sequence_length}"
+        )
+
+
+def _check_order(
+    order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
+) -> None:
+    """Raise ConfigError for an order that the other options exclude."""
+    check_choice("order", order, get_args(Order))
+    if priorities is not None and order != "random":
+        raise ConfigError(f"priorities: expected order='random', found {order!r}")
+    if order == "random":
+        return
+    if slices is not None and order == "queue":
+        raise ConfigError("order: expected 'random' or 'epochs' for slices, found 'queue', which is of single rows")
+    if slices is not None and slices.period > 1:
+        raise ConfigError(f"period: expected 1 for slices that lie side by side, found {slices.period}")
+    if batch_size > capacity:
+        raise ConfigError(
+            f"batch_size: expected at most the {capacity} rows of the capacity, as each comes once, found {batch_size}"
+        )
+
+
+def _check_pad(fields: Mapping[FieldKey, Any], slices: Slices) -> None:
+    """Raise ConfigError for a pad that the dtype of a field cannot represent."""
+    for key, leaf in () if isinstance(slices.pad, bool) else fields.items():
+        kind = kind_of(leaf.dtype)
+        if kind in "fc":
+            continue
+        name = str(leaf.dtype).removeprefix("torch.")
+        dtype = leaf.dtype if isinstance(leaf.dtype, np.dtype) else None if kind == "V" else np.dtype(name)
+        with np.errstate(invalid="ignore"):
+            if dtype is None or np.asarray(slices.pad).astype(dtype) != slices.pad:
+                raise ConfigError(f"pad: expected a number that {name} holds, as in field {key!r}, found {slices.pad}")
+
+
+def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields:
+    """Return the fields of a row that mark the ends of episodes.
+
+    Raises:
+        MissingFieldError: No such field exists, or a named one is missing.
+        SchemaError: A field has several values per row, or trajectory numbers are no integers.
+    """
+    ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
+    ids = slices.traj_key
+    if ends or ids is not None:
+        marks = EpisodeFields(ends, ids, True)
+    else:
+        ends = next(filter(None, (tuple(key for key in group if key in fields) for group in END_KEYS)), ())
+        ids = next((key for key in TRAJ_KEYS if key in fields), None)
+        marks = EpisodeFields(ends, ids, not ends)
+    if not ends and ids is None:
+        raise MissingFieldError(
+            f"slices: expected end_key=, truncated_key= or traj_key=, or a field 'done', found {list(fields)}"
+        )
+    for key in (*ends, *(() if ids is None else (ids,))):
+        if key not in fields:
+            raise MissingFieldError(f"slices: expected one of {list(fields)}, found {key!r}")
+        if prod(fields[key].shape) != 1:
+            raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
+    if ids is not None and kind_of(fields[ids].dtype) not in "iu":
+        raise SchemaError(
+            f"slices: {ids!r}: expected integers as numbers of trajectories, found {fields[ids].dtype}; end_key= or "
+            "traj_key= names the fields that count"
+        )
+    return marks

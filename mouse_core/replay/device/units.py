@@ -1,0 +1,391 @@
+"""The units of a batch, which are rows or slices of episodes, and the rows that a batch reads.
+
+Slices are counted while rows are written, and found by a search in the counts.
+
+The slices of one environment are numbered by the row that completes each: the last row of the slice or, for the first
+slice of an episode where short episodes are padded, the first row of the episode. So the number of slices before a row
+never changes, and slice k is completed by the last row that has k slices before it. A slice with an overwritten row is
+completed before the row S - 1 behind the oldest, if its episode goes on until there. With padding, the oldest row may
+begin one slice more than the counts have.
+
+With slices of 3 and pad=False, rows of two episodes of 4 and 3 steps have 0, 0, 0, 1, 2, 2, 2 slices before them: the
+slices end at the rows 2, 3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.nested import FieldKey, flatten, map_tree
+from mouse_core.replay.device.arrays import Arrays, Ring
+from mouse_core.replay.samplers.episodes import EpisodeFields
+from mouse_core.spec import check_count
+
+State = dict[str, dict[str, Any]]
+
+
+class RowPlan(NamedTuple):
+    """The rows of a batch.
+
+    Attributes:
+        read: The addresses of the rows, from ``Arrays.addresses``, ``[B]`` or ``[B, S]``.
+        index: The slots of the rows, which the batch returns to the caller, ``[B]`` or ``[B, S]``.
+        mask: Whether each row exists, bool ``[B, S]``; None: all exist.
+        traj_id: The trajectory number of each slice, ``[B, 1]``; None: the rows are no slices, or ``ids`` has it.
+        ids: The field with the trajectory number of each slice.
+        pad: The number that fields become where the mask is False; None: fields stay.
+        times: How many times as likely as the least likely row each row is, float32 ``[B]``; None: all are alike.
+        left: The number of units that can be drawn, or the sum of their weights, ``[]``. With fewer units than
+            ``fewest``, the plan and its state are invalid.
+    """
+
+    read: Any
+    index: Any
+    mask: Any = None
+    traj_id: Any = None
+    ids: FieldKey | None = None
+    pad: float | None = None
+    times: Any = None
+    left: Any = None
+
+    def batch(self, xp: Arrays, rows: Any, beta: Any) -> dict[str, Any]:
+        """The batch of gathered rows: the fields of the rows, and the fields of the plan.
+
+        Args:
+            xp: Functions over arrays.
+            rows: A tree of ``[*read, ...]``.
+            beta: The exponent of ``priority_weight``.
+        """
+        shape, added = self.index.shape, {"index": self.index}
+        if self.mask is not None:
+            added["mask"] = self.mask
+        if self.ids is not None or self.traj_id is not None:
+            traj_id = self.traj_id if self.ids is None else flatten(rows)[self.ids][:, 0].reshape(-1, 1)
+            added["traj_id"] = xp.expand(traj_id, shape)
+        if self.times is not None:
+            weight = self.times**-beta
+            added["priority_weight"] = weight if len(shape) == 1 else xp.expand(weight[:, None], shape)
+        if self.pad is not None:
+            rows = map_tree(lambda leaf: self._filled(xp, leaf), rows)
+        batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
+        return batch | {name: values for name, values in added.items() if name not in batch}
+
+    def _filled(self, xp: Arrays, leaf: Any) -> Any:
+        """A field ``[B, S, ...]`` with the pad where the mask is False."""
+        there = self.mask.reshape(*self.mask.shape, *[1] * (leaf.ndim - 2))
+        return xp.where(there, leaf, xp.full((), self.pad, leaf.dtype))
+
+
+@dataclass(frozen=True)
+class RowUnits:
+    """Single rows, numbered by their slots.
+
+    Args:
+        reach: The number of following rows that transforms read beside each row.
+    """
+
+    reach: int = 0
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """An empty state."""
+        return {}
+
+    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """The same state."""
+        return state
+
+    def table(self, xp: Arrays, state: State, ring: Ring) -> Any:
+        """The number of rows, ``[]``."""
+        return ring.rows
+
+    def count(self, table: Any) -> Any:
+        """The number of rows, ``[]``."""
+        return table
+
+    def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
+        """The slots of rows by their numbers, which are equal."""
+        return ranks
+
+    def at_slots(self, ring: Ring, slots: Any) -> Any:
+        """The rows in some slots."""
+        return slots
+
+    def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
+        """The plan of the rows in some slots ``[B]``, and of the rows behind each that transforms read."""
+        if not self.reach:
+            return RowPlan(xp.row_addresses(slot, ring.num_envs), slot)
+        # The newest row of a stream is repeated in place of rows behind it.
+        step, env = (slot, slot) if ring.num_envs is None else (slot // ring.envs, slot % ring.envs)
+        age = ((ring.cursor - 1 - step) % ring.steps)[:, None]
+        behind = xp.range(self.reach + 1)
+        read, _ = xp.addresses((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None], ring.num_envs)
+        return RowPlan(read, slot, behind <= age)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Slices of consecutive rows of one episode, like the slices of ``mouse_core.replay.SliceSampler``.
+
+    Args:
+        sequence_length: Steps in a slice, S.
+        pad: Whether episodes shorter than a slice are drawn, filled up to S steps, with a field ``mask``. True repeats
+            the nearest existing step; a number replaces the values of all fields. False leaves short episodes out.
+        end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all such fields of the
+            rows, as in ``SliceSampler``. Trajectory numbers are integers.
+        period: The distance between the beginnings of two slices of an episode, counted from the first step of the
+            episode, even if that step is overwritten.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    sequence_length: int
+    pad: bool | float = True
+    end_key: FieldKey | None = None
+    truncated_key: FieldKey | None = None
+    traj_key: FieldKey | None = None
+    period: int = 1
+    _fills: bool = field(init=False, repr=False)
+    """Whether ``pad`` is a number: slices with the pads 0 and False are equal otherwise, and compile differently."""
+
+    def __post_init__(self) -> None:
+        check_count("sequence_length", self.sequence_length)
+        check_count("period", self.period)
+        if not isinstance(self.pad, bool | int | float):
+            raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
+        vars(self)["_fills"] = not isinstance(self.pad, bool)
+
+
+class Windows(NamedTuple):
+    """Slices, ``[B]`` each.
+
+    Attributes:
+        env: The environment of each slice.
+        start: The first row of each slice, counted from the oldest row.
+    """
+
+    env: Any
+    start: Any
+
+
+class Table(NamedTuple):
+    """Limits of the drawable slices by environment, ``[E]`` each. Rows are counted from the oldest.
+
+    Attributes:
+        head: The first row that completes a slice; of slices side by side, the first row behind the oldest episode.
+        of_head: The number of slices that rows before ``head`` completed.
+        before: The number of counted slices before ``head``.
+        ends: The number of slices up to the end of each environment, over all environments.
+        first: The first row at which a slice of its episode may begin.
+    """
+
+    head: Any
+    of_head: Any
+    before: Any
+    ends: Any
+    first: Any
+
+
+@dataclass(frozen=True)
+class SliceUnits:
+    """Slices of consecutive rows of one episode, which are found in the index ``state["episodes"]``.
+
+    The index is a dict of arrays:
+
+    - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
+    - ``numbers``: the number of episodes up to and with a row, ``[T, E]``;
+    - ``phases``: the distance of a row to the last row at which a slice may begin, ``[T, E]``, where that is needed;
+    - ``made``, ``begun``: the numbers of all slices and episodes, ``[E]``;
+    - ``position``: the position of the newest row in its episode, ``[E]``; above S reduced by whole periods;
+    - ``ended``: whether the newest row ended its episode, ``[E]``;
+    - ``last_id``: the trajectory number of the newest row, ``[E]``, where rows have trajectory numbers.
+
+    Args:
+        slices: The options of slices.
+        marks: The fields that mark the ends of episodes.
+        ids: The dtype of trajectory numbers, or None.
+        tiled: Whether slices lie side by side, from the first existing step of an episode on.
+    """
+
+    slices: Slices
+    marks: EpisodeFields
+    ids: Any
+    tiled: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of a sampler of slices on the host."""
+        names = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key", "period")
+        return {name: getattr(self.slices, name) for name in names}
+
+    @property
+    def every(self) -> int:
+        """The smallest number of steps between the beginnings of two slices of an episode."""
+        return self.slices.sequence_length if self.tiled else self.slices.period
+
+    @property
+    def padded(self) -> bool:
+        """Whether episodes shorter than a slice have a slice."""
+        return self.slices.pad is not False
+
+    def init(self, xp: Arrays, ring: Ring) -> State:
+        """The index of no rows."""
+        rows, envs = (ring.steps, ring.envs), (ring.envs,)
+        index = {name: xp.full(rows, 0, "count") for name in ("windows", "numbers")}
+        if self.padded and not self.tiled and self.every > 1:
+            index["phases"] = xp.full(rows, 0, "index")
+        index |= {name: xp.full(envs, 0, "count") for name in ("made", "begun")}
+        index |= {"position": xp.full(envs, 0, "index"), "ended": xp.full(envs, True, "bool")}
+        return {"episodes": index if self.ids is None else index | {"last_id": xp.full(envs, 0, self.ids)}}
+
+    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """The index after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
+
+        The result is the same for time steps that are written one by one.
+        """
+        length, every, shape, index = self.slices.sequence_length, self.every, (count, ring.envs), state["episodes"]
+        ends = xp.full(shape, False, "bool")
+        for key in self.marks.ends:
+            ends = ends | (one_a_row(key, fields[key], shape) != 0)
+        new, ids = xp.concat([index["ended"][None], ends[:-1]]), None
+        if self.marks.ids is not None:
+            ids = one_a_row(self.marks.ids, fields[self.marks.ids], shape)
+            new = new | (ids != xp.concat([index["last_id"][None], ids[:-1]]))
+        row = xp.range(count)[:, None]
+        begin = xp.running_max(xp.where(new, row, -1))
+        position = self._reduced(xp, xp.where(begin < 0, index["position"] + 1 + row, row - begin))
+        # Slices of 4 steps with a period of 3 are completed at the positions 3, 6, 9, ...
+        due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
+        if self.padded:
+            # Side by side, the last steps of an episode are a slice, too.
+            due = position % length == 0 if self.tiled else new | (due & (position >= length))
+        due = xp.cast(due, "count")
+        made, begun = index["made"] + xp.cumsum(due), index["begun"] + xp.cumsum(xp.cast(new, "count"))
+        rows = {"windows": made - due, "numbers": begun}
+        if "phases" in index:
+            rows["phases"] = position % every
+        places = xp.places(ring.cursor, count, ring.steps)
+        found = {name: xp.write(index[name], places, values) for name, values in rows.items()}
+        found |= {"made": made[-1], "begun": begun[-1], "position": position[-1], "ended": ends[-1]}
+        return {**state, "episodes": found if ids is None else found | {"last_id": ids[-1]}}
+
+    def cut_off(self, xp: Arrays, state: State, lost: Any, first_ids: Any) -> State:
+        """The index of no rows, where the next rows begin in the middle of their episodes.
+
+        Args:
+            xp: Functions over arrays.
+            state: The index.
+            lost: The number of steps of each episode before the first rows, ``[E]``.
+            first_ids: The trajectory numbers of the first rows, ``[E]``, or None.
+        """
+        ids = {} if first_ids is None else {"last_id": first_ids}
+        begun, position = xp.cast(lost > 0, "count"), self._reduced(xp, lost - 1)
+        index = state["episodes"] | {"position": position, "ended": lost == 0, "begun": begun} | ids
+        return {**state, "episodes": index}
+
+    def _reduced(self, xp: Arrays, position: Any) -> Any:
+        """Positions in episodes without whole periods: for slices of 4 with a period of 3, 9 becomes 6."""
+        length = self.slices.sequence_length
+        return xp.where(position < length, position, length + (position - length) % self.every)
+
+    def table(self, xp: Arrays, state: State, ring: Ring) -> Table:
+        """Limits of the drawable slices."""
+        size, length, every, index = ring.size, self.slices.sequence_length, self.every, state["episodes"]
+        envs, windows, numbers, made = xp.range(ring.envs), index["windows"], index["numbers"], index["made"]
+        none = envs * 0
+        oldest = xp.slots(ring, none)
+
+        def before(row: Any) -> Any:
+            """The number of slices before a row; behind the newest row, the total."""
+            return xp.where(row < size, xp.at(windows, xp.slots(ring, xp.minimum(row, size - 1)), envs), made)
+
+        end = none + size
+        if self.tiled or self.padded:
+            # The first row behind the oldest episode, if it is near enough to matter.
+            most = ring.steps if self.tiled else length - 1 + every
+            end = xp.search(ring, numbers, envs, xp.at(numbers, oldest, envs), xp.cast(none, "count"), none, most)
+        head = end if self.tiled else xp.minimum(end, none + length - 1)
+        counted, of_head, first = before(head), none, none
+        if "phases" in index:
+            first = -xp.at(index["phases"], oldest, envs) % every
+        if self.tiled:
+            of_head = (end + length - 1) // length if self.padded else end // length
+        elif self.padded:
+            # If a slice is counted there, the slice before it would begin with ``first``.
+            is_counted = counted != before(xp.minimum(end, none + length - 1 + every))
+            of_head = xp.cast(~is_counted & (first < end) & (size > 0), "index")
+        ends = xp.cumsum(of_head + xp.cast(made - counted, "index"))
+        return Table(head, of_head, counted, ends, first)
+
+    def count(self, table: Table) -> Any:
+        """The number of slices, ``[]``."""
+        return table.ends[-1]
+
+    def find(self, xp: Arrays, state: State, ring: Ring, table: Table, ranks: Any) -> Windows:
+        """The slices by their numbers among all slices, ``[B]``, environment by environment."""
+        length, env, (head, of_head, before, ends, first) = self.slices.sequence_length, ranks * 0, table
+        if ring.envs > 1:
+            # Without any slice, the last environment is searched.
+            env = xp.minimum(xp.searchsorted(ends, ranks), env + ring.envs - 1)
+            ranks = ranks - xp.where(env > 0, xp.take(ends, xp.maximum(env - 1, env * 0)), 0)
+            head, of_head, before, first = (xp.take(part, env) for part in (head, of_head, before, first))
+        beside, later = self.tiled or self.padded, ranks
+        if beside:
+            later = ranks - of_head
+        more = xp.cast(xp.maximum(later, later * 0) if beside else ranks, "count")
+        index = state["episodes"]
+        row = xp.search(ring, index["windows"], env, before, more, head + 1 + later * 0, ring.steps) - 1
+        start = row - (length - 1)
+        if self.tiled and self.padded:
+            start = row
+        elif self.padded:
+            numbers = index["numbers"]
+            number, above = xp.one_by_one(lambda looked: xp.at(numbers, xp.slots(ring, looked), env), (row, row - 1))
+            start = xp.where(number != above, row, start)
+        if beside:
+            start = xp.where(later < 0, ranks * self.every if self.tiled else first, start)
+        return Windows(env, start)
+
+    def at_slots(self, ring: Ring, slots: Any) -> Windows:
+        """The slices that begin in some slots."""
+        step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
+        return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
+
+    def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
+        """The plan of the rows of some slices."""
+        slices, marks, numbers = self.slices, self.marks, state["episodes"]["numbers"]
+        start, env = xp.once(windows.start)[:, None], windows.env[:, None]
+        row, mask = start + xp.range(slices.sequence_length), None
+        if slices.pad is False:
+            number = xp.at(numbers, xp.slots(ring, start), env)
+        else:
+            number = xp.at(numbers, xp.slots(ring, xp.minimum(row, ring.size - 1)), env)
+            # The existing rows of an episode have the number of the episode.
+            number, mask = number[:, :1], (number == number[:, :1]) & (row < ring.size)
+            count = xp.once(xp.cast(mask.sum(-1), "index"))
+            row = xp.minimum(row, start + count[:, None] - 1)
+        read, index = xp.addresses(xp.once(xp.slots(ring, row)), env, ring.num_envs)
+        pad = None if isinstance(slices.pad, bool) else slices.pad
+        if marks.numbers and marks.ids is not None:
+            return RowPlan(read, index, mask, ids=marks.ids, pad=pad)
+        # The numbers of an environment differ by the number of environments, so that no two episodes have one number.
+        traj_id = xp.cast(number - 1, "index") * ring.envs + env
+        return RowPlan(read, index, mask, traj_id, pad=pad)
+
+
+Units = RowUnits | SliceUnits
+
+
+def one_a_row(key: FieldKey, values: Any, shape: tuple[int, int]) -> Any:
+    """A field of one value per row, also with axes of length 1 behind, as ``[n, E]``.
+
+    Raises:
+        SchemaError: The field has several values per row.
+    """
+    if prod(values.shape) != prod(shape):
+        raise SchemaError(f"slices: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}")
+    return values.reshape(shape)
