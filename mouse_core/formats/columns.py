@@ -114,6 +114,11 @@ def flatten(name: str, value: Any) -> dict[str, Any]:
     return leaves
 
 
+def belongs_to(name: str, whole: str) -> bool:
+    """Whether a column is an observation or action, or a part of it: ``action``, ``action_grip``, ``action.grip``."""
+    return name == whole or name.startswith((f"{whole}_", f"{whole}."))
+
+
 def is_single(names: Collection[str], prefix: str) -> bool:
     """Whether one column is the whole observation or action, rather than a part of a nested one."""
     kinds = ("discrete", "image", "text")

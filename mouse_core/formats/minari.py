@@ -30,6 +30,7 @@ from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leave
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import (
     MISSING,
+    belongs_to,
     bytes_a_row,
     check_batch_rows,
     from_arrow,
@@ -284,14 +285,10 @@ def _jsonable(value: Any) -> Any:
 def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
     if given is not None:
         return written_space(given)
-    names = {name: space for name, space in seen.items() if _belongs(name, prefix)}
+    names = {name: space for name, space in seen.items() if belongs_to(name, prefix)}
     if is_single(names, prefix):
         return next(iter(names.values())).written()
     return {"type": "Dict", "subspaces": {name[len(prefix) + 1 :]: space.written() for name, space in names.items()}}
-
-
-def _belongs(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}_")
 
 
 def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
@@ -307,7 +304,7 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
         "rewards": columns.pop("reward")[shift],
     }
     for prefix, path in (("observation", "observations"), ("action", "actions")):
-        names = [name for name in columns if _belongs(name, prefix)]
+        names = [name for name in columns if belongs_to(name, prefix)]
         if not names:
             raise DataError(f"write_minari: expected columns of {prefix}, found {list(columns)}")
         single = is_single(names, prefix)
@@ -321,7 +318,7 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
     for name in ("metadata_episode_seed", "metadata_episode_options"):
         columns.pop(name, None)
     for name, values in columns.items():
-        found[f"infos/{name.removeprefix('metadata_').removeprefix('infos_')}"] = values
+        found[f"infos/{name.removeprefix('info.').removeprefix('metadata_').removeprefix('infos_')}"] = values
     return found
 
 

@@ -23,6 +23,7 @@ from mouse_core.files.reading import reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import (
     MISSING,
+    belongs_to,
     check_batch_rows,
     check_final,
     is_single,
@@ -207,8 +208,8 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
     """Convert the rows of an episode to stacked RLDS steps and features of the episode; see ``write_rlds``."""
     rest = dict(columns)
     missing = rest.pop(MISSING, np.zeros(1, np.int64))
-    observations = _pop_columns(rest, lambda name: name.split("_")[0] == "observation")
-    actions = _pop_columns(rest, lambda name: name.split("_")[0] == "action")
+    observations = _pop_columns(rest, lambda name: belongs_to(name, "observation"))
+    actions = _pop_columns(rest, lambda name: belongs_to(name, "action"))
     if not observations or not actions or "reward" not in rest:
         raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(rest)}")
     done, reward, discount = rest.pop("done"), rest.pop("reward"), rest.pop("metadata_discount", None)
@@ -269,7 +270,7 @@ def _without_prefix(columns: Columns, prefix: str) -> Any:
     """Return the only column, or a dict of the columns by their names without the prefix."""
     if is_single(columns, prefix):
         return next(iter(columns.values()))
-    return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}
+    return {name[len(prefix) + 1 :]: values for name, values in columns.items()}
 
 
 __all__ = [

@@ -16,6 +16,7 @@ import mouse_torch
 from mouse_core import DatasetStore
 from mouse_core.errors import DataError
 from mouse_core.formats.minari import read_minari, write_minari
+from mouse_core.formats.rlds import write_rlds
 
 PACKAGES: dict[str, Any] = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
 
@@ -85,3 +86,19 @@ def test_episodes_of_minari_are_the_rows_that_its_reader_has(tmp_path: Path, mon
     assert [{name: row[name] for name in names} for row in store[:]] == [
         {name: row[name] for name in names} for row in rows
     ]
+
+
+def test_nested_episodes_are_written_to_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    given = [{**episode(steps), "infos": {"speed": np.arange(steps + 1.0)}} for steps in (3, 1, 5)]
+    store = DatasetStore().add_episodes(given)
+    write_minari(store, tmp_path / "toy/nested-v0")
+    again = DatasetStore().add_episodes(minari.load_dataset("toy/nested-v0"))
+    assert again[:] == store[:]
+    for one, written in zip(given, write_rlds(store), strict=True):
+        steps = list(written["steps"])
+        for name, values in one["observations"].items():
+            assert np.array_equal([step["observation"][name] for step in steps], values)
+        assert [int(step["action"]) for step in steps[:-1]] == one["actions"].tolist()
+        assert [float(step["reward"]) for step in steps[:-1]] == one["rewards"].tolist()
