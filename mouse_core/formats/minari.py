@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -46,61 +46,10 @@ from mouse_core.formats.sources import pieces_of
 from mouse_core.images.pixels import decode_into
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import path_of
-from mouse_core.spec import Composite, NonTensor, from_gymnasium
+from mouse_core.spec import Bounded, Composite, NonTensor, from_gymnasium
+from mouse_core.spec.spaces import SPACES
 
 __all__ = ["read_minari", "write_minari"]
-
-LEAVES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text")
-
-
-def parse_space(written: Any, *, where: str) -> dict[str, Any] | None:
-    """Return a space as nested mappings with ``type``; None if the metadata have none.
-
-    Raises:
-        DataError: The space is not as Minari writes it.
-    """
-    if written is None:
-        return None
-    space = json.loads(written) if isinstance(written, str) else written
-    _check(space, where)
-    return space  # type: ignore[no-any-return]
-
-
-def _check(space: Any, where: str) -> None:
-    kind = space.get("type") if isinstance(space, dict) else None
-    parts = space.get("subspaces") if isinstance(space, dict) else None
-    if isinstance(parts, {"Dict": dict, "Tuple": list}.get(str(kind), ())):
-        for name, part in _parts(parts):
-            _check(part, f"{where}/{name}")
-    elif kind not in LEAVES:
-        raise DataError(f"{where}: expected a space of type {['Dict', 'Tuple', *LEAVES]}, found {kind!r}")
-    else:
-        leaf_shape(space, where=where)
-
-
-def _parts(subspaces: Any) -> Iterable[tuple[str, Any]]:
-    """Return the parts of a Dict by name, of a Tuple by position."""
-    items = subspaces.items() if isinstance(subspaces, Mapping) else enumerate(subspaces)
-    return ((str(name), part) for name, part in items)
-
-
-def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
-    """Return the shape of the values of a leaf."""
-    kind = space["type"]
-    try:
-        if kind == "Box":
-            return tuple(int(size) for size in space["shape"])
-        if kind == "MultiBinary":
-            return tuple(int(size) for size in np.atleast_1d(space["n"]))
-        return np.shape(space["nvec"]) if kind == "MultiDiscrete" else ()
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{where}: expected a {kind} space with its shape, found {str(space)[:80]}") from error
-
-
-def is_picture(space: Mapping[str, Any], *, where: str) -> bool:
-    """Whether Minari may have encoded the values of a space as pictures."""
-    shape = leaf_shape(space, where=where)
-    return space["type"] == "Box" and space.get("dtype") == "uint8" and len(shape) in (2, 3)
 
 
 def written_space(space: Any) -> dict[str, Any]:
@@ -128,7 +77,7 @@ def written_space(space: Any) -> dict[str, Any]:
     elif kind == "Tuple":
         found = {"subspaces": [written_space(part) for part in space.spaces]}
     else:
-        raise ConfigError(f"space: expected one of {['Dict', 'Tuple', *LEAVES]}, found {kind}")
+        raise ConfigError(f"space: expected one of {list(SPACES)}, found {kind}")
     return {"type": kind, **found}
 
 
@@ -179,15 +128,6 @@ class SpaceOf:
         lowest, highest = (np.full(shape, bound).tolist() for bound in bounds)
         name = "int8" if dtype.kind == "b" else str(dtype)
         return {"type": "Box", "dtype": name, "shape": list(shape), "low": lowest, "high": highest}
-
-
-def space_leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a space, with their keys."""
-    if "subspaces" not in space:
-        yield path, space
-        return
-    for name, part in _parts(space["subspaces"]):
-        yield from space_leaves(part, (*path, name))
 
 
 _VERSION = "0.5.3"
@@ -383,39 +323,47 @@ def sampled(count: int, sample: int) -> list[int]:
     return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
-def subspace(space: Any, name: str, where: str) -> Any:
-    """Return a part of a Dict or Tuple space; None if the space is not known."""
-    if space is None:
-        return None
-    parts = space.get("subspaces")
-    found = parts.get(name) if isinstance(parts, dict) else None
-    if isinstance(parts, list) and name.isdigit() and int(name) < len(parts):
-        found = parts[int(name)]
-    if found is None:
-        raise DataError(f"{where}: expected a part of the {space['type']} space, found none of that name")
-    return found
+def _spec_of(space: Any, where: str) -> Any:
+    """Return the spec of a space in the form of Minari; None for None, and DataError for another form."""
+    try:
+        return None if space is None else from_gymnasium(space, where=where)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
 
 
-def shaped(values: npt.NDArray[Any], space: Any, *, where: str) -> npt.NDArray[Any]:
-    """Return the stored values of a leaf in the form of its space: pictures decoded, shapes restored.
+def _part_of(spec: Any, name: str, where: str) -> Any:
+    """Return a part of the spec of a nested space; None if the spec is not known."""
+    entries = spec.entries if isinstance(spec, Composite) else {}
+    if spec is not None and name not in entries:
+        raise DataError(f"{where}: expected a part of the space, found none of that name")
+    return entries.get(name)
+
+
+def _is_picture(spec: Any) -> bool:
+    """Whether Minari may have encoded the values of a spec as pictures."""
+    return isinstance(spec, Bounded) and spec.dtype == np.uint8 and len(spec.shape) in (2, 3)
+
+
+def shaped(values: npt.NDArray[Any], spec: Any, *, where: str) -> npt.NDArray[Any]:
+    """Return the stored values of a leaf in the form of its spec: pictures decoded, shapes restored.
 
     Raises:
         DataError: The values do not belong to the space.
     """
-    if space is None:
+    if spec is None:
         return plain_text(values)
-    shape = leaf_shape(space, where=where)
-    if space["type"] == "Text":
+    if isinstance(spec, NonTensor):
         if values.dtype.kind not in "OSU":
             raise DataError(f"{where}: expected text, found {values.dtype}")
         return plain_text(values)
-    encoded = values.dtype.kind == "O" or (values.ndim == 2 and values.shape[1] != int(np.prod(shape)))
-    if encoded and is_picture(space, where=where):
+    shape = spec.shape
+    encoded = values.dtype.kind == "O" or (values.ndim == 2 and values.shape[1] != math.prod(shape))
+    if encoded and _is_picture(spec):
         return _pictures(values, shape, where)
     if values.dtype.kind not in "biuf":
         raise DataError(f"{where}: expected numbers of shape {list(shape)}, found {values.dtype}")
     if values.shape[1:] != shape:
-        if int(np.prod(values.shape[1:])) != int(np.prod(shape)):
+        if math.prod(values.shape[1:]) != math.prod(shape):
             raise DataError(f"{where}: expected values of shape {list(shape)}, found {list(values.shape[1:])}")
         return values.reshape(len(values), *shape)
     return values
@@ -440,25 +388,26 @@ def plain_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def picture_bytes(spaces: Mapping[str, Any]) -> int:
+def _leaves_of(specs: Mapping[str, Any]) -> list[Any]:
+    """Return the specs of single arrays in the specs of spaces."""
+    known = [spec for spec in specs.values() if spec is not None]
+    return [leaf for spec in known for leaf in (spec.leaves().values() if isinstance(spec, Composite) else [spec])]
+
+
+def picture_bytes(specs: Mapping[str, Any]) -> int:
     """Return the number of bytes of the decoded pictures of a step."""
-    leaves = [(key, leaf) for key, space in spaces.items() if space is not None for _, leaf in space_leaves(space)]
-    return sum(int(np.prod(leaf_shape(leaf, where=key))) for key, leaf in leaves if is_picture(leaf, where=key))
+    return sum(math.prod(leaf.shape) for leaf in _leaves_of(specs) if _is_picture(leaf))
 
 
 def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
     """Return the specs of columns of numbers by column; None if no space is known.
 
     Args:
-        observations, actions: Spaces in the form of Minari, or of gymnasium; None if not known.
+        observations, actions: Specs of the spaces; None if not known.
         schema: Schema of the rows.
     """
     found: dict[str, Any] = {}
-    for name, space in (("observation", observations), ("action", actions)):
-        try:
-            spec = None if space is None else from_gymnasium(space, where=name)
-        except ConfigError:  # what no column has: a sequence, for instance
-            continue
+    for name, spec in (("observation", observations), ("action", actions)):
         if isinstance(spec, Composite):
             found |= {"_".join((name, *map(str, path_of(key)))): leaf for key, leaf in spec.leaves().items()}
         elif spec is not None:
@@ -478,7 +427,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 
 
 def arrow_pieces(
-    path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+    path: Path, metadata: Mapping[str, Any], specs: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
     """Yield pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
     suffix = metadata["data_format"]
@@ -492,8 +441,8 @@ def arrow_pieces(
         begins, before = 0, None
         for file in files:
             with reading(file):
-                for batch in _record_batches(file, rows, picture_bytes(spaces)):
-                    piece, before = _arrow_piece(batch, number, begins, before, spaces, infos)
+                for batch in _record_batches(file, rows, picture_bytes(specs)):
+                    piece, before = _arrow_piece(batch, number, begins, before, specs, infos)
                     begins += batch.num_rows
                     piece.about = about
                     yield piece
@@ -526,13 +475,13 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 
 
 def _arrow_piece(
-    batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Mapping[str, Any], infos: bool
+    batch: pa.RecordBatch, number: int, begins: int, before: Any, specs: Mapping[str, Any], infos: bool
 ) -> tuple[EpisodeSlice, Any]:
     """Return a piece, and the values of the transition that leaves its last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
-    values = {name: _arrow_values(batch.column(name), spaces.get(name), name) for name in KNOWN}
+    values = {name: _arrow_values(batch.column(name), specs.get(name), name) for name in KNOWN}
     observations = values.pop("observations")
     arriving = {
         name: at(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
@@ -548,24 +497,21 @@ def _arrow_piece(
     return EpisodeSlice(number, begins, observations, arriving, beside), last
 
 
-def _arrow_values(array: Any, space: Any, where: str) -> Any:
+def _arrow_values(array: Any, spec: Any, where: str) -> Any:
     if pa.types.is_struct(array.type):
         parts = {}
         for child, part in zip(array.type, array.flatten(), strict=True):
             here = f"{where}/{child.name}"
-            parts[child.name] = _arrow_values(part, subspace(space, child.name, here), here)
-        if space is not None and space["type"] == "Tuple":
-            return tuple(parts[str(index)] for index in range(len(parts)))
+            parts[child.name] = _arrow_values(part, _part_of(spec, child.name, here), here)
         return parts
     if array.null_count and _texts(array.type):
         # The last row of what leaves an observation is a filler, and null for text.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
-    picture = space is not None and is_picture(space, where=where)
-    if picture and where.startswith("actions") and values.dtype.kind == "O":
+    if _is_picture(spec) and where.startswith("actions") and values.dtype.kind == "O":
         values = values.copy()
         values[values == b""] = values[0]
-    return shaped(values, space, where=where)
+    return shaped(values, spec, where=where)
 
 
 def _texts(data_type: pa.DataType) -> bool:
@@ -598,14 +544,14 @@ EPISODES_AT_ONCE = 32
 
 
 def h5_pieces(
-    path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+    path: Path, metadata: Mapping[str, Any], specs: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
     """Yield pieces of all episodes of an HDF5 file.
 
     Args:
         path: The file.
         metadata: The content of ``metadata.json``.
-        spaces: The spaces of ``observations`` and ``actions``, None if not known.
+        specs: The specs of ``observations`` and ``actions``, None if not known.
         rows: Most rows of a piece.
         infos: Whether to read infos.
         sample: Number of episodes of which the first rows are read, evenly spaced; 0: all rows of all episodes.
@@ -623,7 +569,7 @@ def h5_pieces(
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
             for number, tree in zip(some, file.trees([f"/episode_{number}" for number in some]), strict=True):
-                episode = _H5Episode(file.path, number, tree, spaces, infos)
+                episode = _H5Episode(file.path, number, tree, specs, infos)
                 step = rows_at_once(episode.row_bytes, most=rows)
                 for begin in range(0, 1 if sample else episode.length + 1, step):
                     stop = min(begin + step, episode.length + 1)
@@ -645,7 +591,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 class _H5Episode:
     """The datasets of an episode: their paths and numbers of rows."""
 
-    def __init__(self, path: str, number: int, tree: dict[str, Any], spaces: Mapping[str, Any], infos: bool) -> None:
+    def __init__(self, path: str, number: int, tree: dict[str, Any], specs: Mapping[str, Any], infos: bool) -> None:
         self._path = path
         self._number = number
         self._where = f"episode {number}"
@@ -658,7 +604,7 @@ class _H5Episode:
         if options:
             self.about["options"] = json.dumps(options, sort_keys=True)
         self._tree = {name: part for name, part in parts.items() if infos or name != "infos"}
-        self._spaces = spaces
+        self._specs = specs
         rewards = parts["rewards"]
         if rewards["kind"] != "number" or len(rewards["shape"]) != 1:
             raise damaged(
@@ -666,7 +612,7 @@ class _H5Episode:
             )
         self.length = int(rewards["shape"][0])
         self._leaves: list[tuple[str, dict[str, Any], int]] = []
-        self.row_bytes = picture_bytes(spaces)
+        self.row_bytes = picture_bytes(specs)
         self._collect()
 
     def _collect(self) -> None:
@@ -698,7 +644,7 @@ class _H5Episode:
         by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
         shifted = {path for path, _, length in self._leaves if length == self.length}
         with reading(self._path, at=self._where):
-            nested = {key: _nested(self._tree[key], by_path, f"/{key}", self._spaces.get(key)) for key in KNOWN}
+            nested = {key: _nested(self._tree[key], by_path, f"/{key}", self._specs.get(key)) for key in KNOWN}
         parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for path, value in by_path.items():
             if path.split("/")[1] not in KNOWN:
@@ -707,23 +653,20 @@ class _H5Episode:
         return EpisodeSlice(self._number, begin, observations, nested, *parts, self.about)
 
 
-def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, space: Any) -> Any:
-    """Return values of a subtree, nested like the space; groups ``_index_<i>`` are tuples."""
+def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, spec: Any) -> Any:
+    """Return values of a subtree, nested like the spec; groups ``_index_<i>`` are parts of a tuple."""
     if tree["kind"] == "group":
-        names = list(tree["items"])
-        parts = {}
+        parts, entries = {}, spec.entries if isinstance(spec, Composite) else {}
         for name, item in tree["items"].items():
-            index = name.removeprefix("_index_") if space is None or space["type"] == "Tuple" else name
-            inner = subspace(space, index, f"{path}/{name}")
-            parts[index] = _nested(item, values, f"{path}/{name}", inner)
-        if space is not None and space["type"] == "Dict":
-            return {name: parts[name] for name in space["subspaces"] if name in parts} | parts
-        if names and all(name.startswith("_index_") for name in names):
+            index = name if name in entries else name.removeprefix("_index_")
+            here = f"{path}/{name}"
+            parts[index] = _nested(item, values, here, _part_of(spec, index, here))
+        if spec is None and parts and all(name.startswith("_index_") for name in tree["items"]):
             return tuple(parts[str(index)] for index in range(len(parts)))
-        return parts
+        return {name: parts[name] for name in entries if name in parts} | parts
     if path not in values:
         raise DataError(f"{path[1:]}: expected one value a step, found a single one")
-    return shaped(values[path], space, where=path[1:])
+    return shaped(values[path], spec, where=path[1:])
 
 
 _PIECES = {"hdf5": h5_pieces, "arrow": arrow_pieces, "parquet": arrow_pieces}
@@ -764,14 +707,16 @@ def read_minari(
     metadata: dict[str, Any] = {"data_format": "hdf5"} if folder.is_file() else _metadata(folder)
     source = folder / _MAIN if metadata["data_format"] == "hdf5" and folder.is_dir() else folder
     check_inside([folder / "metadata.json", source], Path(path))
-    spaces = {"observations": metadata.get("observation_space"), "actions": metadata.get("action_space")}
+    with reading(folder):
+        names = {"observations": "observation_space", "actions": "action_space"}
+        specs = {key: _spec_of(metadata.get(name), name) for key, name in names.items()}
     pieces = _PIECES[metadata["data_format"]]
-    schema = _schema(pieces(source, metadata, spaces, rows=2, infos=infos, sample=_SAMPLED), str(source))
+    schema = _schema(pieces(source, metadata, specs, rows=2, infos=infos, sample=_SAMPLED), str(source))
 
     def batches() -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         count = 0
-        for piece in pieces(source, metadata, spaces, rows=batch_rows, infos=infos):
+        for piece in pieces(source, metadata, specs, rows=batch_rows, infos=infos):
             where = f"{source}, episode {piece.episode}"
             with reading(source, at=f"episode {piece.episode}"):
                 batch = to_batch(_columns(piece), schema, where=where)
@@ -791,12 +736,12 @@ def read_minari(
         batches,
         episodes=episodes,
         rows=None if steps is None or episodes is None else steps + episodes,
-        notes=_notes(metadata, spaces),
+        notes=_notes(metadata, specs),
         format_metadata=metadata,
         metadata=DatasetMetadata(
             "arrived",
             environments=_environments(metadata),
-            spec=spec_of_columns(spaces["observations"], spaces["actions"], schema),
+            spec=spec_of_columns(specs["observations"], specs["actions"], schema),
         ),
     )
 
@@ -833,13 +778,13 @@ def _metadata(folder: Path) -> dict[str, Any]:
             if value is not None and not (type(value) is int and 0 <= value < 2**48):
                 raise damaged(file, f"{name}: expected a count, found {value!r}")
         for name in ("observation_space", "action_space"):
-            metadata[name] = parse_space(metadata.get(name), where=f"{file}, {name}")
+            space = metadata.get(name)
+            metadata[name] = json.loads(space) if isinstance(space, str) else space
     return metadata
 
 
-def _notes(metadata: dict[str, Any], spaces: dict[str, Any]) -> tuple[str, ...]:
-    leaves = [leaf for space in spaces.values() if space is not None for _, leaf in space_leaves(space)]
-    if metadata.get("jpeg_encoding", True) and any(is_picture(leaf, where="") for leaf in leaves):
+def _notes(metadata: dict[str, Any], specs: dict[str, Any]) -> tuple[str, ...]:
+    if metadata.get("jpeg_encoding", True) and any(map(_is_picture, _leaves_of(specs))):
         return ("Pictures may have been recorded as JPEG, which is not lossless (jpeg_encoding in metadata.json).",)
     return ()
 
