@@ -200,6 +200,8 @@ class BatchPlan:
         ]
         if self.windows is not None and not self.windows.offsets and self.batch_dims == 1:
             fields.append(["[B]"])  # rows alone: no field says that there is no axis of steps
+        if self.transitions:
+            fields.append(["transitions"])
         stages: tuple[Any, ...] = self.stages if self.packing is None else (*self.stages, self.packing)
         return [self.planner.snapshot.fingerprint, sampler_identity(sampler), fields, *(one.identity for one in stages)]
 

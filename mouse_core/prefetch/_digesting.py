@@ -86,7 +86,7 @@ def _masks_shares_only(source: Any) -> bool:
     if not isinstance(source, BatchSource):
         return False
     has_missing_steps = isinstance(source.sampler, PaddedSampler) and source.spec.batch_dims == 2
-    return source.uneven == "pad" and not has_missing_steps
+    return source.uneven == "pad" and not has_missing_steps and not source.batch_plan.transitions
 
 
 def _unmasked(batch: Any) -> Any:

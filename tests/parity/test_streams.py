@@ -121,6 +121,14 @@ PLAIN: list[dict[str, Any]] = [
     {"normalize": KINDS, "boundary": "episode", "pad": 0.0, "fields": [*KINDS, "done"]},
     {"normalize": KINDS, "augment": AUGMENT, "views": 2},
     {"normalize": {**KINDS, "obs_image": "mean_std"}, "sequence_length": None, "windows": WINDOWS},
+    {"transitions": True, "sequence_length": None},
+    {"transitions": True, "sampling": "blocks", "normalize": KINDS},
+    {
+        "transitions": True,
+        "layout": "stored",
+        "shard": (1, 3),
+        "fields": ["action", "next_observation_image", "truncated"],
+    },
 ]
 
 
