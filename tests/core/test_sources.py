@@ -10,6 +10,7 @@ import pytest
 
 from mouse_core import BatchSource, ConfigError, FieldSpec, PrefetchBatchifier, Spec, StateError
 from mouse_core.testing import SourceConformance, example_store
+from tests.core.faults import wrong
 
 SPEC = Spec({name: FieldSpec(name, np.dtype(np.int64), shape) for name, shape in (("a", ()), ("b", (2,)))}, "arrived")
 
@@ -59,43 +60,24 @@ class Sharing(Numbers):
         return {**super().__getitem__(index), "a": self.memory}
 
 
-@lru_cache
-def _numbers(index: int) -> Any:
-    return Numbers()[index]
-
-
-class CachedByAll(Numbers):
-    """Batches of a cache that all sources have in common."""
-
-    def __getitem__(self, index: int) -> Any:
-        return dict(_numbers(index))
-
-
+# A cache, and memory, that all sources have in common.
+_cached = lru_cache(lambda index: Numbers()[index])
 _memory = np.zeros((4, 2), np.int64)
 
 
-class SharingByAll(Numbers):
-    """Batches in memory of which there is one for all sources."""
-
-    def __getitem__(self, index: int) -> Any:
-        _memory[...] = index
-        return {**super().__getitem__(index), "a": _memory}
+def _shared(index: int) -> Any:
+    _memory[...] = index
+    return _memory
 
 
-class Finite(Numbers):
+def _finite(self: Numbers, right: Any, index: int) -> Any:
     """One epoch, and nothing behind it."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= len(self):
-            raise IndexError(index)
-        return super().__getitem__(index)
+    if index >= len(self):
+        raise IndexError(index)
+    return right(index)
 
 
-class OtherDtype(Numbers):
-    """Other dtypes than the spec says."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {name: values.astype(np.int32) for name, values in super().__getitem__(index).items()}
+_memory = np.zeros((4, 2), np.int64)
 
 
 class OthersWindows(BatchSource):
@@ -115,10 +97,16 @@ class OthersWindows(BatchSource):
         (OthersWindows, "test_packed_windows_lie_where_it_says"),
         (Counting, "test_a_batch_is_a_function_of_its_number"),
         (Sharing, "test_batches_are_the_callers"),
-        (CachedByAll, "test_batches_are_the_callers"),
-        (SharingByAll, "test_batches_are_the_callers"),
-        (Finite, "test_a_batch_is_a_function_of_its_number"),
-        (OtherDtype, "test_the_spec_says_what_comes"),
+        (wrong(Numbers, __getitem__=lambda self, right, index: dict(_cached(index))), "test_batches_are_the_callers"),
+        (
+            wrong(Numbers, __getitem__=lambda self, right, index: {**right(index), "a": _shared(index)}),
+            "test_batches_are_the_callers",
+        ),
+        (wrong(Numbers, __getitem__=_finite), "test_a_batch_is_a_function_of_its_number"),
+        (
+            wrong(Numbers, __getitem__=lambda self, right, index: {k: v.astype("i4") for k, v in right(index).items()}),
+            "test_the_spec_says_what_comes",
+        ),
     ],
 )
 def test_the_suite_finds_what_is_wrong(kind: Any, test: str) -> None:
