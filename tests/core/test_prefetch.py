@@ -117,11 +117,14 @@ def test_no_more_is_computed_than_was_asked_for(workers: int, prefetch: int) -> 
 
 
 def test_nothing_begins_before_it_is_used() -> None:
-    loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=3)
-    assert loader.spec
+    options: dict[str, Any] = {"seed": 3, "shard": (1, 2), "dtypes": {"reward": "float64"}}
+    loader = PrefetchBatchifier(store := store_of(), 5, 4, num_workers=3, **options)
+    source = BatchSource(store, 5, 4, **options)
+    assert loader.source.fingerprint == source.fingerprint
+    assert loader.spec == loader.source.spec == source.spec
     assert loader.state_dict()["next_index"] == 0
     assert not our_threads()
-    loader.next_batch()
+    assert_same(loader.next_batch(), source[0])
     assert our_threads()
     loader.close()
 
@@ -159,15 +162,6 @@ def test_a_for_loop_is_an_epoch(sampling: str, workers: int) -> None:
         for batch in rest:
             assert_same(batch, source[index])
             index += 1
-
-
-def test_the_source_of_a_loader_is_at_hand() -> None:
-    store = store_of()
-    with PrefetchBatchifier(store, 5, 4, seed=3, shard=(1, 2), dtypes={"reward": "float64"}) as loader:
-        source = BatchSource(store, 5, 4, seed=3, shard=(1, 2), dtypes={"reward": "float64"})
-        assert loader.source.fingerprint == source.fingerprint
-        assert loader.spec == loader.source.spec == source.spec
-        assert_same(loader.next_batch(), source[0])
 
 
 # ---------------------------------------------------------------------- errors
@@ -286,15 +280,6 @@ def test_rows_that_come_in_turn(workers: int) -> None:
 # ---------------------------------------------------------------------- closing
 
 
-def test_close_with_a_full_queue() -> None:
-    loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=2, prefetch=8)
-    loader.next_batch()
-    time.sleep(0.05)
-    closing = threading.Thread(target=loader.close, daemon=True)
-    closing.start()
-    assert wait_until(lambda: not closing.is_alive() and not our_threads())
-
-
 def test_close_while_a_batch_is_being_computed() -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, {1})
@@ -359,7 +344,8 @@ def test_closed_loaders_hold_no_batches() -> None:
     loader = Loader(source, delivery=Delivery(lambda _: make), num_workers=1, prefetch=4)
     loader.next_batch()
     assert wait_until(lambda: len(references) == 5)
-    loader.close()
+    loader.close()  # with a full queue
+    assert wait_until(lambda: not our_threads())
     assert wait_until(lambda: gc.collect() is not None and not any(reference() for reference in references))
 
 

@@ -53,11 +53,10 @@ def test_the_documented_table() -> None:
         name: (field.dtype, (1, 2, *field.shape)) for name, field in spec.items()
     }
     assert batch["time"].tolist() == [[0, -1]]
-
-
-def test_only_the_required_columns() -> None:
-    spec = BatchSource(DatasetStore().from_dataset(TABLE.select(["action", "reward", "done"])), 1, 1).spec
-    assert list(spec) == ["action", "reward", "done"]
+    required = ["action", "reward", "done"]
+    assert list(BatchSource(DatasetStore().from_dataset(TABLE.select(required)), 1, 1).spec) == required
+    varied = spec["q_star"].replace(shape=(4,))
+    assert (varied.shape, varied.column, spec["q_star"].shape) == ((4,), "metadata_q_star", (3,))
 
 
 def test_a_spec_is_a_value() -> None:
@@ -105,13 +104,6 @@ def test_fields(options: dict[str, Any], expected: tuple[Any, ...]) -> None:
     assert field == Field(**options)
     with pytest.raises(dataclasses.FrozenInstanceError):
         field.name = "z"  # type: ignore[misc]
-
-
-def test_field_specs_can_be_varied() -> None:
-    spec = FieldSpec("x", np.dtype("float32"), (3,), column="c")
-    assert spec.replace(shape=(4,)).shape == (4,)
-    assert spec.shape == (3,)
-    assert spec.replace(dtype=np.dtype("int8")).column == "c"
 
 
 @pytest.mark.parametrize("given", [FieldSpec("y", np.dtype("float32"), ()), "float32"])

@@ -109,6 +109,7 @@ def test_a_stack_is_taken_apart_into_what_it_was_made_of(one: Any, number: int, 
     own = isinstance(one, spec.OneHot | spec.MultiOneHot)
     axis = 0 if isinstance(one, spec.Stacked) else data.draw(st.integers(0, one.ndim - own))
     stacked = spec.stack_specs(others, axis)
+    assert type(stacked) is type(one)
     assert stacked.shape[axis] == number
     assert len(stacked.shape) == len(one.shape) + 1
     assert stacked.unbind(axis) == tuple(others)

@@ -195,16 +195,6 @@ def two(axis: int) -> tuple[Composite, Composite, Any]:
     return one, other, stack_specs([one, other], axis)
 
 
-def test_equal_specs_are_stacked_into_their_own_kind() -> None:
-    for one in of_shape((2, 3)):
-        for axis in range(3):
-            stacked = stack_specs([one] * 4, axis)
-            assert type(stacked) is type(one)
-            assert stacked.shape == (*one.shape[:axis], 4, *one.shape[axis:])
-            assert stacked[(slice(None),) * axis + (0,)] == one
-        assert stack_specs([one], -1).shape == (2, 3, 1, *one.shape[2:])
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2, -3, -2, -1])
 def test_specs_that_differ_are_a_stack(axis: int) -> None:
     one, other, stacked = two(axis)

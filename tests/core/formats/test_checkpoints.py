@@ -66,10 +66,8 @@ def test_the_files_say_what_torchrl_looks_for(tmp_path: Path) -> None:
     assert said("storage/storage_metadata.json") == {"metadata": {}, "is_pytree": False, "len": 7}
     values = {name: said(f"storage/{name}/meta.json")["data"] for name in ("shift", "is_full", "_storage_shape")}
     assert values == {"shift": 7, "is_full": False, "_storage_shape": [12]}
-    assert said("storage/meta.json")["observation"]["shape"] == [
-        14,
-        3,
-    ]  # 12 places, and an end each of two trajectories
+    # 12 places, and an end each of two trajectories.
+    assert said("storage/meta.json")["observation"]["shape"] == [14, 3]
 
 
 @pytest.mark.parametrize("storage", [ArrayStorage(10), ListStorage(10), ArrayStorage(20, ndim=2)])
