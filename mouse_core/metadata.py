@@ -27,7 +27,7 @@ from mouse_core._base.checks import is_text, is_whole, without_version
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, check_alignment
 
-__all__ = ["KEY", "DatasetMetadata", "Recording", "joined", "read_metadata", "with_metadata"]
+__all__ = ["KEY", "DatasetMetadata", "Recording", "joined", "joined_schemas", "read_metadata", "with_metadata"]
 
 KEY = "mouse_data"
 """Name of the text in the metadata of schemas, in descriptions and in features."""
@@ -252,6 +252,27 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
         keys=_joined_names([part.keys for _, part in parts]),
         layout=next((part.layout for _, part in parts if part.layout is not None), None),
     )
+
+
+def joined_schemas(files: Iterable[tuple[str, pa.Schema, DatasetMetadata]]) -> tuple[pa.Schema, DatasetMetadata]:
+    """Return the schema of a dataset of several files, and their joined metadata.
+
+    Args:
+        files: The name of each file, its schema with metadata, and further metadata of the file.
+
+    Raises:
+        SchemaError: Files with different columns or contradicting metadata.
+    """
+    (first_file, first, _), *_ = files = list(files)
+    for file, schema, _ in files:
+        if schema.names != first.names:
+            raise SchemaError(f"{file}: expected the columns of {first_file}, {first.names}, found {schema.names}")
+        for ours, theirs in zip(first, schema, strict=True):
+            if ours.type != theirs.type:
+                wanted = f"column {ours.name!r}: expected {ours.type} as in {first_file}"
+                raise SchemaError(f"{file}: {wanted}, found {theirs.type}")
+    parts = [(file, joined([*_places(schema, file), (file, more)])) for file, schema, more in files]
+    return first, joined(parts, have_rows=True)
 
 
 # ---------------------------------------------------------------------- reading

@@ -22,7 +22,7 @@ from mouse_core.files.reading import damaged, read_json_object, reading
 from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import bytes_a_row, rows_at_once
-from mouse_core.metadata import DatasetMetadata, joined, read_metadata
+from mouse_core.metadata import DatasetMetadata, joined_schemas, read_metadata
 from mouse_core.spec import check_choice
 
 # Limits of the sizes in a Parquet footer, so that a damaged footer allocates no gigabytes.
@@ -148,9 +148,7 @@ def read_rows(
     found = files_by_split(root)
     files = _files_of(found, splits, root)
     check_schemas(files)
-    schemas = {file: _schema_of(file) for file in files}
-    schema = _common(schemas)
-    metadata = joined(((str(file), _file_metadata(file, one)) for file, one in schemas.items()), have_rows=True)
+    schema, metadata = joined_schemas((str(file), _schema_of(file), _description_of(file)) for file in files)
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
@@ -223,24 +221,11 @@ def _schema_of(file: Path) -> pa.Schema:
     return schema
 
 
-def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
-    first_file, first = next(iter(schemas.items()))
-    for file, schema in schemas.items():
-        if schema.names != first.names:
-            raise SchemaError(f"{file}: expected the columns of {first_file.name}, {first.names}, found {schema.names}")
-        for ours, theirs in zip(first, schema, strict=True):
-            if ours.type != theirs.type:
-                wanted = f"column {ours.name!r}: expected {ours.type} as in {first_file.name}"
-                raise SchemaError(f"{file}: {wanted}, found {theirs.type}")
-    return first
-
-
-def _file_metadata(file: Path, schema: pa.Schema) -> DatasetMetadata:
-    said = [(str(file), read_metadata(schema, label=str(file)))]
+def _description_of(file: Path) -> DatasetMetadata:
+    """Return the metadata in the description of the dataset that an Arrow file belongs to."""
     info = file.parent / _INFO
-    if file.suffix == ".arrow" and info.is_file():
-        said.append((str(info), read_metadata(str(read_json_object(info).get("description", "")), label=str(info))))
-    return joined(said)
+    described = read_json_object(info) if file.suffix == ".arrow" and info.is_file() else {}
+    return read_metadata(str(described.get("description", "")), label=str(info))
 
 
 # ---------------------------------------------------------------------- rows

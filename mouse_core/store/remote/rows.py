@@ -21,13 +21,13 @@ from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError, StorageError, StoreWarning
+from mouse_core.errors import ConfigError, DataError, MouseError, StorageError, StoreWarning
 from mouse_core.files.checksum import digest, with_digest, without_digest
 from mouse_core.files.ipc.batches import Message
 from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
-from mouse_core.metadata import DatasetMetadata, joined, read_metadata
+from mouse_core.metadata import DatasetMetadata, joined_schemas, read_metadata
 from mouse_core.remote.clients import Reaching
 from mouse_core.remote.clients.options import ObjectInfo
 from mouse_core.store._intake import StoreBackend, StoreSchema
@@ -95,35 +95,6 @@ class FileRows(RemoteRows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileRows, self._arguments
-
-
-def joined_metadata(
-    place: Place,
-    infos: Sequence[ObjectInfo],
-    schemas: Sequence[pa.Schema],
-    said: Mapping[str, DatasetMetadata] | None = None,
-) -> tuple[pa.Schema, DatasetMetadata]:
-    """Return the columns that all files have, and the metadata of the files together.
-
-    Args:
-        place: The client of the files.
-        infos: The files.
-        schemas: The schema of each file, with its metadata.
-        said: Further metadata by path.
-
-    Raises:
-        SchemaError: Files with different columns or contradicting metadata.
-    """
-    columns, parts = bare_schema(schemas[0]), []
-    for info, schema in zip(infos, schemas, strict=True):
-        where = place.client.shown(info.path)
-        if not bare_schema(schema).equals(columns):
-            raise SchemaError(
-                f"{where}: expected the columns of {infos[0].path}, {columns.names}, found {schema.names}"
-            )
-        of_file = [(where, read_metadata(schema, label=where)), (where, (said or {}).get(info.path, DatasetMetadata()))]
-        parts.append((where, joined(of_file)))
-    return columns, joined(parts, have_rows=True)
 
 
 class StoreRows(RemoteRows):
@@ -341,12 +312,15 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
     """
     found = ParquetObjects(Objects(place, infos))
     opened = [found.file(number) for number in range(len(infos))]
-    schema, metadata = joined_metadata(place, infos, [one.schema_arrow for one in opened])
+    named = [place.client.shown(info.path) for info in infos]
+    schema, metadata = joined_schemas(
+        (name, one.schema_arrow, DatasetMetadata()) for name, one in zip(named, opened, strict=True)
+    )
     files = []
     for info, one in zip(infos, opened, strict=True):
         groups = range(one.metadata.num_row_groups)
         files.append(ArrowFile(info, np.array([one.metadata.row_group(group).num_rows for group in groups], np.int64)))
-    return _ParquetFiles(place, files, schema), metadata
+    return _ParquetFiles(place, files, bare_schema(schema)), metadata
 
 
 class ParquetObjects:
@@ -546,11 +520,15 @@ def open_saved(
         DataError: A file is damaged.
     """
     found = indexes(place, infos)
-    for info, index in zip(infos, found, strict=True):
-        check_schema(place.client.shown(info.path), schemas.get(info.path), index.schema_digest)
-    schema, metadata = joined_metadata(place, infos, [one.schema for one in found], said)
+    named = [place.client.shown(info.path) for info in infos]
+    for name, info, index in zip(named, infos, found, strict=True):
+        check_schema(name, schemas.get(info.path), index.schema_digest)
+    schema, metadata = joined_schemas(
+        (name, index.schema, said.get(info.path, DatasetMetadata()))
+        for name, info, index in zip(named, infos, found, strict=True)
+    )
     files = [ArrowFile(info, one.rows, one.begins) for info, one in zip(infos, found, strict=True) if len(one.rows)]
-    return Files(place, files, schema), metadata
+    return Files(place, files, bare_schema(schema)), metadata
 
 
 _Saved = tuple[list[str], dict[str, DatasetMetadata], dict[str, str]]
