@@ -143,15 +143,6 @@ def test_an_environment_that_begins_with_zeros_of_another_dtype() -> None:
     assert rows.columns["observation"] == pa.list_(pa.float32())
 
 
-@pytest.mark.parametrize("reward", [2**53 + 1, np.int64(2**60 + 1), "1.5", [1, 2]])
-def test_a_reward_that_is_no_number_of_a_float_is_refused(reward: Any) -> None:
-    env = Recorder(Frames("float32", (2,)), DatasetStore())
-    env.env.step = lambda _: (np.zeros(2, np.float32), reward, False, False, {})  # type: ignore[method-assign]
-    env.reset(seed=0)
-    with pytest.raises(DataError, match="reward: expected one number"):
-        env.step(0)
-
-
 @pytest.mark.parametrize(
     ("space", "action"),
     [
@@ -169,27 +160,25 @@ def test_an_action_that_its_space_does_not_hold_is_refused(space: Any, action: A
         env.step(action)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("int32", 0.5), ("uint8", np.array([300])), ("float32", 2**53 + 1)])
-def test_an_info_that_its_dtype_does_not_hold_is_refused(dtype: str, value: Any) -> None:
-    env = Recorder(Frames("float32", (2,)), DatasetStore(), infos={"x": dtype})
-    env.env.step = lambda _: (np.zeros(2, np.float32), 0.0, False, False, {"x": value})  # type: ignore[method-assign]
-    env.reset(seed=0)
-    with pytest.raises(DataError, match="info 'x': expected"):
-        env.step(0)
+MASKED = np.ma.masked_array(np.zeros((8, 8), np.uint8), np.eye(8))
+TOO_LARGE = [2**53 + 1, np.int64(2**60 + 1), "1.5", [1, 2]]
+INFOS_BEYOND = [("int32", 0.5), ("uint8", np.array([300])), ("float32", 2**53 + 1)]
 
 
-@pytest.mark.parametrize("images", ["raw", "png"])
-def test_masked_observations_are_refused(images: str) -> None:
-    env = Recorder(Frames("uint8", (8, 8)), DatasetStore(), images=images)
-    env.env.step = lambda _: (  # type: ignore[method-assign]
-        np.ma.masked_array(np.zeros((8, 8), np.uint8), np.eye(8)),
-        0.0,
-        True,
-        False,
-        {},
-    )
+@pytest.mark.parametrize(
+    ("step", "options", "says"),
+    [
+        *(({"reward": reward}, {}, "reward: expected one number") for reward in TOO_LARGE),
+        *(({"info": {"x": value}}, {"infos": {"x": dtype}}, "info 'x': expected") for dtype, value in INFOS_BEYOND),
+        *(({"observation": MASKED}, {"images": images}, r"observation_image.*masked") for images in ("raw", "png")),
+    ],
+)
+def test_a_step_that_its_columns_do_not_hold_is_refused(step: Any, options: Any, says: str) -> None:
+    env = Recorder(Frames("uint8", (8, 8)), DatasetStore(), **options)
+    given = {"observation": np.zeros((8, 8), np.uint8), "reward": 0.0, "info": {}, **step}
+    env.env.step = lambda _: (given["observation"], given["reward"], False, False, given["info"])  # type: ignore[method-assign]
     env.reset(seed=0)
-    with pytest.raises(DataError, match=r"observation_image.*masked"):
+    with pytest.raises(DataError, match=says):
         env.step(0)
 
 
@@ -532,31 +521,25 @@ def test_what_a_policy_raises_leaves_whole_episodes() -> None:
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected gymnasium\.Env or dm_env\.Environment, found int"):
-        Recorder(3, DatasetStore())
-    with pytest.raises(ConfigError, match="VectorRecorder records a gymnasium"):
-        Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore())
-    with pytest.raises(ConfigError, match="Recorder records one environment"):
-        VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
-    with pytest.raises(ConfigError, match="expected a DatasetStore, or a client of one, found list"):
-        Recorder(gym.make("CartPole-v1"), [])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="infos: expected names of infos, found 'x_position'"):
-        Recorder(gym.make("CartPole-v1"), DatasetStore(), infos="x_position")
-    with pytest.raises(ConfigError, match="images: expected one of"):
-        Recorder(gym.make("CartPole-v1"), DatasetStore(), images="jpeg")
-    with pytest.raises(ConfigError, match="on_interrupted: expected one of"):
-        Recorder(gym.make("CartPole-v1"), DatasetStore(), on_interrupted="keep")
-    with pytest.raises(ConfigError, match="expected the id of an environment, found 'CartPole-v77'"):
-        record("CartPole-v77", episodes=1)
-    with pytest.raises(ConfigError, match="episodes: expected an integer from 1, found 0"):
-        record("CartPole-v1", episodes=0)
-    env = Counting()
-    env.observation_space = gym.spaces.Dict({"a": gym.spaces.Sequence(gym.spaces.Discrete(3))})
-    with pytest.raises(ConfigError, match=r"space/a: expected one of .*, found Sequence"):
-        Recorder(env, DatasetStore())
-    env.observation_space = gym.spaces.Dict({"a_b": gym.spaces.Text(3), "a": gym.spaces.Dict(b=gym.spaces.Text(3))})
-    with pytest.raises(ConfigError, match="observation_a_b: two parts of a step have this name"):
-        Recorder(env, DatasetStore())
+    cart, deep, twice = gym.make("CartPole-v1"), Counting(), Counting()
+    deep.observation_space = gym.spaces.Dict({"a": gym.spaces.Sequence(gym.spaces.Discrete(3))})
+    twice.observation_space = gym.spaces.Dict({"a_b": gym.spaces.Text(3), "a": gym.spaces.Dict(b=gym.spaces.Text(3))})
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Recorder(3, DatasetStore()), r"expected gymnasium\.Env or dm_env\.Environment, found int"),
+        (lambda: Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore()), "VectorRecorder records a gymnasium"),
+        (lambda: VectorRecorder(cart, DatasetStore()), "Recorder records one environment"),
+        (lambda: Recorder(cart, []), "expected a DatasetStore, or a client of one, found list"),  # type: ignore[arg-type]
+        (lambda: Recorder(cart, DatasetStore(), infos="x_position"), "infos: expected names of infos, found 'x_pos"),
+        (lambda: Recorder(cart, DatasetStore(), images="jpeg"), "images: expected one of"),
+        (lambda: Recorder(cart, DatasetStore(), on_interrupted="keep"), "on_interrupted: expected one of"),
+        (lambda: record("CartPole-v77", episodes=1), "expected the id of an environment, found 'CartPole-v77'"),
+        (lambda: record("CartPole-v1", episodes=0), "episodes: expected an integer from 1, found 0"),
+        (lambda: Recorder(deep, DatasetStore()), r"space/a: expected one of .*, found Sequence"),
+        (lambda: Recorder(twice, DatasetStore()), "observation_a_b: two parts of a step have this name"),
+    ]
+    for make, says in refused:
+        with pytest.raises(ConfigError, match=says):
+            make()
 
 
 def test_a_store_of_something_else_is_refused_and_stays_as_it_was() -> None:

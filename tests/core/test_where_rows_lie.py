@@ -27,7 +27,6 @@ from mouse_core import BatchSource, DataError, DatasetStore, Field
 from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.column import _FEW as FEW
 from mouse_core._arrow.column import Alike, Column
-from mouse_core._arrow.windows import Stretches, Windows, distinct
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.store import _segments
 from tests.core.worlds import numbered
@@ -179,40 +178,6 @@ def test_memory_that_is_no_file_is_like_nothing() -> None:
 
 
 # ---------------------------------------------------------------------- windows, in pieces of chunks
-
-
-@given(
-    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 5, 5, 5, 5, 5, 7]), min_size=1, max_size=40).filter(sum),
-    length=st.integers(1, 12),
-    data=st.data(),
-)
-def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data: st.DataObject) -> None:
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    rows = int(edges[-1])
-    length = min(length, rows)
-    chunks = Stretches(edges)
-    every = np.arange(rows)
-    found = chunks.find(every)
-    assert ((edges[found] <= every) & (every < edges[found + 1])).all()
-    per_batch = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum))
-    starts = np.array(
-        data.draw(st.lists(st.integers(0, rows - length), min_size=sum(per_batch), max_size=sum(per_batch)))
-    )
-    bounds = [0, *np.cumsum(per_batch).tolist()]
-    pieces = Windows(chunks, starts, length, bounds).pieces
-    assert pieces.chunk.shape[0] == len(per_batch)
-    for batch, (begin, end) in enumerate(pairwise(bounds)):
-        read: list[int] = []
-        for chunk, row, size in zip(*(values[batch].tolist() for values in pieces), strict=True):
-            if size:
-                assert row + size <= edges[chunk + 1] - edges[chunk]
-                read += range(edges[chunk] + row, edges[chunk] + row + size)
-        assert read == [start + step for start in starts[begin:end].tolist() for step in range(length)]
-
-
-@given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
-def test_distinct_numbers(numbers: list[int], count: int) -> None:
-    assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))
 
 
 # ---------------------------------------------------------------------- runs of row numbers
