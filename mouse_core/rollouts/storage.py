@@ -325,21 +325,32 @@ class RolloutStorage:
             SchemaError, DataError: Shapes that are wrong; values that are needed and not finite; a time-out where no
                 episode ends. In each case nothing has changed.
         """
-        self._check_full("compute_returns")
-        if "values" not in self._arrays:
-            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
-        discount, lam = check_unit("gamma", gamma), check_unit("lam", lam)
+        self._check_returns()
+        self._compute(
+            last_values,
+            check_unit("gamma", gamma),
+            check_unit("lam", lam),
+            normalize_advantage,
+            time_outs,
+            final_values,
+        )
+        self._computed = True
+        self._version += 1
+
+    def _compute(
+        self, last_values: Any, discount: Any, lam: Any, normalize: bool, time_outs: Any, final_values: Any
+    ) -> None:
+        """Write returns and advantages."""
+        arrays = self._arrays
         # bfloat16 is computed in float32: NumPy's array API does not know it.
-        rewards, values, dones = (widened(self._arrays[name]) for name in ("rewards", "values", "dones"))
-        ends = self._checks.ends(self._arrays["values"], dones, last_values, time_outs, final_values)
+        rewards, values, dones = (widened(arrays[name]) for name in ("rewards", "values", "dones"))
+        ends = self._checks.ends(arrays["values"], dones, last_values, time_outs, final_values)
         last, time_outs, finals = map(widened, ends)
         advantages, returns = gae(
             rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
         )
-        self._arrays["returns"][...] = returns
-        self._arrays["advantages"][...] = normalized(advantages) if normalize_advantage else advantages
-        self._computed = True
-        self._version += 1
+        arrays["returns"][...] = returns
+        arrays["advantages"][...] = normalized(advantages) if normalize else advantages
 
     # ------------------------------------------------------------------ reading it
 
@@ -396,12 +407,19 @@ class RolloutStorage:
         Raises:
             RolloutError, ConfigError: As ``mini_batch_generator``.
         """
+        return self._trajectories(num_mini_batches, num_epochs, drop_last, shuffle, lambda envs: None)
+
+    def _trajectories(
+        self, count: int, num_epochs: int, drop_last: bool, shuffle: bool, most: Callable[[int], int | None]
+    ) -> Iterator[MiniBatch]:
+        """Mini-batches of trajectories; ``most`` returns K for a number of environments, or None for all there are."""
         self._check_readable("recurrent_mini_batch_generator", num_epochs)
-        parts = cut(self.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
-        arrays, amp, hidden = self._read_arrays(), self._amp(), self.hidden_states
+        parts = cut(self.num_envs, count, drop_last=drop_last, what="environments")
+        arrays = self._read_arrays()
+        options = {"amp": self._amp(), "hidden_states": self.hidden_states, "hidden_axis": self._states.axis}
 
         def take(envs: Array) -> MiniBatch:
-            return take_recurrent_mini_batch(arrays, envs, amp=amp, hidden_states=hidden, hidden_axis=self._states.axis)
+            return take_recurrent_mini_batch(arrays, envs, num_trajectories=most(len(envs)), **options)
 
         return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
 
@@ -523,8 +541,16 @@ class RolloutStorage:
         if self.training_type == "distillation":
             raise ConfigError(f"{caller}: expected a storage for reinforcement learning, found one for distillation")
         self._check_full(caller)
-        if "values" in self._arrays and not self._computed:
+        if "values" in self._arrays and not self._has_returns():
             raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
+
+    def _check_returns(self) -> None:
+        self._check_full("compute_returns")
+        if "values" not in self._arrays:
+            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
+
+    def _has_returns(self) -> bool:
+        return self._computed
 
     def _check_unchanged(self, version: int) -> None:
         refuse_traced("mini-batches")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from mouse_core.dtypes import widened
-from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError
+from mouse_core import rollouts
+from mouse_core.errors import ConfigError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.nested import FieldKey, Leaf
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, gae, normalized, policy_states
-from mouse_core.rollouts.fields import ALIASES, StepChecks, complete_fields, stored_spec
-from mouse_core.rollouts.mini_batches import (
-    AmpStates,
-    amp_states,
-    check_histories,
-    cut,
-    find_extractors,
-    take_mini_batch,
-    take_recurrent_mini_batch,
-)
+from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, policy_states
+from mouse_core.rollouts.fields import StepChecks, complete_fields, stored_spec
+from mouse_core.rollouts.mini_batches import find_extractors
 from mouse_core.spec import check_count, check_unit
 from mouse_torch import _philox
 from mouse_torch.device.fields import BufferModule, Fields, Row
@@ -32,22 +24,24 @@ from mouse_torch.transfer import torch_dtype
 
 
 class States(torch.nn.Module):
-    """The hidden states of actor and critic in each of some time steps.
+    """The hidden states of actor and critic in each time step.
 
     Args:
-        example: ``(actor, critic)`` of one step, trees of tensors; None where there are none.
-        steps: How many.
-        num_envs: Of how many environments each is.
-        axis: Where a state has its environments; see ``policy_states.env_axis``.
-        arrays: The kind of arrays they are.
+        example: ``(actor, critic)`` of one step, trees of tensors; None without states.
+        steps: The number of time steps.
+        num_envs: The number of environments.
+        axis: The axis of environments in a state; see ``policy_states.env_axis``.
+        arrays: The kind of arrays.
 
     Raises:
-        SchemaError: No pair, or states of other environments.
+        ConfigError: No axis.
+        SchemaError: No pair, or states of another number of environments.
     """
 
     def __init__(self, example: Any, steps: int, num_envs: int, axis: int | None, arrays: TensorArrays) -> None:
         super().__init__()
         rows: dict[FieldKey, Row] = {}
+        self.axis = policy_states.check_axis(axis)
         self._arrays, self._names = arrays, None
         if not policy_states.is_empty(example):
             if not isinstance(example, tuple | list) or len(example) != 2:
@@ -62,24 +56,25 @@ class States(torch.nn.Module):
             self._names = policy_states.tree_map(named, example)
         self.memory = Fields(None, rows, steps, None, arrays.device)
 
-    def tree(self, steps: int) -> Any:
-        """Arrays ``[steps, ...]`` of the first time steps, nested as the example was; None where there are none."""
+    @property
+    def trees(self) -> Any:
+        """Arrays of all steps but the last, ``[steps - 1, ...]``, nested as the example; None without states."""
         if self._names is None:
             return None
-        arrays = {path: memory[:steps] for path, memory in self.memory.each()}
+        arrays = {path: memory[:-1] for path, memory in self.memory.each()}
         return policy_states.tree_map(lambda _, path: arrays[path], self._names)
 
-    def checked(self, given: Any, step: int | None) -> dict[Any, torch.Tensor]:
+    def check(self, given: Any, step: int | None) -> dict[Any, torch.Tensor]:
         """The states of one step by their names.
 
-        Before its first step a policy has no state, and says so by None: zeros.
+        None stands for the states of a policy before its first step, which are zeros.
 
         Args:
             given: ``(actor, critic)``, each a tree or None; or None.
-            step: The row that they are for, where that is known.
+            step: The number of the row, or None where it is unknown.
 
         Raises:
-            SchemaError: They are none, or of other structures or shapes than the example; none behind the first row.
+            SchemaError: No states behind the first row, or states of other structures or shapes than the example.
         """
         pair = isinstance(given, tuple | list) and len(given) == 2
         if self._names is None or not pair:
@@ -116,24 +111,23 @@ class _Arrays(TensorArrays):
         return is_known(array)
 
 
-class RolloutStorage(BufferModule):
-    """T steps of N environments on a device, from which nothing is fetched: in eager code, compiled, in CUDA graphs.
+class RolloutStorage(BufferModule, rollouts.RolloutStorage):
+    """T steps of N environments on a device, in eager code, compiled code and CUDA graphs, without waiting for values.
 
-    It has the methods of ``mouse_torch.RolloutStorage``, and gives the same mini-batches in the same order for the same
-    seed and rows. The number of the next row and of the next epoch are counted on the device, so that a graph that is
-    replayed writes the next row, and has another order each time. All memory is allocated at once: fields that are
-    optional need a mask, and hidden states are said at the beginning. Rows and counters belong to the ``state_dict`` of
-    a module that it is part of. The array of a field, ``[T, N, ...]``, is ``storage["name"]``.
+    The storage has the methods of ``mouse_torch.RolloutStorage``, and gives the same mini-batches in the same order for
+    the same seed and rows. The device counts rows and epochs, so that a replayed graph writes the next row, and reads
+    another order each time. The storage allocates all memory at once: optional fields need a mask, and
+    ``hidden_states`` gives the shapes of hidden states. Rows and counters belong to the ``state_dict`` of a module that
+    the storage is part of. The array of a field, ``[T, N, ...]``, is ``storage["name"]``.
 
-    On the host, where values can be seen, what comes out of turn or is not finite is an error, as of
-    ``mouse_torch.RolloutStorage``. Elsewhere and in compiled code nobody looks: a row more than there is room for is
-    left out.
+    On the host, calls in a wrong order and values that are not finite raise the errors of
+    ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and a row without
+    room is left out.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis: As of ``mouse_core.rollouts.RolloutStorage``.
         amp_cfg: Likewise; the extractors are called without gradients.
-        hidden_states: ``(actor, critic)`` of one step, whose shapes and dtypes say what to allocate; None: there are
-            none.
+        hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
         device: Where tensors are; None: on the host.
 
     Raises:
@@ -150,13 +144,12 @@ class RolloutStorage(BufferModule):
         2
     """
 
-    step: torch.Tensor
-    """Rows that were added, int64 ``[]``; more than T where some were left out."""
-    epoch: torch.Tensor
-    """Epochs that were read, over all rollouts, int64 ``[]``."""
-    seed: torch.Tensor
-    computed: torch.Tensor
-    """Whether returns belong to the rows, bool ``[]``."""
+    epoch: torch.Tensor  # type: ignore[assignment]
+    """The number of epochs that were read, over all rollouts, int64 ``[]``."""
+    seed: torch.Tensor  # type: ignore[assignment]
+    _step: Any
+    _computed: Any
+    _states: Any
 
     def __init__(
         self,
@@ -173,27 +166,26 @@ class RolloutStorage(BufferModule):
         super().__init__()
         self.num_envs = int(check_count("num_envs", num_envs))
         self.num_transitions_per_env = int(check_count("num_transitions_per_env", num_transitions_per_env))
-        completed = complete_fields(fields)
-        for name, one in completed.items():
+        self._fields = complete_fields(fields)
+        for name, one in self._fields.items():
             if one.optional and not one.mask:
                 raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as memory is allocated")
-        self.spec = stored_spec(completed)
+        self.spec, self._digest, self._version = stored_spec(self._fields), None, 0
         target, word = check_device(device), _philox.signed(check_seed(seed))
-        self._arrays = _Arrays(target)
-        self._checks = StepChecks(completed, self.num_envs, self.spec, self._arrays)
-        self._extractors = find_extractors(amp_cfg, completed)
-        self.hidden_axis = policy_states.check_axis(hidden_axis)
+        self._kind = _Arrays(target)
+        self._checks = StepChecks(self._fields, self.num_envs, self.spec, self._kind)
+        self._extractors = find_extractors(amp_cfg, self._fields)
         with torch.inference_mode(False):
             rows: dict[FieldKey, Row] = {
                 name: Row(tuple(one.shape), torch_dtype(one.dtype)) for name, one in self.spec.items()
             }
-            # One step more, which belongs to nobody: rows for which there is no room are written there.
+            # One step more: rows without room are written there.
             steps = self.num_transitions_per_env + 1
             self.rows = Fields({name: Leaf(name) for name in rows}, rows, steps * self.num_envs, self.num_envs, target)
-            self.states = States(hidden_states, steps, self.num_envs, self.hidden_axis, self._arrays)
-            for name, value in (("step", 0), ("epoch", 0), ("seed", word)):
+            self._states = States(hidden_states, steps, self.num_envs, hidden_axis, self._kind)
+            for name, value in (("_step", 0), ("epoch", 0), ("seed", word)):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
-            self.register_buffer("computed", torch.zeros((), dtype=torch.bool, device=target))
+            self.register_buffer("_computed", torch.zeros((), dtype=torch.bool, device=target))
 
     def extra_repr(self) -> str:
         """Arguments that the storage was created with."""
@@ -202,27 +194,7 @@ class RolloutStorage(BufferModule):
     @property
     def device(self) -> torch.device:
         """Device that holds the rows."""
-        return self.step.device
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """The array of a field, ``[T, N, ...]``, which the next rollout overwrites.
-
-        Raises:
-            MissingFieldError: There is none of this name (also a KeyError).
-        """
-        arrays = self._by_time()
-        name = ALIASES.get(name, name)
-        if name not in arrays:
-            raise MissingFieldError(f"rollout: expected one of {list(arrays)}, found {name!r}")
-        return arrays[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.spec
-
-    @property
-    def hidden_states(self) -> Any:
-        """``(actor, critic)``, arrays ``[T, ...]`` in the structure in which they were said; None if there are none."""
-        return self.states.tree(self.num_transitions_per_env)
+        return self.epoch.device
 
     # ------------------------------------------------------------------ filling it
 
@@ -231,35 +203,33 @@ class RolloutStorage(BufferModule):
         """Copy one step of all environments into the next row.
 
         Args:
-            transition: As of ``mouse_core.rollouts.RolloutStorage``. Where hidden states were said, None for those of
-                the actor or the critic stands for zeros, on the host in the first row alone.
+            transition: As in ``mouse_core.rollouts.RolloutStorage``. With hidden states, None for the states of the
+                actor or the critic stands for zeros, on the host in the first row alone.
 
         Raises:
-            RolloutFullError: There is no row left, where that is seen.
-            SchemaError, MissingFieldError, DataError: As there; values are looked at on the host.
+            RolloutFullError: No row is left, where values are checked.
+            SchemaError, MissingFieldError, DataError: As there; values are checked on the host.
         """
-        step = self._known_step()
-        if step is not None and step >= self.num_transitions_per_env:
-            most = self.num_transitions_per_env
+        step, most = self._known_step(), self.num_transitions_per_env
+        if step is not None and step >= most:
             raise RolloutFullError(f"add_transitions: expected at most {most} rows, found one more; clear() first")
         given = self._checks.given(transition)
-        rows = self._checks.rows(given, step)
-        states = self.states.checked(given.get("hidden_states"), step)
-        place = self.step.clamp(max=self.num_transitions_per_env).reshape(1)
-        for memory, values in ((self.rows, rows), (self.states.memory, states)):
+        rows, states = self._checks.rows(given, step), self._states.check(given.get("hidden_states"), step)
+        place = self._step.clamp(max=most).reshape(1)
+        for memory, values in ((self.rows, rows), (self._states.memory, states)):
             memory.put({name: memory.rows[name].as_held(row)[None] for name, row in values.items()}, place)
-        self.step.add_(1)
-        self.computed.fill_(False)
+        self._step.add_(1)
+        self._computed.fill_(False)
 
     def clear(self) -> None:
         """Begin a new rollout; the order of rows in mini-batches goes on being new in every epoch."""
-        self.step.zero_()
-        self.computed.fill_(False)
+        self._step.zero_()
+        self._computed.fill_(False)
 
     def get_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each."""
-        arrays = self._by_time()
-        there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self.step
+        arrays = self._arrays
+        there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self._step
         rows = there.sum() * self.num_envs
         rewards = torch.where(there, arrays["rewards"][:, :, 0], 0)
         return rows / (episode_starts(arrays["dones"]) & there).sum(), rewards.sum() / rows
@@ -277,69 +247,22 @@ class RolloutStorage(BufferModule):
         """Compute ``returns`` and ``advantages``, by generalized advantage estimation; see ``mouse_core.rollouts.gae``.
 
         Args:
-            last_values, normalize_advantage, time_outs, final_values: As of ``mouse_core.rollouts.RolloutStorage``.
+            last_values, normalize_advantage, time_outs, final_values: As in ``mouse_core.rollouts.RolloutStorage``.
             gamma, lam: Numbers from 0 to 1, or tensors ``[]``.
 
         Raises:
-            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there; values are looked at on the
+            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there; values are checked on the
                 host.
         """
-        self._check_full("compute_returns")
-        if "values" not in self.spec:
-            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self.spec)}")
+        self._check_returns()
         discount, decay = (
             value if isinstance(value, torch.Tensor) else check_unit(name, value)
             for name, value in (("gamma", gamma), ("lam", lam))
         )
-        arrays = self._by_time()
-        rewards, values, dones = (widened(arrays[name]) for name in ("rewards", "values", "dones"))
-        ends = self._checks.ends(arrays["values"], dones, last_values, time_outs, final_values)
-        last, time_outs, finals = (None if end is None else widened(end) for end in ends)
-        advantages, returns = gae(
-            rewards, values, dones, last, discount=discount, lam=decay, time_outs=time_outs, final_values=finals
-        )
-        arrays["returns"].copy_(returns)
-        arrays["advantages"].copy_(normalized(advantages) if normalize_advantage else advantages)
-        self.computed.fill_(True)
+        self._compute(last_values, discount, decay, normalize_advantage, time_outs, final_values)
+        self._computed.fill_(True)
 
     # ------------------------------------------------------------------ reading it
-
-    def mini_batch_generator(
-        self,
-        num_mini_batches: int,
-        num_epochs: int = 8,
-        *,
-        drop_last: bool = False,
-        histories: Mapping[str, int] | None = None,
-    ) -> Iterator[MiniBatch]:
-        """Mini-batches of rows, every row once in each epoch, in the order of ``mouse_core.rollouts.RolloutStorage``.
-
-        In compiled code, and in a CUDA graph, go through all of them: each becomes a part of it.
-
-        Args:
-            num_mini_batches, num_epochs, drop_last, histories: As there.
-
-        Returns:
-            An iterator over ``num_mini_batches * num_epochs`` mini-batches.
-
-        Raises:
-            RolloutError: The rollout is not full, or has no returns yet, where that is seen.
-            ConfigError: A number out of range; a history of an unknown field.
-        """
-        check_count("num_epochs", num_epochs)
-        frames = check_histories(histories, self.spec)
-        self._check_readable("mini_batch_generator")
-        count = self.num_transitions_per_env * self.num_envs
-        parts = cut(count, num_mini_batches, drop_last=drop_last)
-        flat, amp, hidden = self._flat(), self._amp(), self.hidden_states
-        starts = episode_starts(self._by_time()["dones"])
-
-        def take(rows: torch.Tensor) -> MiniBatch:
-            return take_mini_batch(
-                flat, rows, starts, amp=amp, histories=frames, hidden_states=hidden, hidden_axis=self.hidden_axis
-            )
-
-        return self._read(take, count, parts, num_epochs, shuffle=True)
 
     def recurrent_mini_batch_generator(
         self,
@@ -350,76 +273,48 @@ class RolloutStorage(BufferModule):
         shuffle: bool = False,
         num_trajectories: int | None = None,
     ) -> Iterator[MiniBatch]:
-        """Mini-batches of trajectories, padded, as of ``mouse_core.rollouts.RolloutStorage``.
+        """Mini-batches of trajectories, padded, as in ``mouse_core.rollouts.RolloutStorage``.
 
         Args:
             num_mini_batches, num_epochs, drop_last, shuffle: As there.
-            num_trajectories: K, the most trajectories in a mini-batch; those beyond what there are are empty. None: as
-                many as there are, which is seen on the host alone; elsewhere, and in compiled code, T times the
+            num_trajectories: K, the number of trajectories in a mini-batch, of which those behind the last trajectory
+                are empty. None: as many as there are on the host; on other devices and in compiled code, T times the
                 environments.
 
         Raises:
             RolloutError, ConfigError: As ``mini_batch_generator``.
         """
-        check_count("num_epochs", num_epochs)
-        self._check_readable("recurrent_mini_batch_generator")
-        parts = cut(self.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
-        arrays, amp, hidden = self._by_time(), self._amp(), self.hidden_states
 
-        def take(envs: torch.Tensor) -> MiniBatch:
-            most = num_trajectories
-            if most is None and not is_known(self.step):
-                most = self.num_transitions_per_env * len(envs)
-            return take_recurrent_mini_batch(
-                arrays, envs, num_trajectories=most, amp=amp, hidden_states=hidden, hidden_axis=self.hidden_axis
-            )
+        def most(envs: int) -> int | None:
+            known = num_trajectories is not None or is_known(self._step)
+            return num_trajectories if known else self.num_transitions_per_env * envs
 
-        return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
+        return self._trajectories(num_mini_batches, num_epochs, drop_last, shuffle, most)
 
-    def _read(
-        self,
-        take: Callable[[torch.Tensor], MiniBatch],
-        count: int,
-        parts: list[slice],
-        num_epochs: int,
-        *,
-        shuffle: bool,
-    ) -> Iterator[MiniBatch]:
-        for _ in range(num_epochs):
-            order = (
-                _philox.permutation(self.seed, self.epoch, count)
-                if shuffle
-                else torch.arange(count, device=self.device)
-            )
-            self.epoch.add_(1)
-            for part in parts:
-                yield take(order[part])
+    def _order(self, count: int, *, shuffle: bool) -> torch.Tensor:
+        if shuffle:
+            return _philox.permutation(self.seed, self.epoch, count)
+        return torch.arange(count, device=self.device)
 
-    # ------------------------------------------------------------------ details
-
-    def _by_time(self) -> dict[str, torch.Tensor]:
-        lead = (self.num_transitions_per_env, self.num_envs)
-        return {name: flat.reshape(*lead, *flat.shape[1:]) for name, flat in self._flat().items()}
-
-    def _flat(self) -> dict[str, torch.Tensor]:
+    @property
+    def _arrays(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        lead = self.num_transitions_per_env, self.num_envs
         rows = self.num_transitions_per_env * self.num_envs
-        return {str(name): memory[:rows] for name, memory in self.rows.each()}
+        return {str(name): memory[:rows].reshape(*lead, *memory.shape[1:]) for name, memory in self.rows.each()}
 
-    def _amp(self) -> AmpStates | None:
-        if self._extractors is None:
-            return None
-        with torch.no_grad():
-            return amp_states(self._flat(), *self._extractors)
+    def _read_arrays(self) -> dict[str, torch.Tensor]:
+        return self._arrays
 
     def _known_step(self) -> int | None:
-        return int(self.step.numpy()) if is_known(self.step) else None
+        return int(self._step.numpy()) if is_known(self._step) else None
 
     def _check_full(self, caller: str) -> None:
         step = self._known_step()
         if step is not None and step != self.num_transitions_per_env:
             raise RolloutError(f"{caller}: expected {self.num_transitions_per_env} rows, found {step}")
 
-    def _check_readable(self, caller: str) -> None:
-        self._check_full(caller)
-        if "values" in self.spec and is_known(self.computed) and not self.computed.numpy():
-            raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
+    def _has_returns(self) -> bool:
+        return not is_known(self._computed) or bool(self._computed.numpy())
+
+    def _check_unchanged(self, version: int) -> None:
+        """Pass: compiled code and CUDA graphs cannot look."""
