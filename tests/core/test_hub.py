@@ -99,7 +99,7 @@ def test_every_value_survives(hub: HubServer, tmp_path: Path, streaming: bool) -
     assert plain(loaded["train"]) == expected
 
 
-def test_columns_missing_in_one_split_are_absent_there(hub: HubServer, tmp_path: Path) -> None:
+def test_columns_missing_in_one_split_are_absent_there(hub: HubServer) -> None:
     n = 12
     q_star = np.arange(n * 2, dtype=np.float32).reshape(n, 2)
     train = make_store(n, metadata_q_star=q_star)
@@ -110,10 +110,10 @@ def test_columns_missing_in_one_split_are_absent_there(hub: HubServer, tmp_path:
     result = push(hub, {"train": [train, more], "held.out_2": held_out})
 
     assert result.splits == {"train": 2 * n, "held.out_2": n}
-    loaded = load(hub, tmp_path)
-    assert loaded["train"].features == loaded["held.out_2"].features
-    back_train = DatasetStore().from_dataset(loaded["train"])
-    back_held_out = DatasetStore().from_dataset(loaded["held.out_2"])
+    loaded = {split: table_of(head(hub), split) for split in ("train", "held.out_2")}
+    features = [datasets.Features.from_arrow_schema(table.schema) for table in loaded.values()]
+    assert features[0] == features[1]
+    back_train, back_held_out = (DatasetStore().from_dataset(table) for table in loaded.values())
     assert "q_star" in back_train.snapshot().spec
     assert "obs_image" not in back_train.snapshot().spec
     assert "obs_image" in back_held_out.snapshot().spec

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps import RowMap, binary_to_decimal, hash_to_int, random_projection, row_hash
 from mouse_core.replay import ArrayStorage, MemmapStorage
+from tests.core.killing import forked
 
 KEYS = np.arange(24, dtype=np.float32).reshape(12, 2)
 
@@ -183,18 +183,14 @@ def test_states_that_do_not_fit_change_nothing(tmp_path):
 
 
 def test_two_processes_count_together(tmp_path):
-    program = (
-        "import sys, numpy as np\n"
-        "from mouse_core.maps import RowMap\n"
-        "from mouse_core.replay import MemmapStorage\n"
-        "parts = (MemmapStorage(64, sys.argv[1] + '/' + part) for part in ('keys', 'values'))\n"
-        "table = RowMap(storage=tuple(parts))\n"
-        "for number in range(20):\n"
-        "    table.accumulate(np.arange(number, number + 3), 1)\n"
-    )
-    workers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) for _ in range(2)]
-    assert [worker.wait(60) for worker in workers] == [0, 0]
-    counts = RowMap(storage=(MemmapStorage(None, tmp_path / "keys"), MemmapStorage(None, tmp_path / "values")))
+    def work():
+        table = RowMap(storage=on_disk(tmp_path, 64))
+        for number in range(20):
+            table.accumulate(np.arange(number, number + 3), 1)
+
+    workers = [forked(work) for _ in range(2)]
+    assert [os.waitpid(worker, 0)[1] for worker in workers] == [0, 0]
+    counts = RowMap(storage=on_disk(tmp_path, None))
     assert counts[np.arange(22)].tolist() == [2, 4, *[6] * 18, 4, 2]
 
 
