@@ -146,8 +146,6 @@ def of_compared(framework: str) -> Callable[[str, Batch], float]:
 
 
 CHECKED: dict[tuple[str, str], Callable[[str, Batch], float]] = {
-    ("docs/concepts.md", ""): paired("seen", "chosen", "pairs"),
-    ("docs/getting-started.md", ""): paired("seen", "chosen", "pairs"),
     ("docs/guides/minari.md", ""): paired("seen", "done_next", "pairs"),
     ("docs/guides/augmentation.md", "value_of_action"): of_recorded_values,
     ("docs/guides/in-your-trainer.md", "forward"): of_the_trainers_policy,
@@ -160,8 +158,10 @@ CHECKED: dict[tuple[str, str], Callable[[str, Batch], float]] = {
 }
 
 WINDOWS = "`windows=` delivers the action that leaves the anchor's observation, in either alignment"
+TRANSITIONS = "`transitions=True` delivers the action that was taken at the observation, in either alignment"
 OUTGOING = "rows of a replay buffer or a rollout: the action leaves the observation beside it"
 SETTLED: dict[tuple[str, str], str] = {
+    ("docs/getting-started.md", ""): TRANSITIONS,
     ("docs/guides/normalisation.md", ""): "a policy that acts: what it says is no part of a batch",
     ("docs/guides/rollouts.md", ""): OUTGOING,
     ("examples/compare_online.py", "update"): OUTGOING,
@@ -265,6 +265,8 @@ def test_what_settles_an_alignment_is_there(where: tuple[str, str]) -> None:
     code = program(text) if path.suffix == ".md" else text
     if SETTLED[where] == OUTGOING:
         assert any(name in code for name in ("ReplayBuffer", "RolloutStorage", "device.init", "Replay("))
+    if SETTLED[where] == TRANSITIONS:
+        assert '"transitions": True' in code or "transitions=True" in code
     if SETTLED[where] == WINDOWS:
         kin = code + (ROOT / "examples" / "return_conditioned.py").read_text(encoding="utf-8") * ("return_" in where[0])
         assert '"windows": {' in kin
