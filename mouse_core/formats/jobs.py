@@ -278,7 +278,7 @@ class Job:
 
 
 def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], where: str, remedy: str) -> None:
-    """Raise ConfigError, naming rows, unless the source has the rows of some parts; see ``Job.check_rows``."""
+    """Raise ConfigError, naming rows, unless the source still has the rows of some parts."""
     for part in parts.values():
         if digest_of(part) != part.digest:
             some = f"some of {part.first}..{part.first + part.rows - 1}"
