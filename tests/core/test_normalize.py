@@ -44,14 +44,8 @@ def columns(rows: int = ROWS, *, dtype: Any = np.float32, seed: int = 0) -> dict
     reward = np.where(step > 0, rng.normal(3, 2, rows), 0).astype(np.float32)
     done = np.where(step == 9, 1, 0)
     image = rng.integers(0, 256, (rows, 4, 4, 3)).astype(np.uint8)
-    return {
-        "action": action,
-        "reward": reward,
-        "done": done,
-        "episode_step": step,
-        "observation": observation,
-        "observation_image": image,
-    }
+    plain = {"action": action, "reward": reward, "done": done, "episode_step": step}
+    return plain | {"observation": observation, "observation_image": image}
 
 
 def source_of(store: Any, **options: Any) -> BatchSource:
@@ -208,6 +202,10 @@ def test_numbers_are_those_of_the_snapshot_or_stay() -> None:
     source = source_of(store, normalize=KINDS)
     kept = source_of(store, normalize=source.normalizer)
     assert source[0]["reward"].tobytes() == kept[0]["reward"].tobytes()
+    part = source_of(store, normalize=source.normalizer, fields=["action", "done"])  # it may know more fields
+    assert set(part[3]) == {"action", "done"}
+    assert part[3]["action"].tobytes() == source[3]["action"].tobytes()
+    assert set(part.normalizer) == set(KINDS)
     store.extend({name: values[300:] for name, values in made.items()})
     grown = source.with_snapshot(store.snapshot(), epoch_start=10)
     afresh = source_of(store, normalize=KINDS, epoch_start=10)
@@ -374,11 +372,7 @@ def test_one_step_or_many_and_pixels_of_any_layout() -> None:
         ({"normalize": {"reward": "zscore"}}, ConfigError, r"normalize: reward: expected one of \['mean_std', "),
         ({"normalize": "mean_std"}, ConfigError, "normalize: expected kinds by field or a Normalizer, found"),
         ({"normalize": {"obs": "mean_std"}}, MissingFieldError, "normalize: expected fields among .*found 'obs'"),
-        (
-            {"normalize": {"reward": "mean_std"}, "fields": ["action"]},
-            MissingFieldError,
-            r"normalize: expected fields among \['action'\], found 'reward'",
-        ),
+        ({"normalize": {"reward": "mean_std"}, "fields": ["action"]}, MissingFieldError, r"\['action'\], found 'rewar"),
         ({"normalize": {"done": "mean_std"}}, ConfigError, "normalize: done: expected measurements or images, found"),
         (
             {"normalize": {"reward": "mean_std"}, "dtypes": {"reward": "int64"}},
@@ -390,15 +384,6 @@ def test_one_step_or_many_and_pixels_of_any_layout() -> None:
 def test_what_cannot_be_normalised_is_said(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         source_of(store_of(columns()), **options)
-
-
-def test_a_normaliser_may_know_more_fields_than_are_delivered() -> None:
-    store = store_of(columns())
-    whole = source_of(store, normalize=KINDS)
-    part = source_of(store, normalize=whole.normalizer, fields=["action", "done"])
-    assert set(part[3]) == {"action", "done"}
-    assert part[3]["action"].tobytes() == whole[3]["action"].tobytes()
-    assert set(part.normalizer) == set(KINDS)
 
 
 def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
@@ -413,13 +398,6 @@ def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
         source_of(store_of(grey), normalize=normalizer)
 
 
-@pytest.mark.parametrize("method", ["apply", "undo"])
-def test_lists_are_no_arrays(method: str) -> None:
-    scaling = source_of(store_of(columns()), normalize=KINDS).normalizer["action"]
-    with pytest.raises(SchemaError, match=f"{method}: expected an array of .*, found a list; np.asarray makes one"):
-        getattr(scaling, method)([1.0, 2.0])
-
-
 def test_codes_that_are_numbers_are_normalised_where_that_is_said() -> None:
     source = source_of(store_of(columns()), normalize={"time": "min_max"}, dtypes={"time": "float32"})
     assert set(np.unique(source[0]["time"])) <= set((np.arange(10) / 4.5 - 1).astype(np.float32))
@@ -427,6 +405,9 @@ def test_codes_that_are_numbers_are_normalised_where_that_is_said() -> None:
 
 def test_values_of_another_shape_are_refused() -> None:
     normalizer = source_of(store_of(columns()), normalize={**KINDS, "obs_image": "mean_std"}).normalizer
+    for method in ("apply", "undo"):
+        with pytest.raises(SchemaError, match=f"{method}: expected an array of .*, found a list; np.asarray makes one"):
+            getattr(normalizer["action"], method)([1.0, 2.0])
     with pytest.raises(SchemaError, match=r"expected values \[\.\.\., 3\], found shape \[4, 2\]"):
         normalizer["obs_continuous"].apply(np.zeros((4, 2)))
     with pytest.raises(SchemaError, match=r"expected values \[\.\.\., H \* W \* 3\], found shape \[7\]"):

@@ -40,19 +40,14 @@ def test_results_come_back(tmp_path: Path) -> None:
         keys = list(zip(back.table["run"].to_pylist(), back.table["step"].to_pylist(), strict=True))
         assert keys == sorted(keys)
         assert back.names == ("evaluation", "loss")
+        losses = back.series("loss")
+        assert losses.keys() == {"wide/torch/0", "wide/jax/10"}
+        steps, values = losses["wide/torch/0"]
+        assert (steps.dtype, values.dtype) == (np.int64, np.float64)
+        assert (steps.tolist(), values.tolist()) == ([0, 1, 2], [1.0, 0.5, 1 / 3])
+        assert back.series("evaluation").keys() == {"wide/torch/0"}
+        assert back.series("accuracy") == {}
     assert [path.name for path in tmp_path.iterdir()] == [mouse_study.FILE]
-
-
-def test_series_are_by_run_and_step(tmp_path: Path) -> None:
-    made().write(tmp_path / mouse_study.FILE)
-    losses = mouse_study.read(tmp_path).series("loss")
-    assert losses.keys() == {"wide/torch/0", "wide/jax/10"}
-    steps, values = losses["wide/torch/0"]
-    assert (steps.dtype, values.dtype) == (np.int64, np.float64)
-    assert steps.tolist() == [0, 1, 2]
-    assert values.tolist() == [1.0, 0.5, 1 / 3]
-    assert made().series("evaluation").keys() == {"wide/torch/0"}
-    assert made().series("accuracy") == {}
 
 
 def test_the_form_is_what_it_says(tmp_path: Path) -> None:
