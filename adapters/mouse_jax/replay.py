@@ -20,6 +20,9 @@ class _InJax(BaseBuffer):
 
     _target: jax.Device | Sharding | None
 
+    def _place(self, device: Target) -> None:
+        self._target = device if isinstance(device, Sharding) else find_device(device)
+
     @property
     def device(self) -> jax.Device | Sharding | None:
         """Device of batches; None is JAX's default device."""
@@ -35,10 +38,6 @@ class _InJax(BaseBuffer):
         return as_jax(batch, self._target)
 
 
-def _target(device: Target) -> jax.Device | Sharding | None:
-    return device if isinstance(device, Sharding) else find_device(device)
-
-
 class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
 
@@ -51,7 +50,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     is an error. Transforms work on NumPy arrays, before that.
 
     Args:
-        *args, **options: The arguments of ``mouse_core.replay.ReplayBuffer``.
+        storage, sampler, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
         device: Where batches arrive: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or one with a number
             ("gpu:1"); None: JAX's default device.
 
@@ -68,10 +67,6 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
         >>> buffer.sample()["obs"].shape
         (2, 4)
     """
-
-    def __init__(self, *args: Any, device: Target = None, **options: Any) -> None:
-        self._target = _target(device)
-        super().__init__(*args, **options)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
         if isinstance(rows, list) and shape:
@@ -92,14 +87,10 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that gives pytrees of ``jax.Array``.
 
     Args:
-        *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
+        *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
         device: See ``ReplayBuffer``.
-        **options: The other arguments of ``mouse_core.replay.ReplayBufferEnsemble``.
+        p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
         ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """
-
-    def __init__(self, *buffers: Any, device: Target = None, **options: Any) -> None:
-        self._target = _target(device)
-        super().__init__(*buffers, **options)

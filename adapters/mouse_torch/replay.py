@@ -23,8 +23,22 @@ _ROWS = ("__getitem__", "__setitem__", "in_order", "to_store", "generation_of", 
 _WRITING = ("append", "extend", "empty", *_ROWS)
 
 
-class _Saved(BaseBuffer):
-    """States that ``torch.save`` writes and ``torch.load`` reads with their defaults: tensors and plain values."""
+class _InTorch(BaseBuffer):
+    """Delivers batches to a device, and has states of tensors and plain values, as ``torch.load`` reads by default."""
+
+    _target: torch.device
+
+    def _place(self, device: str | torch.device | None) -> None:
+        # With its number, as tensors name it.
+        self._target = torch.empty(0, device=check_device(device)).device
+
+    @property
+    def device(self) -> torch.device:
+        """Device of batches."""
+        return self._target
+
+    def _deliver(self, batch: Any) -> Any:
+        return tensor_dict(batch, self._target)
 
     def state_dict(self) -> dict[str, Any]:
         """All there is, as long as the data, in tensors and plain values; see the core's."""
@@ -37,7 +51,7 @@ class _Saved(BaseBuffer):
 
 
 @untraced(*_ON_HOST, *_WRITING)
-class ReplayBuffer(_Saved, buffer.ReplayBuffer):
+class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that takes and gives TensorDicts, nested ones included.
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
@@ -49,10 +63,12 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     ``PrefetchBatchifier(buffer, device=...)`` does that ahead of time, through pinned memory.
 
     Args:
-        *args, **options: The arguments of ``mouse_core.replay.ReplayBuffer``. By default 1,000 rows lie in memory.
-            Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of ``mouse_core.replay`` take
-            both. For a digest, batches of rows that are kept on a device are copied to the host.
-        device: Where batches arrive, and where rows are kept if they are arrays; None: on the host.
+        storage: By default, 1,000 rows lie in memory.
+        transform: Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of
+            ``mouse_core.replay`` take both.
+        digest: For a digest, batches of rows that are kept on a device are copied to the host.
+        device: A torch device, where batches arrive, and where rows are kept if they are arrays; None: the host.
+        sampler, writer, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
 
     Raises:
         ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBuffer``.
@@ -69,10 +85,6 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         torch.Size([2, 4])
     """
 
-    def __init__(self, *args: Any, device: str | torch.device | None = None, **options: Any) -> None:
-        self._target = _exact(check_device(device))
-        super().__init__(*args, **options)
-
     def _as_storage(self, storage: Any) -> Any:
         return super()._as_storage(_placed(ArrayStorage(1000) if storage is None else storage, self._target))
 
@@ -82,11 +94,6 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         super()._take_parts(storage, sampler, writer)
         if self._kept and self._target.type != "cpu" and not self.writer.ordered:
             raise ConfigError(f"writer: expected a ring for rows on {self._target}, found {self.writer!r}")
-
-    @property
-    def device(self) -> torch.device:
-        """Device of batches."""
-        return self._target
 
     @property
     def keeps_tensors(self) -> bool:
@@ -132,9 +139,6 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     def _accept(self, rows: Any) -> Any:
         return as_tree(rows, host=self.priority_key) if self._kept else on_host(rows)
 
-    def _deliver(self, batch: Any) -> Any:
-        return tensor_dict(batch, self._target)
-
 
 class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
     """``mouse_core.replay.PrioritizedReplayBuffer`` that takes and gives TensorDicts.
@@ -146,26 +150,17 @@ class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
 
 
 @untraced(*_ON_HOST, "extend")
-class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
+class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that gives TensorDicts.
 
     Args:
-        *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
-        device: Where batches arrive; None: on the host.
-        **options: The other arguments of ``mouse_core.replay.ReplayBufferEnsemble``.
+        *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
+        device: A torch device, where batches arrive; None: the host.
+        p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
         ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """
-
-    def __init__(self, *buffers: Any, device: str | torch.device | None = None, **options: Any) -> None:
-        self._target = _exact(check_device(device))
-        super().__init__(*buffers, **options)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of batches."""
-        return self._target
 
     def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None, generation: Any = None) -> None:
         """Say how important rows are, in tensors on any device; see the core's."""
@@ -179,9 +174,6 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
             return joined(key, parts, numbers, self._target)
         return super()._join(key, parts, numbers)
 
-    def _deliver(self, batch: Any) -> Any:
-        return tensor_dict(batch, self._target)
-
 
 def _placed(storage: Any, target: torch.device) -> Any:
     """The storage, or one on the device in place of an ``ArrayStorage``, with its rows."""
@@ -193,8 +185,3 @@ def _placed(storage: Any, target: torch.device) -> Any:
     if len(storage):
         moved.load(storage.state())
     return moved
-
-
-def _exact(device: torch.device) -> torch.device:
-    """The device with its number, as tensors say it."""
-    return torch.empty(0, device=device).device

@@ -286,6 +286,11 @@ class BaseBuffer:
         self._samples = 0
         self._digest = StreamDigest() if digest else None
 
+    def _place(self, device: Any) -> None:
+        """Take the device of batches; an adapter's class has other devices than the host."""
+        if device is not None and str(device) != "cpu":
+            raise ConfigError(f"device: expected 'cpu' or None for NumPy arrays, found {device!r}")
+
     def _set_transform(self, transform: Transform | Sequence[Transform] | None, alignment: Alignment) -> None:
         """Set the transforms of batches, whose rows have ``alignment`` before them."""
         transforms = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
@@ -573,6 +578,7 @@ class ReplayBuffer(BaseBuffer):
             256 small rows; see ``digest``.
         transitions: Whether batches are of transitions, whatever the alignment of the rows: the first transform is
             ``Transitions``.
+        device: "cpu" or None; the adapters have other devices.
 
     Raises:
         ConfigError: The parts do not fit each other, or an argument is out of range.
@@ -593,7 +599,9 @@ class ReplayBuffer(BaseBuffer):
         generations: bool = False,
         digest: bool = False,
         transitions: bool = False,
+        device: Any = None,
     ) -> None:
+        self._place(device)
         if priority_reduction not in (None, *REDUCTIONS):
             raise ConfigError(f"priority_reduction: expected one of {[*REDUCTIONS]}, found {priority_reduction!r}")
         rows = self._as_storage(storage)

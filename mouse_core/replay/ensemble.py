@@ -56,6 +56,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             number of windows. None: every member with a weight gives windows to every batch.
         collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
+        device: "cpu" or None; the adapters have other devices.
 
     Raises:
         ConfigError: No members, invalid weights, or members of different alignment.
@@ -71,7 +72,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         num_buffer_sampled: int | None = None,
         collate_fn: Collate | None = None,
         digest: bool = False,
+        device: Any = None,
     ) -> None:
+        self._place(device)
         if not buffers:
             raise ConfigError("buffers: expected at least one, found none")
         members = [buffer if isinstance(buffer, BaseBuffer) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
