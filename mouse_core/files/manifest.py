@@ -121,7 +121,7 @@ def manifest_in(state: Mapping[str, Any], label: str | Path) -> FilesManifest | 
     if found is None:
         return None
     with reading(label):
-        files = {str(name): ManifestFile(**about) for name, about in found["files"].items()}
+        files = {str(name): ManifestFile(**entries) for name, entries in found["files"].items()}
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
@@ -286,5 +286,5 @@ def _measured(file: Path, rows: int | None, advance: Callable[[int], None] = lam
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:
-    about = {name: value for name, value in state[_KEY].items() if name != "own_digest"}
-    return digest(json.dumps({**state, _KEY: about}, sort_keys=True).encode())
+    entries = {name: value for name, value in state[_KEY].items() if name != "own_digest"}
+    return digest(json.dumps({**state, _KEY: entries}, sort_keys=True).encode())

@@ -178,7 +178,7 @@ def write_minari(
         if not counts[0]:
             raise DataError("write_minari: expected rows, found none")
         size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
-        about: dict[str, Any] = {
+        content: dict[str, Any] = {
             **(metadata or {}),
             "total_episodes": counts[0],
             "total_steps": counts[1],
@@ -191,8 +191,8 @@ def write_minari(
             "minari_version": _minari_version(),
         }
         if env_spec is not None:
-            about["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
-        (data / "metadata.json").write_text(json.dumps(about, default=_jsonable), encoding="utf-8")
+            content["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
+        (data / "metadata.json").write_text(json.dumps(content, default=_jsonable), encoding="utf-8")
     return dataset_id
 
 
@@ -304,7 +304,7 @@ class EpisodeSlice:
             rows: n, or n - 1 if the piece begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
         arriving_beside: Infos and other values with one value for each transition.
-        about: Seed and options of the episode.
+        of_episode: Seed and options of the episode.
     """
 
     episode: int
@@ -313,7 +313,7 @@ class EpisodeSlice:
     arriving: dict[str, Any]
     beside: dict[str, Any] = field(default_factory=dict)
     arriving_beside: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    of_episode: dict[str, Any] = field(default_factory=dict)
 
 
 def sampled(count: int, sample: int) -> list[int]:
@@ -437,33 +437,33 @@ def arrow_pieces(
         if not files:
             raise damaged(folder, f"expected a file *.{suffix}, found none", at=f"episode {number}")
         check_inside([*files, folder / "metadata.json"], path)
-        about = _about(folder / "metadata.json")
+        of_episode = _of_episode(folder / "metadata.json")
         begins, before = 0, None
         for file in files:
             with reading(file):
                 for batch in _record_batches(file, rows, picture_bytes(specs)):
                     piece, before = _arrow_piece(batch, number, begins, before, specs, infos)
                     begins += batch.num_rows
-                    piece.about = about
+                    piece.of_episode = of_episode
                     yield piece
                     if sample:
                         break
             if sample:
                 break
-        total = about.pop("total_steps", None)
+        total = of_episode.pop("total_steps", None)
         if not sample and total is not None and begins != total + 1:
             raise damaged(folder, f"expected {total} steps, found {begins - 1}", at=f"episode {number}")
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _of_episode(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     found = read_json_object(path)
     with reading(path):
-        about = {key: found[key] for key in ("seed", "total_steps") if found.get(key) is not None}
+        of_episode = {key: found[key] for key in ("seed", "total_steps") if found.get(key) is not None}
         if found.get("options"):
-            about["options"] = json.dumps(found["options"], sort_keys=True)
-        return about
+            of_episode["options"] = json.dumps(found["options"], sort_keys=True)
+        return of_episode
 
 
 def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
@@ -599,10 +599,10 @@ class _H5Episode:
         missing = [name for name in KNOWN if name not in parts]
         if missing:
             raise damaged(path, f"expected {list(KNOWN)}, found no {missing} among {list(parts)}", at=self._where)
-        self.about = {key: value for key, value in tree["attributes"].items() if key == "seed"}
+        self.of_episode = {key: value for key, value in tree["attributes"].items() if key == "seed"}
         options = {key[8:]: value for key, value in tree["attributes"].items() if key.startswith("options/")}
         if options:
-            self.about["options"] = json.dumps(options, sort_keys=True)
+            self.of_episode["options"] = json.dumps(options, sort_keys=True)
         self._tree = {name: part for name, part in parts.items() if infos or name != "infos"}
         self._specs = specs
         rewards = parts["rewards"]
@@ -650,7 +650,7 @@ class _H5Episode:
             if path.split("/")[1] not in KNOWN:
                 parts[path in shifted][path[1:]] = plain_text(value)
         observations = nested.pop("observations")
-        return EpisodeSlice(self._number, begin, observations, nested, *parts, self.about)
+        return EpisodeSlice(self._number, begin, observations, nested, *parts, self.of_episode)
 
 
 def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, spec: Any) -> Any:
@@ -815,10 +815,10 @@ def _columns(piece: EpisodeSlice) -> Columns:
     staying = named_observation(piece.observations)
     staying |= {_metadata_name(path): values for path, values in piece.beside.items()}
     count = len(next(iter(staying.values())))
-    if "seed" in piece.about:
-        staying["metadata_episode_seed"] = np.full(count, int(piece.about["seed"]), np.int64)
-    if "options" in piece.about:
-        staying["metadata_episode_options"] = np.full(count, piece.about["options"], dtype=object)
+    if "seed" in piece.of_episode:
+        staying["metadata_episode_seed"] = np.full(count, int(piece.of_episode["seed"]), np.int64)
+    if "options" in piece.of_episode:
+        staying["metadata_episode_options"] = np.full(count, piece.of_episode["options"], dtype=object)
     return episode_rows(staying, arriving, begins=piece.begins)
 
 

@@ -103,11 +103,11 @@ def read_openml(
     for attribute in attributes[:place] + attributes[place + 1 :]:
         spread = attribute.values if one_hot else None
         features += [attribute.name] if spread is None else [f"{attribute.name}={value}" for value in spread]
-    about = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
+    described = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
     first = _columns(attributes, place, [], one_hot=one_hot, where=str(file))
     metadata = DatasetMetadata("outgoing")
     return RowStream.of_columns(
-        path, "openml", first, rows, notes=tuple(notes), format_metadata=about, metadata=metadata
+        path, "openml", first, rows, notes=tuple(notes), format_metadata=described, metadata=metadata
     )
 
 
@@ -185,9 +185,9 @@ def _said(file: Path) -> str | None:
         for cache in (parent for parent in file.parents if parent.name == "openml.org"):
             for description in sorted((cache / "api" / "v1" / "json" / "data").glob("*.gz")):
                 with gzip.open(description) as packed:
-                    about = json.loads(packed.read(_MOST_JSON)).get("data_set_description", {})
-                if str(about.get("file_id")) in file.relative_to(cache).with_suffix("").parts:
-                    said = about.get("default_target_attribute")
+                    described = json.loads(packed.read(_MOST_JSON)).get("data_set_description", {})
+                if str(described.get("file_id")) in file.relative_to(cache).with_suffix("").parts:
+                    said = described.get("default_target_attribute")
                     return said if isinstance(said, str) else None
     return None
 

@@ -58,7 +58,7 @@ class Stack:
         episode: Number of the episode, from 0.
         first: Number of the first of these steps in its episode.
         last: Whether the episode ends with these steps.
-        about: Features of the episode beside its steps.
+        of_episode: Features of the episode beside its steps.
     """
 
     values: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Stack:
     episode: int
     first: int
     last: bool
-    about: Mapping[str, Any]
+    of_episode: Mapping[str, Any]
 
 
 def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
@@ -107,19 +107,19 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
     """Yield the steps of episodes in stacks of at most ``size`` steps; an episode without steps yields no stack."""
     for number, episode in enumerate(episodes):
         where = f"{path}, episode {number}"
-        steps, about = episode_parts(episode, where)
+        steps, of_episode = episode_parts(episode, where)
         if isinstance(steps, Mapping):
             stacked = as_arrays(steps)
             count = stacked_length(stacked, where)
             for first in range(0, count, size):
                 stop = min(first + size, count)
-                yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, about)
+                yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, of_episode)
             continue
         first, remaining = 0, iterate_steps(steps, where)
         pending = list(islice(remaining, size))
         while pending:
             following = list(islice(remaining, 1))  # empty if the episode ends here
-            yield Stack(stack(pending, where, first), len(pending), number, first, not following, about)
+            yield Stack(stack(pending, where, first), len(pending), number, first, not following, of_episode)
             first, pending = first + size, following and [*following, *islice(remaining, size - 1)]
 
 
@@ -213,7 +213,7 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
     if not observations or not actions or "reward" not in rest:
         raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(rest)}")
     done, reward, discount = rest.pop("done"), rest.pop("reward"), rest.pop("metadata_discount", None)
-    about = _pop_columns(rest, lambda name: _is_of_episode(name, rest[name]))
+    of_episode = _pop_columns(rest, lambda name: _is_of_episode(name, rest[name]))
     extras = {name.removeprefix("metadata_"): values for name, values in rest.items()}
     of_transition = _pop_columns(extras, travels_with_action)
     step = np.arange(len(done))
@@ -233,7 +233,7 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
         # The last row has only the action and reward of the step before it; its own observation was not recorded. So
         # it is no step. (After a terminal step it stays, since RLDS ignores the observation of a terminal step.)
         steps = at(steps, slice(None, -1))
-    return steps, {name.removeprefix(_EPISODE): values[0] for name, values in about.items()}
+    return steps, {name.removeprefix(_EPISODE): values[0] for name, values in of_episode.items()}
 
 
 def _pop_columns(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
@@ -520,7 +520,7 @@ def _split(piece: Stack) -> tuple[Columns, Columns]:
     for key, value in piece.values.items():
         if key not in FEATURES:
             (leaving if travels_with_action(str(key)) else staying).update(flatten_values(f"metadata_{key}", value))
-    for name, value in flatten_values("metadata_episode", dict(piece.about)).items():
+    for name, value in flatten_values("metadata_episode", dict(piece.of_episode)).items():
         array = np.asarray(value)
         if array.dtype.kind in "SUO" and not array.ndim:
             staying[name] = np.full(piece.count, array.item(), object)
@@ -557,8 +557,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
         ConfigError, SchemaError, DataError: As the source of the rows, or rows are marked as missing an observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
-        stacked, about = rlds_steps(columns, number)
-        yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **about}
+        stacked, of_episode = rlds_steps(columns, number)
+        yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **of_episode}
 
 
 # ---------------------------------------------------------------------- trajectories of TF-Agents

@@ -225,14 +225,14 @@ def Flat2TED(
     Raises:
         SchemaError: There is no ``done``, or an array has another length than the number of steps or observations.
     """
-    about = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
-    arrays = _arrays_by_path({name: value for name, value in data.items() if name not in about})
+    numbers = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
+    arrays = _arrays_by_path({name: value for name, value in data.items() if name not in numbers})
     done = _done_flags(arrays, done_key, "the data").reshape(-1)
-    shape = tuple(int(size) for size in np.atleast_1d(about.get(_SHAPE, (len(done),))))
+    shape = tuple(int(size) for size in np.atleast_1d(numbers.get(_SHAPE, (len(done),))))
     if int(np.prod(shape)) != len(done):
         raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
     n, lanes = shape[0], len(done) // shape[0]
-    used, order = _used_places(about.get(is_full_key, True), about.get(shift_key, 0), n, shift_key)
+    used, order = _used_places(numbers.get(is_full_key, True), numbers.get(shift_key, 0), n, shift_key)
     ends = done.reshape(lanes, n).copy()
     ends[:, used - 1] = True
     observations = len(done) + int(ends.sum())
@@ -275,11 +275,11 @@ def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
     """
     flat = TED2Flat(data, **options)
     shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
-    about = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
-    n = about[_SHAPE][0]
+    numbers = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
+    n = numbers[_SHAPE][0]
     # TED2Flat writes done under the name it has in `next`.
     ends = _done_flags(_arrays_by_path(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
-    used = n if about[is_full_key] else about[shift_key]
+    used = n if numbers[is_full_key] else numbers[shift_key]
     ends[:, used - 1] = True
     # Where a trajectory ends, one more observation follows. For ends of 0 1 0 1 the trajectories stop behind steps
     # 2 and 4, and behind observations 3 and 6.
@@ -292,7 +292,7 @@ def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
         key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
         for key, values in arrays.items()
     }
-    return {**nest(cut), **about}
+    return {**nest(cut), **numbers}
 
 
 @_partial_without_data
@@ -310,10 +310,10 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
         SchemaError: Errors of ``Flat2TED``.
     """
     names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
-    about = {name: data[name] for name in names if name in data}
-    rest = {name: value for name, value in data.items() if name not in about}
+    numbers = {name: data[name] for name in names if name in data}
+    rest = {name: value for name, value in data.items() if name not in numbers}
     joined = nest({path: np.concatenate([np.asarray(part) for part in parts]) for path, parts in by_path(rest).items()})
-    return Flat2TED({**joined, **about}, **options)
+    return Flat2TED({**joined, **numbers}, **options)
 
 
 # ---------------------------------------------------------------------- helpers
@@ -598,13 +598,13 @@ class FolderEntries:
         self.name = str(path)
         folder = path if (path / "meta.json").is_file() else path / "storage"
         check_inside([folder / "meta.json"], path)
-        self._arrays, self.about = read_folder(folder)
+        self._arrays, self.numbers = read_folder(folder)
         self.shapes = {key: array.shape for key, array in self._arrays.items()}
         # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.
         places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
         for name, file in places.items():
             if file.is_file():
-                self.about[f"_{name}"] = read_json_object(file).get(name)
+                self.numbers[f"_{name}"] = read_json_object(file).get(name)
 
     def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
         """Read rows ``first..end - 1`` of some entries, of one environment or of all."""
@@ -623,7 +623,7 @@ class FileEntries:
     def __init__(self, file: H5File, tree: Mapping[str, Any], place: str) -> None:
         self.name = file.path
         self.shapes: dict[Key, tuple[int, ...]] = {}
-        self.about: dict[str, Any] = {}
+        self.numbers: dict[str, Any] = {}
         self._file = file
         self._place = place
         for path, item in leaves(tree):
@@ -632,7 +632,7 @@ class FileEntries:
                 self.shapes[path] = tuple(item["shape"])
             elif item["kind"] == "number" and alone:
                 values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
-                self.about[path[0]] = values.reshape(item["shape"]).tolist()
+                self.numbers[path[0]] = values.reshape(item["shape"]).tolist()
             elif item["kind"] != "text" or item["shape"]:
                 # Left out, it would be a column that vanished.
                 raise damaged(
@@ -659,17 +659,17 @@ class Trajectories:
     Attributes:
         names: Names of the groups, in order.
         shapes: Empty; each group has its own.
-        about: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
+        numbers: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
     """
 
     def __init__(self, file: H5File, names: Sequence[str]) -> None:
         self.file, self.name = file, file.path
         self.names = sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
         self.shapes: dict[Key, tuple[int, ...]] = {}
-        self.about: dict[str, Any] = {}
+        self.numbers: dict[str, Any] = {}
         for name in {"shift", "is_full", "_storage_shape", "_len"}.intersection(names):
             values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
-            self.about[name] = values if name == "_storage_shape" else values[0]
+            self.numbers[name] = values if name == "_storage_shape" else values[0]
 
 
 @contextmanager
@@ -770,15 +770,15 @@ def environments(found: Entries | Trajectories) -> tuple[int, ...]:
     """Return the shape of the environments; empty for one environment."""
     if has_next(found):
         return _shape_of_steps(found)[1:]
-    shape = found.about.get("_storage_shape") or [0]
+    shape = found.numbers.get("_storage_shape") or [0]
     return () if isinstance(shape, int) else tuple(shape[1:])
 
 
 def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
     """Yield the steps of a file of the nested layout; trajectories end where the used places of an environment end."""
-    places, used = None, found.about.get("_len")
-    if "_storage_shape" in found.about:
-        steps = math.prod(environments(found)) * int(found.about["_storage_shape"][0])
+    places, used = None, found.numbers.get("_len")
+    if "_storage_shape" in found.numbers:
+        steps = math.prod(environments(found)) * int(found.numbers["_storage_shape"][0])
         places, _, used, _ = _ring(found, steps)
     seen = 0
     for first in range(0, len(found.names), _TRAJECTORIES):
@@ -834,11 +834,11 @@ def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int
 
     Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
     """
-    about = entries.about
+    numbers = entries.numbers
     # TorchRL counts the places of all environments.
-    length = _number(about.get("_len"), n * lanes, entries.name, "len")
+    length = _number(numbers.get("_len"), n * lanes, entries.name, "len")
     used = n if length is None else length // max(1, lanes)
-    cursor = _number(about.get("_cursor"), n, entries.name, "cursor") or 0
+    cursor = _number(numbers.get("_cursor"), n, entries.name, "cursor") or 0
     runs = [(cursor, used), (0, cursor)] if used == n and 0 < cursor < n else [(0, used)]
     return [(begin, min(begin + size, stop)) for first, stop in runs for begin in range(first, stop, size)]
 
@@ -910,18 +910,18 @@ def _lane(
 
 def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
     """Return places of an environment, environments, used places of an environment, and whether the ring is full."""
-    about = entries.about
-    shape = about.get("_storage_shape") or [steps]
+    numbers = entries.numbers
+    shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
     if not all(isinstance(size, int) and size > 0 for size in shape) or math.prod(shape) != steps:
         raise damaged(entries.name, f"_storage_shape: expected the shape of {steps} steps, found {shape!r}")
-    full = bool(about.get("is_full", True))
+    full = bool(numbers.get("is_full", True))
     n, lanes = shape[0], steps // shape[0]
-    shift = _number(about.get("shift"), n, entries.name, "shift")
+    shift = _number(numbers.get("shift"), n, entries.name, "shift")
     if shift == 0 and not full:
         raise damaged(entries.name, "shift: expected a place from 1 on in a ring that is not full, found 0")
     used = n if full or shift is None else shift
-    length = _number(about.get("_len"), steps, entries.name, "len")
+    length = _number(numbers.get("_len"), steps, entries.name, "len")
     return n, lanes, used if length is None else min(used, length // lanes), full
 
 
@@ -1358,8 +1358,8 @@ class FolderWriter:
             kind = "<class 'tensordict.tensorclass.NonTensorData'>"
             self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
         for path, entries in folders.items():
-            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
-            self._describe(path, {**entries, **about})
+            numbers = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+            self._describe(path, {**entries, **numbers})
 
     def close(self) -> None:
         """Close the files."""

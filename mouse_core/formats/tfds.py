@@ -580,7 +580,7 @@ def episode_pieces(
     """
     count = len(features.get(f"{STEPS}is_first", ()))
     of_episode = [leaf for leaf in leaves.values() if not is_of_step(leaf) and repeatable(leaf)]
-    about = _nest({leaf.name: decode_leaf(leaf, features, None) for leaf in of_episode})
+    episode_features = _nest({leaf.name: decode_leaf(leaf, features, None) for leaf in of_episode})
     steps = {leaf.name.removeprefix(STEPS): leaf for leaf in leaves.values() if is_of_step(leaf)}
     # What has to be decoded is decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if is_encoded(leaf)}
@@ -591,7 +591,7 @@ def episode_pieces(
         values = {name: array[part] for name, array in whole.items()}
         values |= {name: decode_leaf(leaf, features, count, part) for name, leaf in encoded.items()}
         ordered = {name: values[name] for name in steps}
-        yield Stack(_nest(ordered), part.stop - first, number, first, part.stop == count, about)
+        yield Stack(_nest(ordered), part.stop - first, number, first, part.stop == count, episode_features)
 
 
 def _step_bytes(leaf: Leaf) -> int:
@@ -1151,25 +1151,28 @@ def write_tfds(
         names: set[str] = set()
         for number, columns in enumerate(episodes_of(rows)):
             steps, features_alone = rlds_steps(columns, number)
-            about = {name: np.asarray([value]) for name, value in features_alone.items()}
+            episode_features = {name: np.asarray([value]) for name, value in features_alone.items()}
             if writer is None:
                 identity = library.core.dataset_info.DatasetIdentity(
                     name=name, version=library.core.Version(version), data_dir=str(partial), module_name=""
                 )
-                features = {"steps": library.features.Dataset(_features(library, steps)), **_features(library, about)}
+                features = {
+                    "steps": library.features.Dataset(_features(library, steps)),
+                    **_features(library, episode_features),
+                }
                 info = library.core.DatasetInfo(builder=identity, features=library.features.FeaturesDict(features))
                 writer = library.core.SequentialWriter(
                     info, max_examples_per_shard=episodes_per_file, file_format="array_record"
                 )
                 writer.initialize_splits([split])
-                names = set(about)
-            elif set(about) != names:
-                name = min(set(about) ^ names)
+                names = set(episode_features)
+            elif set(episode_features) != names:
+                name = min(set(episode_features) ^ names)
                 raise DataError(
                     f"episode {number}: metadata_episode_{name}: expected it to be the same in all rows of an episode, "
                     "in every episode or in none, found some of both"
                 )
-            whole = {name: values[0] for name, values in _encoded(about).items()}
+            whole = {name: values[0] for name, values in _encoded(episode_features).items()}
             writer.add_examples({split: [{"steps": _encoded(steps), **whole}]})
         if writer is None:
             raise DataError("write_tfds: expected rows, found none")

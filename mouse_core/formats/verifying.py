@@ -149,11 +149,11 @@ def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -
     """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
     beside = [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
     files = [file for file in beside if file.suffix == ".parquet" and file.is_file()]
-    total = sum(file.bytes for about in known.values() for file in about.files.values())
+    total = sum(file.bytes for manifest in known.values() for file in manifest.files.values())
     total += sum(file.stat().st_size for file in files)
     sealed = set()
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
-        wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
+        wrong = [line for folder, manifest in known.items() for line in check_bytes(folder, manifest, advance)]
         for file in files:
             try:
                 if check_parquet_checksum(file, advance):

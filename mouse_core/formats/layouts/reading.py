@@ -724,8 +724,8 @@ def read_layouts(
             some = next(_rows_of(file, first, 1, {}, rows))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         unnamed, attributes = _unnamed(file, said, first)
-        about = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
-        about["files"] = [str(file) for file in files]
+        format_metadata = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
+        format_metadata["files"] = [str(file) for file in files]
         if unnamed:
             shown = f"{[*unnamed][:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
             why = (
@@ -756,7 +756,7 @@ def read_layouts(
         unseen = "may be cut off where nothing shows it, unless episode_steps says after how many steps"
         absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
         notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
-    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), format_metadata=about)
+    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), format_metadata=format_metadata)
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
