@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import DataError, MissingFieldError, MouseError, SchemaError
+from mouse_core.formats.columns import schema_of
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer
 from mouse_core.rollouts import RolloutStorage
@@ -363,7 +364,7 @@ NO_TEXT = "obs_\ud800"
         lambda _: ReplayBuffer(ListStorage(4)).append({"x": {NO_TEXT: 1.0}}),
         lambda path: ReplayBuffer(MemmapStorage(4, path)).extend({NO_TEXT: [1.0]}),
         lambda _: RolloutStorage(2, 3, {NO_TEXT: (2,)}),
-        lambda _: formats.columns.named.schema_of({NO_TEXT: np.zeros(2)}),
+        lambda _: schema_of({NO_TEXT: np.zeros(2)}),
     ],
 )
 def test_a_name_that_is_no_text_is_refused(call: Any, tmp_path: Path) -> None:

@@ -315,7 +315,13 @@ HARMFUL = {
 }
 
 
-@pytest.mark.parametrize("source", HARMFUL.values(), ids=HARMFUL.keys())
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name, marks=[pytest.mark.slow] * (name == "values by times"))
+        for name, source in HARMFUL.items()
+    ],
+)
 def test_templates_that_mean_harm_are_refused(source: str) -> None:
     with pytest.raises((DataError, ConfigError), match="chat template"):
         ChatTemplate(source, max_steps=2000).render(TALK)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
-from tests.core.disk_cases import rows_of, table_of
+from tests.core.disk_cases import rows_of
 
 _FEW_ROWS = 40
 
@@ -34,10 +34,18 @@ def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
 
 
+def tables_of(files: int) -> dict[str, pa.Table]:
+    """Rows that follow each other, as so many tables."""
+    rows = DatasetStore()
+    rows.extend(rows_of("numbers", 0, _FEW_ROWS * files))
+    whole = rows.to_dataset().data.table
+    return {str(number): whole.slice(_FEW_ROWS * number, _FEW_ROWS) for number in range(files)}
+
+
 def filled(folder: Path, files: int) -> None:
     """A store of so many files."""
-    with DatasetStore.open(folder, "a") as writer:
-        writer.from_dataset({str(n): table_of("numbers", _FEW_ROWS * n, _FEW_ROWS) for n in range(files)})
+    with DatasetStore.open(folder, "a", sync="none") as writer:
+        writer.from_dataset(tables_of(files))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +120,12 @@ def test_what_does_not_follow_from_segments_is_the_same(tmp_path: Path, unmerged
 
 def test_columns_that_only_some_files_have_values_of_are_found(tmp_path: Path, unmerged: None) -> None:
     """Of the first files that are one segment, none has a value of a field that the others have."""
-    tables = {}
-    for number in range(80):
-        table = table_of("numbers", _FEW_ROWS * number, _FEW_ROWS)
+    tables = tables_of(80)
+    for number, (name, table) in enumerate(tables.items()):
         values = [None if number < 64 else float(number)] * _FEW_ROWS
-        tables[str(number)] = table.append_column("metadata_q_star", pa.array(values, pa.float64()))
+        tables[name] = table.append_column("metadata_q_star", pa.array(values, pa.float64()))
     memory = DatasetStore().from_dataset(tables)
-    with DatasetStore.open(tmp_path / "store", "a") as store:
+    with DatasetStore.open(tmp_path / "store", "a", sync="none") as store:
         store.from_dataset(tables)
     store = DatasetStore.open(tmp_path / "store")
     assert files_of(store.snapshot()) == [80]

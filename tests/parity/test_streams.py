@@ -251,7 +251,8 @@ def test_one_stream_of_bits(name: str, folder: Path) -> None:
     if "shard" in options or name == "map per batch":
         return  # of which there are no shares
     shares = StreamDigest()
-    for rank, package in enumerate(PACKAGES):
+    # JAX compiles a program for the size of a share: for the samplings alone.
+    for rank, package in enumerate(PACKAGES if "sampling" in options else ("numpy", "torch", "numpy")):
         with loader(package, store, digest=True, shard=(rank, 3), uneven="pad", **options) as opened:
             for _ in range(4):
                 opened.next_batch()

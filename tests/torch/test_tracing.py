@@ -113,8 +113,9 @@ def _augmented() -> Draw:
 
 
 DRAWS = [
-    _buffer, _iterated, _prioritized, _slices, _ensemble, _loader, _buffer_loader, _mini_batches, _augmented
-]  # fmt: skip
+    *(_buffer, _prioritized, _ensemble, _loader, _mini_batches, _augmented),
+    *(pytest.param(draw, marks=pytest.mark.slow) for draw in (_iterated, _slices, _buffer_loader)),
+]
 
 
 def _step(draw: Draw) -> Callable[[torch.Tensor], torch.Tensor]:
