@@ -30,7 +30,8 @@ def files_of(snapshot: Any) -> list[int]:
 
 @pytest.fixture
 def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are not put together."""
+    """Small files are not put together, nor is the disk waited for."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
     monkeypatch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
 
 
@@ -44,7 +45,7 @@ def tables_of(files: int) -> dict[str, pa.Table]:
 
 def filled(folder: Path, files: int) -> None:
     """A store of so many files."""
-    with DatasetStore.open(folder, "a", sync="none") as writer:
+    with DatasetStore.open(folder, "a") as writer:
         writer.from_dataset(tables_of(files))
 
 
@@ -125,7 +126,7 @@ def test_columns_that_only_some_files_have_values_of_are_found(tmp_path: Path, u
         values = [None if number < 64 else float(number)] * _FEW_ROWS
         tables[name] = table.append_column("metadata_q_star", pa.array(values, pa.float64()))
     memory = DatasetStore().from_dataset(tables)
-    with DatasetStore.open(tmp_path / "store", "a", sync="none") as store:
+    with DatasetStore.open(tmp_path / "store", "a") as store:
         store.from_dataset(tables)
     store = DatasetStore.open(tmp_path / "store")
     assert files_of(store.snapshot()) == [80]
