@@ -217,9 +217,5 @@ class Choice(Leaf):
         axes: Shape = self.choices[0]._axes()
         return axes
 
-    def _json(self) -> dict[str, Any]:
-        device = {} if self.device is None else {"device": self.device}
-        return {"type": "Choice", "choices": [one._json() for one in self.choices], **device}
-
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.choices, self.device))

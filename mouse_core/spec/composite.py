@@ -236,11 +236,6 @@ class Composite(Domain, Mapping[str, Any]):
         entries = {name: one._changed(lambda array, _: change(array, ndim), where=where) for name, one in self.items()}
         return replace(self, entries=entries, shape=shape)
 
-    def _json(self) -> dict[str, Any]:
-        entries = {name: one._json() for name, one in self.entries.items()}
-        device = {} if self.device is None else {"device": self.device}
-        return {"type": "Composite", "shape": list(self.shape), "entries": entries, **device}
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Composite):
             return NotImplemented
@@ -543,9 +538,6 @@ class Stacked(Domain):
 
     def _filled(self, number: int, batch: Shape) -> Any:
         return self._joined([one._filled(number, batch) for one in self.specs])
-
-    def _json(self) -> dict[str, Any]:
-        return {"type": "Stacked", "axis": self.axis, "specs": [one._json() for one in self.specs]}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stacked):

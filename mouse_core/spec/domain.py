@@ -298,9 +298,6 @@ def limits_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return int(limits.min), int(limits.max)
 
 
-VERSION = 1
-"""Version of the format that ``Domain.to_json`` writes."""
-
 MOST_VALUES = 1 << 20
 """Default limit of ``Domain.enumerate``."""
 
@@ -333,10 +330,6 @@ class Domain:
 
     def _changed(self, change: Change, *, where: str) -> Self:
         """Return the spec after an operation on the axes of ``shape``."""
-        raise NotImplementedError
-
-    def _json(self) -> dict[str, Any]:
-        """Return the content of ``to_json`` without the version."""
         raise NotImplementedError
 
     def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
@@ -541,7 +534,9 @@ class Domain:
         Raises:
             ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
-        return {"version": VERSION, **self._json()}
+        from mouse_core.spec.saved import VERSION, content_of  # which imports all kinds of specs
+
+        return {"version": VERSION, **content_of(self)}
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -190,14 +189,6 @@ class Leaf(Domain):
         rows = array.ndim - len(self.shape)
         return np.asarray(~outside.any(axis=tuple(range(rows, outside.ndim))))
 
-    def _json(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"type": type(self).__name__}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if value is not None:
-                content[field.name] = value.tolist() if field.name == "mask" else plain(value)
-        return content
-
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -330,19 +321,3 @@ def shown(value: Any) -> str:
         uniform = uniform_value(value) if value.ndim else value.item()
         return f"{value.tolist()!r:.120}" if uniform is None else repr(uniform)
     return f"{value.item() if isinstance(value, np.generic) else value!r:.120}"
-
-
-def plain(value: Any) -> Any:
-    """Return an attribute for JSON: a uniform array as its one value, infinities as texts."""
-    if isinstance(value, np.dtype):
-        return value.name
-    if isinstance(value, np.ndarray):
-        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
-        return plain(value.tolist() if uniform is None else uniform)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, tuple | list) else value

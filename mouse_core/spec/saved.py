@@ -1,8 +1,12 @@
-"""Read specs from JSON."""
+"""Specs as JSON: an object with the type and the attributes of a spec, nested as the spec is."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,18 +16,66 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.categories import Categorical, MultiCategorical, MultiOneHot, OneHot
 from mouse_core.spec.choice import Choice
 from mouse_core.spec.composite import Composite, Stacked
-from mouse_core.spec.domain import VERSION, Domain
+from mouse_core.spec.domain import Domain
+from mouse_core.spec.leaf import uniform_value
 from mouse_core.spec.numbers import Binary, Bounded, Unbounded
 from mouse_core.spec.objects import NonTensor
 
 __all__ = ["from_json"]
 
-_LEAVES: dict[str, type[Any]] = {
-    one.__name__: one
-    for one in (Binary, Bounded, Unbounded, Categorical, MultiCategorical, OneHot, MultiOneHot, NonTensor)
+VERSION = 1
+"""Version of the format that ``Domain.to_json`` writes."""
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Binary, Bounded, Unbounded, Categorical, MultiCategorical, OneHot, MultiOneHot),
+        *(NonTensor, Choice, Composite, Stacked),
+    )
 }
 # Limits for untrusted files: an array for a huge stated shape would exhaust the memory.
 _MOST_VALUES, _DEEPEST = 1 << 28, 64
+
+
+def content_of(spec: Domain) -> dict[str, Any]:
+    """Return the type and the attributes of a spec that are not None.
+
+    Raises:
+        ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
+    """
+    content: dict[str, Any] = {"type": type(spec).__name__}
+    for attribute in dataclasses.fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, attribute.name)
+        if attribute.name == "example":
+            _check_example(value)
+        if value is not None:
+            content[attribute.name] = value.tolist() if attribute.name == "mask" else _plain(value)
+    return content
+
+
+def _check_example(example: Any) -> None:
+    with suppress(TypeError, ValueError):
+        if json.loads(json.dumps(example)) == example:
+            return
+    raise ConfigError(f"to_json: expected an example that JSON has, found {example!r:.80} in NonTensor")
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute for JSON: a uniform array as its one value, infinities as texts."""
+    if isinstance(value, Domain):
+        return content_of(value)
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, np.ndarray):
+        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
+        return _plain(value.tolist() if uniform is None else uniform)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 def from_json(content: Any) -> Any:
@@ -55,23 +107,19 @@ def _spec(content: Any, depth: int) -> Domain:
 
 
 def _spec_of_type(name: Any, arguments: dict[str, Any], depth: int) -> Domain:
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise DataError(f"spec: expected one of {list(_KINDS)}, found {name!r:.80}")
     shape = arguments.get("shape")
     if isinstance(shape, list):
         _check_size(shape)
         arguments["shape"] = tuple(shape)
-    if name == "Composite":
-        entries = arguments.pop("entries")
-        return Composite({one: _spec(value, depth + 1) for one, value in entries.items()}, **arguments)
-    if name == "Choice":
-        return Choice([_spec(one, depth + 1) for one in arguments.pop("choices")], **arguments)
-    if name == "Stacked":
-        return Stacked(tuple(_spec(one, depth + 1) for one in arguments.pop("specs")), **arguments)
-    kind = _LEAVES.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise DataError(f"spec: expected one of {[*_LEAVES, 'Choice', 'Composite', 'Stacked']}, found {name!r:.80}")
-    for bound in ("low", "high"):
-        if bound in arguments:
-            arguments[bound] = _numbers(arguments[bound])
+    if kind is Composite:
+        arguments["entries"] = {key: _spec(value, depth + 1) for key, value in arguments["entries"].items()}
+    for several in arguments.keys() & {"choices", "specs"}:
+        arguments[several] = tuple(_spec(one, depth + 1) for one in arguments[several])
+    for bound in arguments.keys() & {"low", "high"}:
+        arguments[bound] = _numbers(arguments[bound])
     if "mask" in arguments:  # the constructor spreads it over all codes of all places
         codes = np.max(np.asarray(arguments.get("n", arguments.get("nvec"))), initial=1)
         _check_size([*(shape or ()), int(codes)])
