@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.checks import is_text, is_whole, without_version
+from mouse_core._base.checks import as_json, is_text, is_whole, without_version
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, check_alignment
 
@@ -430,26 +430,17 @@ def _content(item: Any) -> dict[str, Any]:
     values = {attribute.name: getattr(item, attribute.name) for attribute in dataclasses.fields(item)}
     # Defaults that are mappings are no attributes of the class.
     return {
-        name: _plain(value)
+        name: as_json(value, _own)
         for name, value in values.items()
         if name != "decoder" and value != getattr(type(item), name, {})
     }
 
 
-def _plain(value: Any) -> Any:
-    """Return a value for JSON; NaN and infinities as texts."""
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+def _own(value: Any) -> Any:
+    """Return a field, a recording or a spec for JSON; None for other values."""
     if isinstance(value, Field | Recording):
         return _content(value)
-    if isinstance(value, np.dtype):
-        return value.name
-    value = value.item() if isinstance(value, np.generic) else value
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return value.to_json() if hasattr(value, "to_json") else None
 
 
 def _text(item: Any) -> str:

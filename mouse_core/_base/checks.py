@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard, TypeVar
 
@@ -39,6 +39,26 @@ def is_text(name: Any) -> TypeGuard[str]:
         return name.isascii() or bool(name.encode())
     except UnicodeEncodeError:
         return False
+
+
+def as_json(value: Any, own: Callable[[Any], Any] = lambda value: None) -> Any:
+    """Return a value as JSON has it: NumPy's values as numbers and lists; NaN, infinities and dtypes as texts.
+
+    Args:
+        value: Plain values and values of NumPy, nested in mappings, lists and tuples.
+        own: Returns other objects at any depth as JSON, and None for all that this function converts.
+    """
+    converted = own(value)
+    if converted is not None:
+        return converted
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item, own) for key, item in value.items()}
+    if isinstance(value, np.dtype):
+        return value.name
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list | tuple):
+        return [as_json(item, own) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _MOST_TEXT = 64 << 20

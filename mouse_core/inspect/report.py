@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import as_json
 from mouse_core._base.progress import aligned, console, item
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import DIMS
@@ -538,14 +538,4 @@ class Report:
     def to_json(self) -> str:
         """Everything as JSON; numbers that JSON has no sign for are texts ("inf")."""
         content = asdict(replace(self, metadata=None)) | {"metadata": self.metadata.to_json()}  # type: ignore[arg-type]
-        return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return json.dumps(as_json(content), indent=1, allow_nan=False) + "\n"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from mouse_core._base.checks import UNREADABLE, without_version
+from mouse_core._base.checks import UNREADABLE, as_json, without_version
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.categories import Categorical, MultiCategorical, MultiOneHot, OneHot
 from mouse_core.spec.choice import Choice
@@ -49,7 +48,7 @@ def content_of(spec: Domain) -> dict[str, Any]:
         if attribute.name == "example":
             _check_example(value)
         if value is not None:
-            content[attribute.name] = value.tolist() if attribute.name == "mask" else _plain(value)
+            content[attribute.name] = value.tolist() if attribute.name == "mask" else as_json(value, _own)
     return content
 
 
@@ -60,22 +59,14 @@ def _check_example(example: Any) -> None:
     raise ConfigError(f"to_json: expected an example that JSON has, found {example!r:.80} in NonTensor")
 
 
-def _plain(value: Any) -> Any:
-    """Return an attribute for JSON: a uniform array as its one value, infinities as texts."""
+def _own(value: Any) -> Any:
+    """Return a spec, or an array, of which a uniform one is its value, for JSON; None for other attributes."""
     if isinstance(value, Domain):
         return content_of(value)
-    if isinstance(value, np.dtype):
-        return value.name
     if isinstance(value, np.ndarray):
         uniform = uniform_value(value) if value.size else 1  # any value is right for no places
-        return _plain(value.tolist() if uniform is None else uniform)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+        return as_json(value.tolist() if uniform is None else uniform)
+    return None
 
 
 def from_json(content: Any) -> Any:
