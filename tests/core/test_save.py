@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import datasets
@@ -58,23 +57,6 @@ def test_an_empty_store_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_changed_byte_is_seen_by_verify(tmp_path: Path) -> None:
-    example_store(50).save(tmp_path / "saved")
-    found = verify(tmp_path / "saved")
-    assert (found.rows, found.digest) == (50, None)
-    assert found.compared == "every file has the checksum that was noted when it was written"
-    digest = formats.open(tmp_path / "saved").digest()
-    assert verify(tmp_path / "saved", digest=digest).digest == digest
-    (file,) = (tmp_path / "saved").glob("*.arrow")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(DataError, match=f"{file}: expected the checksum"):
-        verify(tmp_path / "saved")
-    state = json.loads((tmp_path / "saved" / "state.json").read_text())
-    assert state["_mouse"]["rows"] == 50
-
-
 def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
     """With the options of the class; what it is not opened with is refused with what helps."""
 
@@ -90,6 +72,10 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
             assert type(store) is Mine
             assert (len(store), store.metadata.max_action_dim, store.alignment) == (50, 9, "outgoing")
     assert not verify(table).compared
+    found, digest = verify(saved), formats.open(saved).digest()
+    assert (found.rows, found.digest) == (50, None)
+    assert found.compared == "every file has the checksum that was noted when it was written"
+    assert verify(saved, digest=digest).digest == digest
     for options in ({"max_rows": 10}, {"layout": "windows"}, {"skip_broken": True}, {"cache": tmp_path}):
         with pytest.raises(ConfigError, match="expected"):
             DatasetStore.open(saved, **options)
@@ -101,7 +87,7 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
         assert len(store) == 55
     file = saved / "data-00000-of-00001.arrow"
     file.write_bytes(file.read_bytes().replace((7).to_bytes(8, "little"), (8).to_bytes(8, "little"), 1))
-    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
+    with pytest.raises(DataError, match=rf"{file}: expected the checksum"):
         verify(saved)
 
 
