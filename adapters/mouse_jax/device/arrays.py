@@ -192,7 +192,7 @@ class JaxArrays(Arrays):
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
         """See ``Arrays``."""
         row, child = jnp.where(there, slots >> SHIFT, len(memory)), slots & (FAN - 1)
-        # The last of those with one slot: each says its number there, and the largest is what is left.
+        # The largest number written to a slot is the number of its last value.
         number = jnp.arange(1, len(slots) + 1, dtype=jnp.uint32)
         marked = memory.at[row, child, 0].set(0, mode="drop").at[row, child, 0].max(number, mode="drop")
         last = self.once(marked.at[row, child, 0].get(mode="fill", fill_value=1)) - 1

@@ -1,4 +1,4 @@
-"""One batch from several replays: recorded data and fresh data, say."""
+"""Batches from several replays, such as recorded and fresh rows."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def sample_ensemble(
     p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
     seed: int | jax.Array = 0,
 ) -> dict[str, Any]:
-    """Batch number ``index`` of several replays, of which each gives its share.
+    """Batch number ``index`` from several replays, each of which gives its share.
 
-    It is that of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same rows, which
-    nobody else draws from, as long as each with a weight has a row in every batch. A share is a weight times the size;
-    where that is no whole number, it is rounded up or down at random, so that it is right on average. Members have
-    seeds that come from this one, and their transforms are applied.
+    The batch equals that of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same
+    rows and no other reader, as long as each member with a weight has a row in every batch. A share is a weight times
+    the size, rounded up or down at random, so that it is right on average. The seeds of members come from ``seed``, and
+    the transforms of members are applied.
 
     Args:
-        replays: Replays of which rows or slices are drawn at random, all with rows; see ``can_sample`` of each.
+        replays: Replays with order="random", all with rows; see ``can_sample``.
         index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
         batch_size: Rows or slices in the batch, B.
         p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
@@ -50,9 +50,9 @@ def sample_ensemble(
         seed: In ``[0, 2**64)``; may be traced.
 
     Returns:
-        A batch as of ``sample``, the members' rows one behind the other, and ``buffer_ids``, int32: of which member
-        each row is. Where one member's batches have ``mask`` or ``priority_weight`` and another's not, it is True or 1.
-        A batch has these also where none of its rows is of that member.
+        A batch as of ``sample``, with the rows of the members one behind the other, and ``buffer_ids``, int32, the
+        member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A batch
+        has these fields even without a row of a member that has them.
 
     Raises:
         ConfigError: No replays, weights that are none, or a number out of range; nothing to draw, where that is known.

@@ -23,9 +23,9 @@ from mouse_jax.dtypes import are_known, as_key, is_key
 
 
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
-    """Whether there is something to draw, bool ``[]``, and at least so many rows in all.
+    """Whether a batch can be drawn, from at least ``min_length`` rows: bool ``[]``.
 
-    That is a row or a slice; where each row comes once, a whole batch of them.
+    A batch needs one row or slice; where each row comes once, it needs ``batch_size`` of them.
     """
     asked = _asked(replay), min_length
     if not are_known(*jax.tree.leaves(asked)):
@@ -56,7 +56,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     ``PrioritizedSliceSampler``.
 
     Args:
-        replay: A replay with rows; under ``jax.jit``, where nobody can tell, see ``can_sample``.
+        replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
         index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX, for draws that
             nothing on the host equals.
         batch_size: Rows or slices in the batch, B; by default that of the replay.
@@ -92,7 +92,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 def prefetch(
     replay: Replay, numbers: Iterable[Any], batch_size: int | None = None, *, depth: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """The batches of some numbers, in their order, of which the next ones are begun before one is asked for.
+    """The batches of some numbers, in their order; the next batches begin before the caller takes one.
 
     So with ``memory="host"`` the host gathers and copies while the device computes. A replay there is used up by
     ``add``: write before or behind a round of batches.
@@ -128,7 +128,7 @@ def _ahead(replay: Replay, numbers: Iterable[Any], batch_size: int | None, depth
 
 
 def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
-    """The next batch, and the replay after it: for rows of which each comes once.
+    """The next batch, and the replay after it, for an order in which each row comes once.
 
     With ``order="epochs"`` it is that of a ``mouse_core.replay.ReplayBuffer`` with a
     ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends where there are too few rows left for a batch, or where
@@ -140,8 +140,8 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     ``sample``, and the replay stays as it is.
 
     Args:
-        replay: A replay with rows for a batch; under ``jax.jit``, where nobody can tell, see ``can_sample``. A queue
-            with too few of them stays as it is.
+        replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
+            with too few rows stays.
         index: The number of the sample, as for ``sample``; a queue does not look at it. Epochs take no random key.
 
     Returns:
@@ -207,7 +207,7 @@ def checked_index(index: Any) -> jax.Array:
 
 
 def check_transform(replay: Replay) -> None:
-    """Raise what transforms do when they are given a batch, of which nothing is computed."""
+    """Raise the errors of transforms for a batch without values."""
     if replay.layout.transform is not None:
         outline: Any = jax.ShapeDtypeStruct
         shapes = jax.tree.map(lambda leaf: outline(leaf.shape, leaf.dtype), replay)
@@ -227,8 +227,8 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
             are not in use are left out, so that ``jnp.where(batch["mask"], batch["index"], -1)`` leaves steps out that
             are not there.
         priorities: Numbers from 0, which become float32, of the same shape, also with axes of length 1 behind it, or
-            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, where nobody can tell, rows with negative ones
-            and NaN keep theirs, and those that are larger than a row may have weigh as much as one may.
+            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, rows with negative
+            priorities and NaN keep theirs, and those that are larger than a row may have weigh as much as one may.
 
     Raises:
         ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.

@@ -78,9 +78,9 @@ class Spill:
         self._store, self._axes, self._stream_key = store, tuple(axes), stream_key
         self._mark = on_interrupted == "mark"
         self._layout: dict[str, Any] | None = None
-        # Rows that wait, [room, streams, ...]: so many time steps; and the one with which each stream's episode begins.
+        # Waiting rows, [room, streams, ...]; their time steps; the first step of each stream's running episode.
         self._held: dict[str, npt.NDArray[Any]] = {}
-        self._steps = self._looked = 0  # there are, and were looked at
+        self._steps = self._looked = 0  # waiting time steps, and those that were searched for ends
         self._begins = np.zeros(0, np.int64)
         self._is_open = True
 
@@ -151,7 +151,7 @@ class Spill:
     # ------------------------------------------------------------------ what rows are
 
     def _check(self, rows: Any) -> None:
-        """Refuse rows of which no columns can be made, before anything runs."""
+        """Raise the errors for rows that cannot be columns, before anything runs."""
         layout = {name: self._column(name, value) for name, value in rows.items()}
         if not any(name in rows for name in _ENDS):
             raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
@@ -204,7 +204,7 @@ class Spill:
         return array.reshape(array.shape[0], -1, *own)
 
     def _make_room(self, count: int) -> None:
-        """Forget time steps that are written in all streams, and have room for so many more."""
+        """Drop time steps that are written in all streams, and make room for ``count`` more."""
         room = len(next(iter(self._held.values())))
         if self._steps + count <= room:
             return

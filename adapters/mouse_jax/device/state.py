@@ -84,7 +84,7 @@ def host() -> jax.Device:
     """Return the CPU device, which computes in host memory.
 
     Raises:
-        ConfigError: JAX was told to leave the CPU out.
+        ConfigError: The platforms of JAX leave out the CPU.
     """
     try:
         device: jax.Device = jax.local_devices(backend="cpu")[0]

@@ -1,4 +1,4 @@
-"""Making a replay, and writing rows."""
+"""Creation of replays, and writes of rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mouse_jax.device.state import (
 from mouse_jax.dtypes import is_key, seed_halves
 from mouse_jax.trees import narrowed
 
-# Of so many rows a sampler takes note one by one.
+# The largest number of rows that a sampler takes one by one.
 _FEW = 1 << 12
 
 
@@ -57,10 +57,10 @@ def init(
         example: One row: a pytree of arrays or numbers of any shape and dtype, random keys of JAX among them, or of
             ``jax.ShapeDtypeStruct``. Its values do not matter. Dataclasses become dicts.
         capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
-        batch_size: Rows or slices in a batch, B, where ``sample`` is not told.
-        num_envs: Environments whose rows are written side by side, ``[time, env]``, and of which each is a stream of
-            its own; None: rows are one stream, ``[n, ...]`` in the order of time. Where slices or a transform read
-            rows that follow each other, it is required.
+        batch_size: The default number of rows or slices in a batch, B.
+        num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
+            a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
+            following rows, require it.
         slices: What a batch consists of: slices; None: single rows, each as likely.
         transform: Functions of a batch that can be traced, applied in order: those of ``mouse_core.replay`` that draw
             no random numbers and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
@@ -79,7 +79,7 @@ def init(
             ``sample`` are called outside of ``jax.jit``: ``add`` writes in place, so that the replay it was given is
             used up, and ``sample`` gathers on the host and begins to copy to JAX's default device, without waiting; see
             ``prefetch``.
-        seed: In ``[0, 2**64)``, or a random key of JAX, of which it is 64 bits; may be traced, so that ``jax.vmap``
+        seed: In ``[0, 2**64)``, or a random key of JAX, which gives 64 bits; may be traced, so that ``jax.vmap``
             makes a replay for each of many seeds.
 
     Returns:
@@ -88,7 +88,7 @@ def init(
     Raises:
         ConfigError: An argument out of range, a transform that is not for a device, or a pad that a field cannot hold.
         SchemaError: A field that is no array of numbers, or that has a name that batches need.
-        MissingFieldError: Slices of rows that do not say where episodes end.
+        MissingFieldError: Slices of rows without a field that marks the ends of episodes.
         MouseError: What transforms raise of a batch of such rows, for which they are traced once.
 
     Example:
@@ -152,7 +152,7 @@ def add(replay: Replay, rows: Any) -> Replay:
 def _written(replay: Replay, rows: Any) -> Replay:
     """The replay with rows that were checked, with an axis of time in front."""
     layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
-    # Where the sampler takes no note of rows its state is handed on: a loop would copy it.
+    # Parts of the state that stay are no carry of the loop, which would copy them.
     changed = _noted_parts(replay, rows)
     note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
     parts = {part: replay.state[part] for part in changed}
@@ -183,7 +183,7 @@ def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Take note of rows one by one on a CPU, in a loop that is one kernel; several kernels take far longer."""
+    """``_note`` row by row on a CPU, in a loop that is one kernel; several kernels take far longer."""
 
     def one(*given: Any) -> Any:
         one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
@@ -211,7 +211,7 @@ def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -
     # Within shard_map what a loop begins with varies with the shard, as what it makes does; which a first row makes so.
     looked = jax.make_jaxpr(write)(0, state)
     first = looked.in_avals[1:] != looked.out_avals
-    # A loop of which it is known that it ends with its first row would be none.
+    # XLA would unroll a loop of one row.
     behind = jnp.where(cursor < steps, count, 0) if count == 1 else count
     return lax.fori_loop(int(first), behind, write, write(0, state) if first else state)
 
@@ -221,9 +221,9 @@ _written_in_place = jax.jit(_written, donate_argnums=0)
 
 
 def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
-    """Whether so many time steps can be added without writing over a row of a queue that has not come yet, bool ``[]``.
+    """Whether ``time_steps`` more steps fit without overwriting queued rows that ``take`` has not returned.
 
-    Without a queue they always can.
+    The result is bool ``[]``. Without a queue, time steps always fit.
     """
     layout = replay.layout
     waiting = layout.sampler.waiting(JAX, replay.state, replay.ring)

@@ -1,8 +1,7 @@
-"""Replay and rollouts on the device: rows are kept, drawn and gathered there, in eager code, ``torch.compile`` and
-CUDA graphs.
+"""Replay and rollouts on the device, in eager code, ``torch.compile`` and CUDA graphs.
 
-What is drawn is what ``mouse_core.replay`` and ``mouse_core.rollouts`` draw for the same seed, writes and number of the
-sample, or of the epoch. Nothing waits for the device: those numbers are counted there, and all shapes are known.
+Batches equal those of ``mouse_core.replay`` and ``mouse_core.rollouts`` for the same seed, writes and number of the
+sample or epoch. No call waits for the device: the device counts samples and epochs, and no shape depends on values.
 """
 
 from mouse_core.replay import Slices

@@ -1,7 +1,7 @@
 """torch's functions over arrays, for the samplers of ``mouse_core.replay.device``.
 
-They compute on other devices and in compiled code. In eager code on the host the samplers run with NumPy's functions
-on the memory of the tensors, of which an operation takes a third of the time of torch's.
+The functions compute on other devices and in compiled code. In eager code on the host, samplers run with the functions
+of NumPy in the memory of the tensors, where an operation takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _bits_of: Callable[[float], int] = _constant(bits_of)
 
 
 class TorchArrays(Arrays):
-    """See ``Arrays``. Each memory of a tree is read and written in one shape: of what is viewed in another, compiled
-    code copies all.
+    """See ``Arrays``. Each memory of a tree is read and written in one shape: compiled code copies views of others.
 
     Args:
-        device: Where arrays are made.
+        device: The device of new arrays.
         constants: Tables of samplers by name, on that device.
     """
 
@@ -134,14 +133,14 @@ class TorchArrays(Arrays):
         return memory.index_put_((slots >> SHIFT, slots & (FAN - 1)), values)
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
-        """See ``Arrays``: of those with one slot the last is written, and the others to the row that nobody reads."""
+        """See ``Arrays``: the last value of a slot is written, and the others to a spare row."""
         nowhere = (len(memory) - 1) * FAN
         place, order = torch.where(there, slots, nowhere).sort(stable=True)
         last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
         return self.scatter(memory, torch.where(last, place, nowhere), values.index_select(0, order))
 
     def wide_memory(self, rows: int) -> Any:
-        """See ``Arrays``; one more row belongs to nobody."""
+        """See ``Arrays``; one more row is spare."""
         return zeros((rows + 1, FAN), torch.int64, self.device)
 
     def total(self, children: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One batch from several replays: recorded rows and fresh ones, say."""
+"""Batches from several replays, such as recorded and fresh rows."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from mouse_torch.trees import tensor_dict
 
 
 class ReplayEnsemble(BufferModule):
-    """Batches of several replays on one device, of which each gives its share.
+    """Batches from several replays on one device, each of which gives its share.
 
-    They are those of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same rows,
-    which nobody else draws from, as long as each with a weight has a row in every batch. A share is a weight times the
-    size; where that is no whole number, it is rounded up or down at random, so that it is right on average. Members
-    have seeds that come from this one, and their transforms are applied. Like a ``Replay`` it draws in eager code, in
-    what is compiled, and in CUDA graphs, and counts its samples on the device. Rows are written to the members.
+    The batches equal those of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same
+    rows and no other reader, as long as each member with a weight has a row in every batch. A share is a weight times
+    the size, rounded up or down at random, so that it is right on average. The seeds of members come from the seed of
+    the ensemble, and the transforms of members are applied. Like a ``Replay``, an ensemble draws in eager code, in
+    compiled code and in CUDA graphs, and counts its samples on the device. Rows are written to the members.
 
     Args:
-        replays: Replays of which rows or slices are drawn at random. They become parts of this module.
+        replays: Replays with order="random", which become parts of this module.
         batch_size: Rows or slices in a batch, B.
         p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
             sample.
@@ -59,7 +59,7 @@ class ReplayEnsemble(BufferModule):
     """The number of the next sample, int64 ``[]``."""
     seed: torch.Tensor
     seeds: torch.Tensor
-    """Those of the members, int64 ``[M]``."""
+    """The seeds of the members, int64 ``[M]``."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class ReplayEnsemble(BufferModule):
                 ``samples`` on the device.
 
         Returns:
-            A batch as of ``Replay.sample``, the members' rows one behind the other, and ``buffer_ids``, int64: of which
-            member each row is. Where one member's batches have ``mask`` or ``priority_weight`` and another's not, it is
-            True or 1. A batch has these also where none of its rows is of that member.
+            A batch as of ``Replay.sample``, with the rows of the members one behind the other, and ``buffer_ids``,
+            int64, the member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1
+            there. A batch has these fields even without a row of a member that has them.
 
         Raises:
             ConfigError: A number out of range; nothing to draw, where that is seen: on the host.
@@ -136,11 +136,11 @@ class ReplayEnsemble(BufferModule):
         return made
 
     def set_priorities(self, indices: torch.Tensor, priorities: Any, buffer_ids: torch.Tensor) -> None:
-        """Say how important some rows are; members without priorities are left out.
+        """Set the priorities of some rows; members without priorities are left out.
 
         Args:
             indices, priorities: As of ``Replay.set_priorities``.
-            buffer_ids: Of which member each is, as ``sample`` gives it.
+            buffer_ids: The member of each row, as in a batch.
 
         Raises:
             ConfigError, DataError, IndexError: As there.

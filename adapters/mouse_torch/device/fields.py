@@ -1,4 +1,4 @@
-"""Modules whose buffers are data; the memory of each field of a replay's rows, and what may be written there."""
+"""Modules whose buffers are data, and the memory of the fields of rows."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 class Fields(BufferModule):
     """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
 
-    Fields that torch cannot write row by row, of uint16 or float8, say, lie there as integers of as many bytes.
+    Fields that torch cannot write row by row, such as uint16 and float8, lie there as integers of the same size.
 
     Args:
         structure: How rows are nested.

@@ -1,4 +1,4 @@
-"""Replay as a module whose buffers are its rows and all that is known of them."""
+"""Replay as a module whose buffers are the rows, the counters and the state of the sampler."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _NUMPY, _ON_HOST = Arrays(), TorchArrays(torch.device("cpu"))
 
 
 class Replay(BufferModule):
-    """A replay buffer on a device, from which nothing is fetched: for vectorised environments in torch.
+    """A replay buffer on a device that never waits for values: for vectorised environments in torch.
 
-    Batches are those of a ``mouse_core.replay.ReplayBuffer`` of the same seed and writes, with a ``RandomSampler`` or,
-    for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; in epochs,
-    a ``SamplerWithoutReplacement`` or ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; as a queue, a
+    Batches equal those of a ``mouse_core.replay.ReplayBuffer`` of the same seed and writes, with a ``RandomSampler``,
+    or, for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; in
+    epochs, a ``SamplerWithoutReplacement`` or ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; as a queue, a
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
-    ``extend`` and ``sample`` run as they are, inside of ``torch.compile(fullgraph=True)``, and in CUDA
-    graphs: the number of the next sample lies on the device, so that a graph draws other rows each time. As a module it
-    has ``to``, ``state_dict`` and ``load_state_dict``, and belongs to the state of a module that it is part of; what
-    changes the dtypes of that, as ``half()`` does, leaves rows as they are.
+
+    ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The number of
+    the next sample lies on the device, so that a replayed graph draws other rows. A replay is a module with ``to``,
+    ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, leave its rows.
 
     Args:
         example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Its values do not matter.
         capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
-        batch_size: Rows or slices in a batch, B, where ``sample`` is not told.
-        num_envs: Environments whose rows are written side by side, ``[time, env]``, and of which each is a stream of
-            its own; None: rows are one stream, ``[n, ...]`` in the order of time. Where slices or a transform read
-            rows that follow each other, it is required.
+        batch_size: The default number of rows or slices in a batch, B.
+        num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
+            a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
+            following rows, require it.
         slices: What a batch consists of: slices; None: single rows, each as likely.
         transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
             and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
@@ -70,7 +70,7 @@ class Replay(BufferModule):
         ConfigError: An argument out of range, a device that is not there, a transform that is not for one, or a pad
             that a field cannot hold.
         SchemaError: A field that is no tensor of numbers, or that has a name that batches need.
-        MissingFieldError: Slices of rows that do not say where episodes end.
+        MissingFieldError: Slices of rows without a field that marks the ends of episodes.
         MouseError: What transforms of ``mouse_core.replay`` raise of a batch of such rows.
 
     Example:
@@ -138,15 +138,15 @@ class Replay(BufferModule):
 
     @torch.no_grad()
     def extend(self, rows: Any) -> None:
-        """Write rows behind the newest, over the oldest where there is no room.
+        """Write rows behind the newest; without room, they overwrite the oldest.
 
         Args:
-            rows: One row as ``example`` was, or some, ``[n, ...]`` in every field; with environments one time step,
-                ``[env, ...]``, or some, ``[time, env, ...]``. Those that lie elsewhere are moved to the device.
+            rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
+                ``[env, ...]``, or several, ``[time, env, ...]``. Rows on another device are copied.
 
         Raises:
-            SchemaError: Other fields, shapes or dtypes than the example had.
-            ConfigError: More rows at once than there is room for.
+            SchemaError: Other fields, shapes or dtypes than those of the example.
+            ConfigError: More rows than fit.
         """
         given, count = self.rows.accepted(rows, self.layout)
         if not count:

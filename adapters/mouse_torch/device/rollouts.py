@@ -277,9 +277,8 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
 
         Args:
             num_mini_batches, num_epochs, drop_last, shuffle: As there.
-            num_trajectories: K, the number of trajectories in a mini-batch, of which those behind the last trajectory
-                are empty. None: as many as there are on the host; on other devices and in compiled code, T times the
-                environments.
+            num_trajectories: K, the number of trajectories in a mini-batch; trajectories behind the last one are empty.
+                None: as many as there are on the host; on other devices and in compiled code, T times the environments.
 
         Raises:
             RolloutError, ConfigError: As ``mini_batch_generator``.

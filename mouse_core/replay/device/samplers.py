@@ -66,9 +66,9 @@ class DeviceSampler:
         return self.units.init(xp, ring)
 
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The state that takes note of ``count`` time steps, before they are written from the cursor on.
+        """The state for a write of ``count`` time steps from the cursor on, before the write.
 
-        Time steps may come one by one. Memory of the state may be changed in place. Parts that stay are not read.
+        The result is the same for time steps that are written one by one. The call may change memory of the state.
 
         Args:
             xp: Functions over arrays.
@@ -80,19 +80,19 @@ class DeviceSampler:
         return self.units.extend(xp, state, fields, count, ring)
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """The state when ``count`` time steps were written, all at once; ``ring`` is the ring after that."""
+        """The state after a write of ``count`` time steps; ``ring`` is the ring after the write."""
         return state
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """How many units there are to draw, ``[]``; a batch can be drawn with ``fewest``, or more."""
+        """The number of units that can be drawn, ``[]``; a batch needs ``fewest``."""
         return self.units.count(self.units.table(xp, state, ring))
 
     def fewest(self, batch_size: int) -> int:
-        """The units without which there is no batch."""
+        """The smallest number of units for a batch."""
         return 1
 
     def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """How many rows a write must not overwrite, ``[]``."""
+        """The number of rows that a write must not overwrite, ``[]``."""
         return xp.full((), 0, "index")
 
     # ------------------------------------------------------------------ to and from the host
@@ -104,7 +104,7 @@ class DeviceSampler:
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """The state of a buffer's sampler that goes on where this one is; a sampler of another kind keeps its state.
+        """The state of a buffer's sampler that continues these draws; a sampler of another kind keeps its state.
 
         Args:
             state: The state in NumPy.
@@ -116,7 +116,7 @@ class DeviceSampler:
         return found | flat_state(state) if isinstance(sampler, HostSampler) else found
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that goes on where a buffer's sampler is; with a sampler of another kind the same state.
+        """The state that continues the draws of a buffer's sampler; for a sampler of another kind the same state.
 
         Args:
             state: The state in NumPy after the rows of the storage were written.
@@ -127,7 +127,7 @@ class DeviceSampler:
         return sampler.settled(storage) if isinstance(sampler, HostSampler) else state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
-        """The state that was copied from NumPy, with what the framework keeps beside it."""
+        """A state that was copied from NumPy, with the arrays that only the framework has."""
         return state
 
     # ------------------------------------------------------------------ drawing
@@ -143,10 +143,10 @@ class DeviceSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSampler(DeviceSampler):
-    """Every unit comes once before one comes a second time, in a random order.
+    """A sampler that draws every unit once per epoch, in a random order.
 
-    The state ``turns``: ``rows``, how many units the epoch is over, where 0 says that none has begun; ``began``, the
-    number of the sample with which it began; ``position``, how many units have come.
+    The state ``turns``: ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the number
+    of the first sample of the epoch; ``position``, the number of units that were drawn.
     """
 
     order: ClassVar[str] = "epochs"
@@ -161,7 +161,7 @@ class EpochSampler(DeviceSampler):
         return {**super().init(xp, ring), "turns": turns | xp.no_order(ring.capacity)}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """A write ends the epoch over slices, as there are others."""
+        """End an epoch over slices, which a write changes."""
         if isinstance(self.units, RowUnits):
             return state
         return {**state, "turns": {**state["turns"], "rows": xp.full((), 0, "index")}}
@@ -188,7 +188,7 @@ class EpochSampler(DeviceSampler):
         return found | {"over": over, "began": began, "position": position, "ran_out": ran_out}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
         found = sampler.state_dict() if isinstance(sampler, Epochs) else {"over": 0}
         if not found["over"]:
             return state
@@ -205,7 +205,7 @@ class EpochSampler(DeviceSampler):
         return {**state, "turns": {**turns, **xp.in_order(key, count, none, ring.capacity, turns, count > 0)[1]}}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """The next units; an epoch with too few begins anew."""
+        """The next units; with too few units left, a new epoch begins."""
         turns, table = state["turns"], self.units.table(xp, state, ring)
         units = self.units.count(table)
         begins = (units != turns["rows"]) | (units - turns["position"] < size)
@@ -220,15 +220,15 @@ class EpochSampler(DeviceSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSampler(DeviceSampler):
-    """Every row comes once, the oldest first.
+    """A sampler that draws every row once, the oldest first.
 
-    The state ``turns``: ``left``, how many rows, the newest, have not come.
+    The state ``turns``: ``left``, the number of the newest rows that were not drawn.
     """
 
     order: ClassVar[str] = "queue"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """No row has come."""
+        """No row was drawn."""
         return {**super().init(xp, ring), "turns": {"left": xp.full((), 0, "index")}}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
@@ -237,7 +237,7 @@ class QueueSampler(DeviceSampler):
         return {**state, "turns": {"left": left}}
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """Rows that have not come."""
+        """The number of rows that were not drawn."""
         return state["turns"]["left"]
 
     waiting = left
@@ -259,13 +259,13 @@ class QueueSampler(DeviceSampler):
         return found | {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
         if not isinstance(sampler, ConsumingSampler):
             return state
         return {**state, "turns": {"left": np.count_nonzero(sampler.state_dict()["left"])}}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """The next rows; where there are too few the state stays as it is."""
+        """The next rows; with too few rows left, the state stays."""
         left = state["turns"]["left"]
         slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
         state = {**state, "turns": {"left": xp.where(left >= size, left - size, left)}}
@@ -274,7 +274,9 @@ class QueueSampler(DeviceSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class ByPriority(DeviceSampler):
-    """Units come in proportion to powers of the priorities of their (first) rows. The state ``weights``: ``SumTree``'s.
+    """A sampler that draws units in proportion to powers of the priorities of their (first) rows.
+
+    The state ``weights`` is the state of the ``SumTree``.
 
     Args:
         tree: The tree of weights.
@@ -297,7 +299,7 @@ class ByPriority(DeviceSampler):
         return {**super().init(xp, ring), "weights": self.tree.init(xp)}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """The newest time steps have the largest priority, and slices begin where they do since these are there."""
+        """Give the newest time steps the largest priority, and mark the rows at which slices begin."""
         envs, steps, capacity = ring.envs, ring.steps, ring.capacity
         begin = (ring.cursor - count) % steps * envs
         weights = self.tree.fill(xp, state["weights"], (begin + xp.range(count * envs)) % capacity)
@@ -312,8 +314,8 @@ class ByPriority(DeviceSampler):
     ) -> tuple[dict[str, Any], Any]:
         """The leaves with where slices begin, and which rows of them changed.
 
-        With so many more steps slices of S begin up to S - 1 steps before them. Where short episodes have slices, one
-        may begin at one of the oldest steps that did not before: what is left of its episode has one.
+        After ``count`` more steps, slices of S may begin up to S - 1 steps before them. With padding, a slice may also
+        begin at one of the oldest steps, with the remaining steps of its episode.
         """
         envs, steps, length, known = ring.envs, ring.steps, rule.slices.sequence_length, state["episodes"]
         env = xp.range(envs)
@@ -322,7 +324,7 @@ class ByPriority(DeviceSampler):
             return xp.at(counts, (step % steps)[:, None], env)
 
         def are_whole(age: Any) -> Any:
-            """Whether a slice that begins so many steps before the newest ends with the row that is its last one."""
+            """Whether the row S - 1 behind the row ``age`` steps before the newest completes a slice."""
             last = age - (length - 1)
             step = ring.cursor - 1 - last
             behind = xp.where((last > 0)[:, None], at(known["windows"], step + 1), known["made"])
@@ -344,7 +346,7 @@ class ByPriority(DeviceSampler):
         if rule.padded:
             oldest, several = (ring.cursor - ring.size) % steps, min(rule.every, steps)
             table = rule.table(xp, state, ring)
-            # What lies before the oldest row in the ring is the newest, which says nothing of where its episode begins.
+            # The row before the oldest row in the ring is the newest row, of another episode.
             flags = xp.scatter(flags, oldest * envs + env, are_whole(ring.size - 1 + xp.range(1))[0])
             slots = (oldest + table.first) % steps * envs + env
             begin = env >= 0
@@ -376,7 +378,7 @@ class ByPriority(DeviceSampler):
         return found | {"weights": units, "max_priority": largest, "begin": end, "end": end}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that goes on where a buffer's sampler is; see ``DeviceSampler``."""
+        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
         if not isinstance(sampler, PrioritizedSampler):
             return state
         sampler.weights_at(storage, slice(0))  # new rows have their weights then
@@ -455,18 +457,18 @@ class HostSampler(BaseSampler):
         return f"HostSampler({self.sampler})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of written rows; rows that are changed in place are read again."""
+        """Add written rows to the state; rows that are changed in place mark it as stale."""
         if write.first is None or self._state_now is None:
             self._state_now = None
         else:
             self._extend(storage, write.read, write.first, len(write.slots))
 
     def reset(self, storage: Storage) -> None:
-        """Take note that all rows may be others."""
+        """Mark the state as stale, as all rows may differ."""
         self._state_now, self._loaded = None, {}
 
     def grew(self, storage: Storage) -> None:
-        """Take note of more capacity; all rows are read again."""
+        """Mark the state as stale, as slots changed."""
         self._state_now = None
 
     def settled(self, storage: Storage) -> State:
@@ -487,7 +489,7 @@ class HostSampler(BaseSampler):
         self._state_now = self.sampler.settle(self._arrays, state, steps, after)
 
     def _unflatten(self, ring: Ring) -> None:
-        """Go on with the state that was loaded, whose shapes the ring says."""
+        """Restore the loaded state in the shapes for the ring."""
         if self._loaded:
             like = self.sampler.init(self._arrays, ring)
             self._state_now = {
@@ -542,7 +544,7 @@ def flat_state(state: State) -> dict[str, Any]:
 
 
 def _ring(storage: Storage, written: int) -> Ring:
-    """The ring of a storage when so many rows were written."""
+    """The ring of a storage after ``written`` rows."""
     num_envs = None if storage.ndim == 1 else storage.num_envs
     steps, count = storage.capacity // (num_envs or 1), written // (num_envs or 1)
     return Ring(count % steps, min(count, steps), steps, num_envs)

@@ -94,7 +94,7 @@ class SumTree:
         return xp.cast(found, "index")
 
     def refresh(self, xp: Arrays, state: State, nodes: Any) -> dict[str, Any]:
-        """The tree after changes in rows of its first level, ``[m]``, of which any may come again."""
+        """The tree after changes in rows of its first level, ``[m]``; a row may occur twice."""
         levels, first = len(self.starts) - 1, self.starts[1]
         if levels == 1:
             return {**state}
@@ -133,7 +133,7 @@ class SumTree:
             node, before = xp.child(nodes[None], rest)
 
             def step(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
-                # Where nothing weighs anything the last child is found, of which there may be no row.
+                # Without any weight the last child is found, which may have no row.
                 node, rest = kept
                 level = top - 1 - number
                 rows = xp.minimum(starts[level] + node, starts[level + 1] - 1)
@@ -152,7 +152,7 @@ class SumTree:
             return xp.behind(slots, times), times, total
 
     def fill(self, xp: Arrays, state: State, slots: Any) -> dict[str, Any]:
-        """The tree with new rows in some slots, none of which comes twice; it is to be refreshed."""
+        """The tree with new rows in different slots; the caller calls ``refresh``."""
         return {**state, "sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
 
     def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _summed(xp: Arrays, weights: Any) -> tuple[Any, Any]:
 
 
 def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
-    """Rows of the first level with any of so many slots from one on, round the end of a ring; ``[m]``."""
+    """The rows of the first level with the ``count`` slots from ``begin`` on, round the end of a ring; ``[m]``."""
     behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, xp.range(1) + count - 1)
     slots = (begin + behind) % capacity
     # The nodes at the end of the ring and at its begin may have no slot at such a distance.

@@ -1,8 +1,8 @@
 """The contract of a replay in device memory, as tests that its author runs with pytest.
 
 A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the one
-under test, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, which says in plain Python which
-slices exist and which rows a batch has. Their batches are equal bit by bit, and importance weights to ``1e-5``.
+under test, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, plain Python for the existing
+slices and the rows of a batch. Their batches are equal bit by bit, and importance weights to ``1e-5``.
 """
 
 from __future__ import annotations
@@ -399,12 +399,12 @@ class DeviceReplayConformance(InArrays):
         self._programs("slices by priority", tmp_path)
 
     def test_epochs(self, tmp_path: Path) -> None:
-        """Rows in epochs, each of which a write ends that changes the number of rows."""
+        """Rows in epochs; a write that changes the number of rows ends an epoch."""
         if "epochs" in self.orders:
             self._programs("epochs", tmp_path)
 
     def test_epochs_of_slices(self, tmp_path: Path) -> None:
-        """Slices side by side in epochs, each of which a write ends."""
+        """Slices side by side in epochs; a write ends an epoch."""
         if "epochs" in self.orders:
             self._programs("epochs of slices", tmp_path)
 
@@ -573,7 +573,7 @@ _DTYPES |= {"run": np.int32, "episode": np.int32}
 
 
 class Rows:
-    """Rows of environments, of which episodes end and trajectories change at random.
+    """Rows of environments whose episodes end, and whose trajectories change, at random.
 
     Args:
         envs: The number of environments.
