@@ -40,8 +40,7 @@ class TorchArrays(Arrays):
     top_rows, parts = 1, 32
 
     def __init__(self, device: torch.device, constants: Mapping[str, Any] | None = None) -> None:
-        super().__init__(constants)
-        self.device = device
+        self.device, self.constants = device, constants or {}
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
         """See ``Arrays``."""

@@ -74,11 +74,7 @@ class Ring(NamedTuple):
 
 
 class Arrays:
-    """NumPy's functions.
-
-    Args:
-        constants: Tables of samplers by name, which a framework may keep on its device.
-    """
+    """The functions in NumPy."""
 
     where: ClassVar[Callable[..., Any]] = staticmethod(np.where)
     minimum: ClassVar[Callable[..., Any]] = staticmethod(np.minimum)
@@ -92,9 +88,6 @@ class Arrays:
     """A draw begins at the first level of a tree that has at most this number of rows of 16, and sums that level."""
     parts = 8
     """Parts of the rows that a round of ``search`` leaves one of; a power of 2."""
-
-    def __init__(self, constants: Mapping[str, Any] | None = None) -> None:
-        self.constants = constants or {}
 
     # ------------------------------------------------------------------ making and changing arrays
 

@@ -30,7 +30,7 @@ from mouse_core.replay.samplers.rows import (
     rows_in,
 )
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
-from mouse_core.replay.samplers.weighing import shape_like, weighed
+from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class DeviceSampler:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Tables in NumPy that the framework keeps on its device."""
+        """Tables of NumPy by name, which a framework may keep on its device."""
         return {}
 
     order: ClassVar[str] = "random"
@@ -286,8 +286,9 @@ class ByPriority(DeviceSampler):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Tables of powers."""
-        return self.tree.constants
+        """Tables of powers, for ``Arrays.weights``."""
+        tables = powers(self.tree.alpha)
+        return {name: getattr(tables, name) for name in ("factors", "shifts", "pieces")}
 
     @property
     def what(self) -> str:
@@ -448,7 +449,7 @@ class HostSampler(BaseSampler):
 
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
         self.sampler, self._beta = sampler, beta
-        self._arrays = Arrays(sampler.constants)
+        self._arrays = Arrays()
         self._state_now: State | None = {}  # None: the rows are to be read again
         self._kinds = dict.fromkeys(flat_state(sampler.init(self._arrays, Ring(0, 0, 1, None))), "biuf")
         self._loaded: dict[str, Any] = {}

@@ -51,12 +51,6 @@ class SumTree:
             starts.append(starts[-1] + rows)
         return starts
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """Tables of powers, by the names that ``Arrays.weights`` finds them by."""
-        tables = powers(self.alpha)
-        return {name: getattr(tables, name) for name in ("factors", "shifts", "pieces")}
-
     def init(self, xp: Arrays) -> dict[str, Any]:
         """No row weighs anything, and new ones have priority 1."""
         end, first = self.starts[-1], self.starts[1]
