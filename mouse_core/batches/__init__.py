@@ -1,4 +1,4 @@
-"""Batch i of a snapshot as a pure function: plan, locate, copy, deliver."""
+"""Batches: batch i of a snapshot as a pure function. Four steps: plan the windows, locate, copy and deliver them."""
 
 from typing import TYPE_CHECKING
 

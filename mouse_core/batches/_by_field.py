@@ -6,8 +6,8 @@ offsets -1 to 1 is the run of rows 6, 7, 8. A run may reach beyond the episode o
 as missing, and the nearest row of the episode is copied to their positions: if the episode ends with row 7, the values
 are those of rows 6, 7, 7.
 
-Each class here has the interface of a class without offsets: ``OffsetBlocks`` of ``Blocks``, ``OffsetPipeline`` of
-``Pipeline``, ``OffsetReader`` of ``FieldReader``.
+Each class here has the same interface as a class without offsets: ``OffsetBlocks`` as ``Blocks``, ``OffsetPipeline`` as
+``Pipeline``, ``OffsetReader`` as ``FieldReader``.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class OffsetBlock(Block):
     """The rows around the anchors of a block, as a block whose windows are the runs.
 
     Args:
-        absent: The rows that are missing, and those that copies of the nearest row replace.
-        refused: The error message of each batch that cannot be read, by its number in the block.
+        absent: The missing rows, and the rows that copies of the nearest row replace.
+        refused: The error message of each batch that cannot be read, by the batch's number in the block.
     """
 
     absent: Absent
     refused: Mapping[int, str]
 
     def check(self, number: int) -> None:
-        """Raise DataError if the time stamps of batch ``number`` do not have a row for each offset in seconds."""
+        """Raise DataError if batch ``number`` lacks a row for one of its offsets in seconds."""
         if number in self.refused:
             raise DataError(self.refused[number])
 
@@ -83,12 +83,12 @@ class OffsetBlocks:
         self._lock = ProcessLock()
 
     def on(self, anchors: PlannedBlocks) -> OffsetBlocks:
-        """Return these blocks around other anchors."""
+        """Return the same blocks around other anchors."""
         return OffsetBlocks(anchors, self.offsets, self.shift, self.number, single=self.single)
 
     @property
     def without_runs(self) -> OffsetBlocks:
-        """These blocks with each row read alone."""
+        """Return the same blocks with each row read alone."""
         return OffsetBlocks(self.anchors, self.offsets, self.shift, ~self.number, single=True)
 
     def block_with(self, index: int) -> tuple[OffsetBlock, int]:
@@ -101,7 +101,7 @@ class OffsetBlocks:
         return self.around(self.anchors.behind(block))
 
     def around(self, block: Block) -> OffsetBlock:
-        """Return the block of rows around the anchors of ``block``; it is made once and kept in ``block.around``."""
+        """Return the block of rows around the anchors of ``block``; the result is kept in ``block.around``."""
         known = block.around.get(self.number)
         if known is None:
             with self._lock:
@@ -118,7 +118,7 @@ class OffsetBlocks:
             rows = rows_at(anchors, self.offsets, self.shift, times_of(snapshot, self.offsets))
         else:
             rows = rows_of(anchors, self.offsets, self.shift, single=self.single)
-        # Each window has the same number of runs: 20 runs for windows of bounds 0, 2, 4 give 5, and bounds 0, 10, 20.
+        # Windows have equally many runs: 20 runs for windows with bounds 0, 2, 4 give 5 each, and bounds 0, 10, 20.
         runs = len(rows.start) // len(windows) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
@@ -143,7 +143,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class OffsetReader:
-    """The reader of a field at K offsets, whose ``spec`` has the shape ``[K, ...]``; checks as ``FieldReader`` does.
+    """The reader of a field at K offsets; ``spec`` has the shape ``[K, ...]``, and checks equal those of FieldReader.
 
     Args:
         reader: The reader of the field.
@@ -157,7 +157,7 @@ class OffsetReader:
 
     @property
     def identity(self) -> list[Any]:
-        """The facts that determine the values of the field, without the delivered dtype."""
+        """The values that determine the field's content, without the delivered dtype."""
         return [*self.reader.identity, self._identity]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -171,7 +171,7 @@ class OffsetReader:
 
 @dataclass(frozen=True, eq=False)
 class OffsetGroup:
-    """The fields that are delivered at the same offsets.
+    """The group of fields that are delivered at the same offsets.
 
     Args:
         pipeline: The pipeline of these fields and their masks, over ``blocks``.
@@ -184,7 +184,7 @@ class OffsetGroup:
     def take(self, anchors: Block, number: int) -> Batch:
         """Return these fields of batch ``number`` of a block of anchors, ``[runs, unit, ...]``; masks ``[runs, unit]``.
 
-        A DataError may come from a row of a run that is not delivered: then each row is read alone.
+        If a row of a run that is not delivered raises DataError, each row is read alone instead.
         """
         block = self.blocks.around(anchors)
         block.check(number)
@@ -194,7 +194,7 @@ class OffsetGroup:
             return self.pipeline.finish(self._block_without_runs(anchors), number, None, stored=False, out=None)
 
     def gather(self, anchors: Block, number: int, *, stored: bool, out: Arrays | None) -> Batch:
-        """Return the fields as ``take`` in the delivered or the stored dtypes, in the arrays ``out`` if not None."""
+        """Return the fields as ``take`` does, in delivered or stored dtypes, written into ``out`` if it is not None."""
         block = self.blocks.around(anchors)
         block.check(number)
         try:
@@ -203,7 +203,7 @@ class OffsetGroup:
             return self._finish_block(self._block_without_runs(anchors), number, stored=stored, out=out)
 
     def _block_without_runs(self, anchors: Block) -> OffsetBlock:
-        """Return the block that reads only the rows at the offsets, so that errors in other rows do not count."""
+        """Return the block that reads only the rows at the offsets, so that errors in other rows are ignored."""
         return self.blocks.without_runs.around(anchors)
 
     def _finish_block(self, block: OffsetBlock, number: int, *, stored: bool, out: Arrays | None) -> Batch:
@@ -247,7 +247,7 @@ class OffsetPipeline:
             windows: The offsets.
 
         Raises:
-            ConfigError: The dtype of a field does not hold the number to pad with.
+            ConfigError: The dtype of a field cannot hold the padding value.
             MissingFieldError: Offsets in seconds need time stamps, which the store does not have.
         """
         if windows.fill is not None:
@@ -258,7 +258,7 @@ class OffsetPipeline:
             if isinstance(reader, OffsetReader):
                 offsets, shift = windows.offsets[name], shift_of(snapshot, name)
                 if not isinstance(offsets, Seconds) and min(offsets) >= 0:
-                    # An action at offset 0 and an observation at offset 1 are in one row.
+                    # With alignment "arrived", the action at offset 0 and the observation at offset 1 share a row.
                     offsets, shift = tuple(offset + shift for offset in offsets), 0
                 chosen.setdefault((offsets, shift), {})[name] = reader.reader
         for offsets in windows.offsets.values():
@@ -328,7 +328,7 @@ class OffsetPipeline:
         return self._with_axes(batch, block, number)
 
     def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
-        """Return all fields in order, with the axes ``[b]`` or ``[b, S]`` first in place of windows and runs."""
+        """Return all fields in order; the axes ``[b]`` or ``[b, S]`` replace the axes of windows and runs."""
         bounds = block.windows.bounds
         axes = (bounds[number + 1] - bounds[number], block.windows.length)[: self._windows.batch_dims]
         reshaped = {}
@@ -363,7 +363,7 @@ def anchors_of(
     if not isinstance(sampling, str | Blocks):
         if found.pad is False and not isinstance(windows, FieldWindows):
             raise ConfigError(
-                "pad: expected True or a number with a sampler of one's own, which chooses the anchors, found False"
+                "pad: expected True or a number with a custom sampler, which chooses the anchors itself, found False"
             )
         return sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, None), found
     step_pad = pad if boundary != "stream" else None
@@ -372,12 +372,12 @@ def anchors_of(
         return sampler, found
     if found.batch_dims == 2 and boundary == "stream":
         raise ConfigError(
-            "pad: expected boundary='episode' with pad=False, as no window that goes on in another episode has all its "
-            f"rows in one, found {boundary!r}"
+            "pad: expected boundary='episode' with pad=False, because a window that crosses the end of an episode has "
+            f"missing rows, found {boundary!r}"
         )
     if boundary not in ("stream", "episode"):
         raise ConfigError(
-            f"pad: expected True or a number with boundary={boundary!r}, as anchors that are left out are those of "
+            f"pad: expected True or a number with boundary={boundary!r}, because anchors can only be left out within "
             "episodes, found False"
         )
     before, behind = found.reach({name: shift_of(snapshot, name) for name in found.offsets})
@@ -390,11 +390,11 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
     Args:
         readers: The readers of all delivered fields.
         windows: The offsets.
-        snapshot: The snapshot, whose columns are suggested in errors.
+        snapshot: The snapshot; error messages suggest its columns.
 
     Raises:
         MissingFieldError: A field with offsets is not delivered.
-        ConfigError: A field has the name of the mask of another field.
+        ConfigError: A stored field has the name of a mask.
     """
     for name in windows.offsets:
         if not isinstance(readers.get(name), FieldReader):
@@ -403,7 +403,7 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
                 f"{meant_by(name, readers, snapshot.config.types)}"
             )
         if mask_of(name) in readers:
-            raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, which batches get")
+            raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, the name of a mask")
     by_name: dict[str, Any] = {}
     for name, reader in readers.items():
         if name in windows.offsets and isinstance(reader, FieldReader):

@@ -1,4 +1,4 @@
-"""The steps of windows that are not there, and what becomes of them: they are filled up, or left out."""
+"""The missing steps of windows: their mask, their padding, and packing, which leaves them out."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ class Absent:
 
     Args:
         length: Steps in a window.
-        first: The first step of each batch, and the end.
+        first: The first step of each batch, and the end of the last batch.
         missing: The missing steps, ascending, int64 ``[m]``.
-        target, source: The steps that are replaced, ascending, and the steps of which each becomes a copy.
+        target, source: The steps that are replaced, ascending, and the step from which each is copied.
     """
 
     def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:
         self.length, self.missing, self.target, self.source = length, missing, target, source
         self.first: list[int] = first.tolist()
-        # The position in ``missing`` and ``target`` of the first entry of each batch, and of the end.
+        # The position in ``missing`` and ``target`` of the first entry of each batch, and the end.
         self._missing: list[int] = np.searchsorted(missing, first).tolist()
         self._replaced: list[int] = self._missing if target is missing else np.searchsorted(target, first).tolist()
 
     @classmethod
     def of(cls, windows: Windows) -> Absent:
-        """The missing steps of windows that may have lengths; the last present step replaces them."""
+        """Return the missing steps of windows that may have lengths; the last present step replaces them."""
         length = windows.length
         lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
         absent = length - lengths
-        end = np.arange(len(lengths)) * length + lengths  # behind the last present step of each window
+        end = np.arange(len(lengths)) * length + lengths  # the step behind the last present step of each window
         source = np.repeat(end - 1, absent)
         missing = np.arange(len(source)) + np.repeat(end - (np.cumsum(absent) - absent), absent)
         return cls(length, np.asarray(windows.bounds) * length, missing, missing, source)
@@ -63,13 +63,13 @@ class Absent:
         return present.reshape(-1, self.length)
 
     def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
-        """Replace these steps of a field in some batches; changes ``values``.
+        """Overwrite the missing steps of a field in ``count`` batches; modifies ``values``.
 
         Args:
-            values: ``[n, S, ...]``, the windows of one batch after the other, C-contiguous. Missing steps hold values
-                from beyond the episode.
+            values: ``[n, S, ...]``, the windows of the batches in order, C-contiguous. Missing steps hold values from
+                beyond the episode.
             number: The number of the first batch.
-            fill: The value of missing steps; None: they are copies of the steps that replace them.
+            fill: The value of missing steps; None: copies of the steps that replace them.
             count: The number of batches.
         """
         begin, end = self._replaced[number], self._replaced[number + count]
@@ -77,7 +77,7 @@ class Absent:
         if not values.size or (begin == end and not len(missing)):
             return
         rows, first = values.reshape(values.shape[0] * values.shape[1], -1), self.first[number]
-        # A row as one item is copied five times as fast as its values.
+        # Copying a row as one item is five times as fast as copying its values.
         steps = as_items(rows)
         if begin < end and (fill is None or self.target is not self.missing):
             steps[self.target[begin:end] - first] = steps.take(self.source[begin:end] - first)
@@ -86,12 +86,12 @@ class Absent:
 
 
 def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows ``[n, k]`` as one item each, ``[n]``; the same memory."""
+    """Return a view of rows ``[n, k]`` with one item per row, ``[n]``; it shares the memory."""
     return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0]
 
 
 def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
-    """Raise ConfigError unless all dtypes hold ``fill``, by the fields' names."""
+    """Raise ConfigError unless all ``dtypes``, by field, hold ``fill``."""
     try:
         float(fill)
     except OverflowError:
@@ -104,13 +104,13 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
 
 
 class PackedWindows(Windows):
-    """The steps that are there of some windows, as windows of one step each, which lie one behind the other.
+    """The present steps of windows, as windows of one step each that follow each other.
 
-    They are found window by window: of windows of 3 and 2 steps that begin at rows 10 and 40, each in one chunk, the
-    pieces have 3 and 2 rows. Which rows the steps are, 10, 11, 12, 40, 41, is worked out for what is read row by row.
+    The pieces are found window by window: windows of 3 and 2 steps at rows 10 and 40, each in one chunk, give pieces
+    of 3 and 2 rows. The row of each step, 10, 11, 12, 40, 41, is computed only for fields that are read row by row.
 
     Args:
-        whole: The windows, with lengths or without.
+        whole: The windows, with or without lengths.
     """
 
     def __init__(self, whole: Windows) -> None:
@@ -130,7 +130,7 @@ class PackedWindows(Windows):
 
     @property
     def nbytes(self) -> int:
-        """About how much memory they take."""
+        """Approximate bytes of the windows."""
         return self.whole.nbytes
 
     @memo
@@ -164,10 +164,10 @@ class Packing:
     """The packing of a batch's windows: present steps follow each other without gaps.
 
     Args:
-        capacity: The number of rows, the last of which are 0; None for the number of present steps.
+        capacity: The number of rows in a batch, including padding rows of 0; None: the number of present steps.
         from_steps: Whether batches arrive with present steps only, ``[T, 1, ...]``, instead of ``[b, S, ...]``.
         replaced: Dtypes that a framework cannot hold, with their replacements.
-        memory: For large new arrays.
+        memory: Allocates large new arrays.
     """
 
     capacity: int | None
@@ -181,10 +181,10 @@ class Packing:
         return ["packed", self.capacity]
 
     def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """The fields of a packed batch.
+        """Return the fields of a packed batch.
 
         Raises:
-            ConfigError: A field of a name that one of them has.
+            ConfigError: A stored field has the name of a field that packing adds.
         """
         made = sequence_specs(masked=self.capacity is not None)
         for name in made.keys() & fields.keys() - {MASK}:
@@ -200,15 +200,15 @@ class Packing:
         return int(lengths.sum()) if self.capacity is None else self.capacity
 
     def __call__(self, batch: Any, lengths: npt.NDArray[np.int64], out: Any) -> Any:
-        """A batch of windows of so many steps each, or each of its views, packed.
+        """Pack a batch of windows, or each of its views.
 
         Args:
-            batch: What was gathered, and changed by all stages.
-            lengths: Of each window, int64 ``[b]``; 0 for one that another shard has.
-            out: Arrays to write to, by field, or such for each view; None: fresh ones.
+            batch: The gathered batch after all stages.
+            lengths: Number of present steps of each window, int64 ``[b]``; 0 for a window of another shard.
+            out: Arrays by field to write to, or a sequence of such mappings, one for each view; None: new arrays.
 
         Raises:
-            DataError: More rows than the capacity.
+            DataError: There are more rows than the capacity.
         """
         if not isinstance(batch, tuple):
             return self._packed(batch, lengths, out)
@@ -245,7 +245,7 @@ class Packing:
 
 
 def check_packed(packed: Any) -> int | None:
-    """The capacity that is asked for, if there is one; ConfigError where it is none."""
+    """Return the requested capacity, or None without one; raise ConfigError if ``packed`` is invalid."""
     if packed is True:
         return None
     if not is_whole(packed) or packed < 1:

@@ -1,4 +1,4 @@
-"""The pipeline of a source: it plans, locates and copies batches, several at a time, and returns each of them once."""
+"""The pipeline of a source: it plans, locates and copies several batches at a time, and returns each batch once."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ if TYPE_CHECKING:
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# Batches that are asked for in turn are copied several at a time, up to 6 MB: a call takes 5 us, as long as copying
-# 40 KB, and the arrays of one batch take as long to make as the arrays of three.
+# Small batches that are requested in order are copied several at a time, up to 6 MB: one call takes 5 us, as long as
+# copying 40 KB, and allocating the arrays of one batch takes as long as allocating the arrays of three.
 _JOINT_BYTES, _MOST_JOINT = 6 << 20, 64
 _FIRST_JOINT = 4
-# The latest 16 batches that were copied alone are remembered, since up to 16 threads may ask for neighbours at once.
+# The latest 16 batches that were copied alone are remembered, since up to 16 threads may request neighbours at once.
 _REMEMBERED_ALONE = 16
 
 
 class PlannedBlocks(Protocol):
-    """Chooses which batches are planned together, and has them planned, as ``Blocks`` does."""
+    """Chooses which batches are planned together, and lets a planner plan them, as ``Blocks`` does."""
 
     planner: Planner
     begin_with: int
 
     def block_with(self, index: int) -> tuple[Block, int]:
-        """The block that batch ``index`` is in, and its number there."""
+        """Return the block that contains batch ``index``, and the batch's number in the block."""
 
     def behind(self, block: Block) -> Block:
-        """The batches behind a block, as one that is not kept."""
+        """Return a block of the batches behind ``block``; it is not kept."""
 
 
 class Pipeline:
-    """The batches of one source over one snapshot. All state is a memo: any batch can be made again from its index.
+    """The batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its index.
 
-    One lock is held while a block is planned or located, and while batches are copied together. Without it a batch is
-    copied alone, converted, or read from irregular chunks.
+    One lock is held while a block is planned or located, and while batches are copied together. The lock is not held
+    while a batch is copied alone, converted, or read from irregular chunks.
 
     Args:
         planner: Chooses and locates the windows of the batches.
         readers: Readers by field.
         form: Dtypes and shapes of the fields.
-        fields: Fields that can be copied from where they lie.
-        chunks: Known places of the fields' chunks, from the pipeline that this one has grown from.
-        memory, lock: Memory for batches and the lock of that pipeline.
+        fields: Fields that can be copied directly from the stored bytes.
+        chunks: Known addresses of the fields' chunks, from the pipeline of the earlier snapshot.
+        memory, lock: Memory for batches and the lock, from the same earlier pipeline.
         blocks: Plans the blocks; by default ``Blocks`` of ``planner``.
     """
 
@@ -88,12 +88,13 @@ class Pipeline:
         self._lock = ProcessLock() if lock is None else lock
         self.blocks: PlannedBlocks = Blocks(planner, self._lock) if blocks is None else blocks
         # By index: batches that were copied with another one, and wait for ``take``; all their values are allowed.
+        # By index: batches that were copied together with another batch and wait for ``take``; their values are valid.
         self._ready: dict[int, Batch] = {}
-        # The indices of the latest batches that were copied alone: each was already returned, and needs no copy here.
+        # The indices of the latest batches that were copied alone: they were returned, so no joint copy needs them.
         self._copied_alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
-        """Return the pipeline over a snapshot that has grown, with all that is known about the earlier rows."""
+        """Return the pipeline over a snapshot that has grown; it keeps all that is known about the earlier rows."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
         return self.over(planner, growth)
@@ -104,11 +105,11 @@ class Pipeline:
         readers = {name: snapshot.readers.get(name, reader) for name, reader in self.readers.items()}
         columns = {name: reader.column for name, reader in readers.items() if isinstance(reader, FieldReader)}
         fields = [field._replace(column=columns[field.name]) for field in self._fields]
-        with self._lock:  # which both have from now on
+        with self._lock:  # both pipelines share the lock from now on
             chunks = None if self._chunks is None else self._chunks.forward(fields, growth)
         known: dict[str, Any] = {"chunks": chunks, "memory": self._memory, "lock": self._lock}
         pipeline = Pipeline(planner, readers, self.form, fields=fields, blocks=blocks, **known)
-        if (ahead := self.__dict__.get("_readahead")) is not None:  # otherwise it is looked at where the rows lie
+        if (ahead := self.__dict__.get("_readahead")) is not None:  # otherwise it is created on first use
             pipeline.__dict__["_readahead"] = ahead.forward(growth, snapshot, *pipeline._readahead_arguments())
         return pipeline
 
@@ -138,9 +139,9 @@ class Pipeline:
             IndexError: The index lies before the first batch.
             DataError: A value that its field does not allow.
             TypeError: The index is no integer.
-            Exception: Whatever the sampler raises for this batch.
+            Exception: The error that the sampler raises for this batch.
         """
-        index = operator.index(index)  # NumPy integers overflow, and would become keys of kept dicts
+        index = operator.index(index)  # a NumPy integer could overflow, and would be a key of a dict
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
@@ -159,11 +160,11 @@ class Pipeline:
         return self.finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
-        """Return the windows of any plan, in the delivered or the stored dtypes."""
+        """Return the windows of any plan, in delivered or stored dtypes."""
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
     def block_of(self, plan: Plan) -> tuple[Block, int]:
-        """Return the block of a plan, and its number there; a new block where another pipeline made the plan."""
+        """Return the block of a plan, and the batch's number in it; a new block if another pipeline made the plan."""
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
             return plan.block, plan.number
         return self.planner.of_plan(plan), 0
@@ -171,7 +172,7 @@ class Pipeline:
     def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None
     ) -> Batch:
-        """Return a batch in its dtypes, with the fields that cannot be copied; ``copied`` has the others, if ready."""
+        """Return a batch in its dtypes, with the fields that cannot be copied; ``copied`` has the other fields."""
         form, allowed = self.form, True
         if copied is None:
             copied, allowed = self._copy(block, number)
@@ -201,7 +202,7 @@ class Pipeline:
     def _converted(
         self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
     ) -> npt.NDArray[Any]:
-        """Return a copied field in another dtype, or in the memory ``target``."""
+        """Return a copied field in another dtype, or in the array ``target``."""
         try:
             return convert_to(values, dtype, target)
         except RowError as error:
@@ -211,7 +212,7 @@ class Pipeline:
             raise reader.error(error, block.part(number)) from error
 
     def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
-        """Overwrite missing steps, and mask the window of another shard."""
+        """Overwrite missing steps, and mask the windows of other shards."""
         for name in batch.keys() - self._masks if self.form.is_padded else ():
             block.absent.fill(batch[name], number, self.form.fill)
         self._mask_others(batch, block.sizes[number])
@@ -225,10 +226,10 @@ class Pipeline:
                 mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
-        """Return the copied fields of a batch, ``[n, S, *shape]``, and whether all their values are allowed.
+        """Return the copied fields of a batch, ``[n, S, *shape]``, and whether all their values are valid.
 
-        Batches that are asked for in turn are copied several at a time where they are small and there; the others wait
-        until they are asked for, unless much of the memory that they share is alive.
+        Small batches in memory that are requested in order are copied several at a time. The other batches wait until
+        they are requested, unless much of the memory that they share is still in use.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
@@ -254,9 +255,9 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Return batch ``number``, copied together with others, which are kept until they are asked for."""
+        """Return batch ``number``, copied together with others, which are kept until they are requested."""
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
-        for unwanted in [*self._ready][:surplus]:  # the oldest batches, which no caller asked for
+        for unwanted in [*self._ready][:surplus]:  # the oldest batches, which no caller requested
             self._ready.pop(unwanted, None)
         copied = self._copy_batches(block, views, first, count)
         for other, (batch, allowed) in enumerate(copied, first):
@@ -287,7 +288,7 @@ class Pipeline:
             batches[name] = there.astype(self.form.dtypes[False][name]).reshape(count, -1, block.windows.length)
         if self.form.is_padded:
             for values in copied.values():
-                # In a C-contiguous array all batches are filled at once; otherwise each batch is contiguous alone.
+                # If the array is C-contiguous, all batches are filled at once; otherwise one at a time.
                 together = count if values.flags.c_contiguous else 1
                 for number in range(0, count, together):
                     part = values[number : number + together].reshape(-1, *values.shape[2:])
@@ -307,17 +308,17 @@ class Pipeline:
         return ReadAhead.of(snapshot, *self._readahead_arguments())
 
     def _readahead_arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of ``ReadAhead`` behind the files."""
+        """Return the arguments of ``ReadAhead`` after the first one, the files."""
         from mouse_core.readahead.reading import weakly  # imported only if rows are read ahead
 
-        # Weak references: a circle would keep this pipeline and its files open until the garbage collector runs.
+        # Weak references: a reference cycle would keep this pipeline and its files open until garbage collection.
         views, gathered = weakly(self._byte_views, None), weakly(self._ranges_not_copied, ())
         return self.blocks, views, gathered, self.planner.read
 
     def _ranges_not_copied(
         self, block: Block, number: int
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the ranges of a batch that are read and not copied; see ``ReadAhead``."""
+        """Yield the ranges of a batch that are read but not copied; see ``ReadAhead``."""
         copied = () if block.byte_views is None else {field.name for field in block.byte_views.fields}
         readers = [
             field for name, field in self.readers.items() if name not in copied and isinstance(field, FieldReader)
@@ -325,7 +326,7 @@ class Pipeline:
         return ranges_of([reader.column for reader in readers], block.part(number)) if readers else iter(())
 
     def _byte_views(self, block: Block) -> ByteViews | None:
-        """Return how to copy a block; None if nothing in it can be copied."""
+        """Return the views that copy a block; None if no field of the block can be copied."""
         if not block.together:
             with self._lock:
                 if not block.together:

@@ -1,9 +1,9 @@
 """The plan of a source's batches, resolved once from the arguments of ``BatchSource``.
 
-A plan has three parts. What is drawn: ``planner`` names the windows of each batch. What is read: ``readers`` by field.
-What becomes of it: ``form`` describes a batch as it is gathered, ``stages`` change it one after the other, ``packing``
-removes missing steps at the end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``
-a stored float64 reward is gathered as float64 (``form.dtypes``), a stage makes float32 of it, ``spec`` says float32.
+A plan has three parts. Drawing: ``planner`` chooses the windows of each batch. Reading: ``readers`` by field. Changing:
+``form`` describes a gathered batch, ``stages`` change it one after the other, ``packing`` removes missing steps at the
+end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``, a stored float64 reward is
+gathered as float64 (``form.dtypes``), a stage converts it to float32, and ``spec`` has float32.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PLANNED_BYTES = 11 << 18
 
 
 class MaskReader:
-    """Reader of the field ``mask``, which has no column: windows that were located with their lengths say its values.
+    """Reader of the field ``mask``, which has no column: its values come from the lengths of the located windows.
 
     Args:
-        spec: Spec of the field, by default of ``mask``.
+        spec: Spec of the field; by default the spec of ``mask``.
     """
 
     def __init__(self, spec: FieldSpec | None = None) -> None:
@@ -51,7 +51,7 @@ class MaskReader:
 
     @property
     def identity(self) -> list[Any]:
-        """The field's name; the sampler's identity says the rest."""
+        """The field's name; the sampler's identity covers the rest."""
         return [self.spec.name]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -68,16 +68,16 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 @dataclass(frozen=True, eq=False)
 class BatchForm:
-    """Dtypes and shapes of gathered fields, and what is left to do after a copy.
+    """Dtypes and shapes of gathered fields, and the work that remains after a copy.
 
-    Attributes for both kinds of dtypes are indexed by ``stored``: False for the delivered dtypes, True for stored ones.
+    Attributes with two values are indexed by ``stored``: False for the delivered dtypes, True for the stored dtypes.
 
     Args:
         dtypes: Dtypes that the fields are gathered in.
         shapes: Shape of a step, by field.
-        fill: Value of missing steps; None: the last step that is there.
+        fill: Value of missing steps; None: copies of the last present step.
         is_padded: Whether steps may be missing.
-        converted: Fields that are copied in another dtype than the column's.
+        converted: Fields that are copied in another dtype than the dtype of the column.
         checked: Fields that are copied and whose values are then compared with their bounds.
         is_copied: Whether a batch of copied fields and masks is complete.
     """
@@ -109,7 +109,7 @@ class BatchForm:
         )
         bounded = [name for name, one in plain.items() if one.bounds is not None and one.highest is None]
         masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
-        # Batches that are copied together have one mask, whichever dtypes they are asked for in.
+        # Batches that are copied together share one mask, in one dtype.
         complete = len(plain) + len(masks) == len(readers) and not bounded
         complete = complete and all(delivered[name] == stored[name] for name in masks)
         return cls(
@@ -125,12 +125,12 @@ class BatchForm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchPlan:
-    """The complete plan of a ``BatchSource``'s batches; see the module.
+    """The complete plan of a ``BatchSource``'s batches; see the docstring of the module.
 
     Args:
         planner: The planner that draws and locates windows of a snapshot.
         readers: Readers by field, in the order of a batch.
-        ranks: The processes that share the batches, where ``shard="auto"`` found them.
+        ranks: The processes that share the batches, if ``shard="auto"`` found them.
         windows: Offsets by field, None without ``windows=``.
         fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed, layout, transitions:
             Arguments of ``BatchSource``, checked.
@@ -153,7 +153,7 @@ class BatchPlan:
     transitions: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``BatchSource`` for the same plan, but for the snapshot and the sampler."""
+        """Arguments of ``BatchSource`` for the same plan, without the snapshot and the sampler."""
         planner = self.planner
         names = ("windows", "fields", "required_fields", "dtypes", "replace_dtypes", "augment", "views", "normalize")
         return {
@@ -169,18 +169,18 @@ class BatchPlan:
         normalize = None if self.normalize is None else self.normalize.over(planner.snapshot, grown=True)
         if normalize is not self.normalize:
             return replace(self, planner=planner, readers=readers, normalize=normalize)
-        plan = object.__new__(BatchPlan)  # with all that is computed already: online loops take a snapshot often
+        plan = object.__new__(BatchPlan)  # keeps all computed values: online loops take a snapshot often
         plan.__dict__.update(self.__dict__, planner=planner, readers=readers)
         return plan
 
     @property
     def batch_dims(self) -> int:
-        """Number of axes before a field's own: 2 for ``[B, S]``, 1 for single rows ``[B]``; packing ignored."""
+        """Number of axes before the axes of a field: 2 for ``[B, S]``, 1 for single rows ``[B]``; without packing."""
         return 2 if self.windows is None else self.windows.batch_dims
 
     @memo
     def spec(self) -> Spec:
-        """Fields of a delivered batch."""
+        """Spec of a delivered batch."""
         fields = self.stages[-1].spec if self.stages else self._gathered
         alignment = self.planner.snapshot.alignment
         if self.packing is None:
@@ -199,7 +199,7 @@ class BatchPlan:
             if not isinstance(reader, MaskReader) or (masked and name == MASK)
         ]
         if self.windows is not None and not self.windows.offsets and self.batch_dims == 1:
-            fields.append(["[B]"])  # rows alone: no field says that there is no axis of steps
+            fields.append(["[B]"])  # without offsets, no other field shows that there is no axis of steps
         if self.transitions:
             fields.append(["transitions"])
         stages: tuple[Any, ...] = self.stages if self.packing is None else (*self.stages, self.packing)
@@ -212,8 +212,8 @@ class BatchPlan:
         """Form of a gathered batch, before the first stage.
 
         Raises:
-            ConfigError: Something that cannot be done to these fields.
-            MissingFieldError: A dtype for a field that is not there.
+            ConfigError: An option does not apply to these fields.
+            MissingFieldError: ``dtypes`` names a field that is not delivered.
         """
         delivered, stored = self._delivered, {name: one.stored_dtype for name, one in self._gathered.items()}
         for stage in reversed(self.stages):
@@ -237,7 +237,7 @@ class BatchPlan:
         augment = self._augment(read)
         stages: tuple[Stage, ...] = () if augment is None else (augment,)
         if self.normalize is not None:
-            from mouse_core.statistics.normalizer import StreamNormalize  # a room that is loaded where it is needed
+            from mouse_core.statistics.normalizer import StreamNormalize  # loaded on demand
 
             fills = self._fills_by_mask(read)
             made = {name: one.dtype for name, one in fields.items()}
@@ -249,7 +249,7 @@ class BatchPlan:
             behind = StreamNormalize(images, before.spec if augment is None else augment.spec, read, made, fills)
             stages = (*((before,) if numbers else ()), *stages, *((behind,) if images else ()))
         if self.map is not None:
-            from mouse_core.batches._stages import StreamMap  # loaded where there is something to do to batches
+            from mouse_core.batches._stages import StreamMap  # loaded on demand
 
             behind_all = stages[-1].spec if stages else fields
             replaced = replaced_by(self.replace_dtypes)
@@ -261,23 +261,23 @@ class BatchPlan:
         """The packing of windows; None if they are not packed."""
         if self.packed is False:
             return None
-        from mouse_core.batches._mask import Packing, check_packed  # loaded where batches are packed
+        from mouse_core.batches._mask import Packing, check_packed  # loaded on demand
 
         return Packing(check_packed(self.packed), self.planner.packed, replaced_by(self.replace_dtypes))
 
     @property
     def _padded(self) -> PaddedSampler | None:
-        """The sampler whose missing steps are gathered, too; None: nothing is missing, or it is not gathered."""
+        """The sampler, if missing steps are gathered, too; None: no step is missing, or only present steps are read."""
         return None if self.planner.packed else self.planner.padded
 
     @property
     def _is_augmented(self) -> bool:
-        """Whether ``augment`` or ``views`` ask for something, allowed or not."""
+        """Whether ``augment`` or ``views`` requests an augmentation, valid or not."""
         return self.augment is not None or type(self.views) is not int or self.views != 1
 
     @memo
     def _gathered(self) -> dict[str, FieldSpec]:
-        """Specs of the fields before the first stage; normalised fields in the dtypes that they get."""
+        """Specs of the fields before the first stage; normalised fields have their delivered dtypes."""
         delivered = self._delivered
         stored = {
             name: delivered[name] if name in self._normalized else reader.stored_dtype(delivered[name])
@@ -291,7 +291,7 @@ class BatchPlan:
     @memo
     def _delivered(self) -> dict[str, np.dtype[np.generic]]:
         """Dtypes before the first stage, by field."""
-        # ``map`` gets the same dtypes in every framework: what a framework cannot hold is replaced behind it.
+        # ``map`` gets the same dtypes in every framework: unsupported dtypes are replaced after ``map``.
         replaced = self.replace_dtypes if self.map is None else {}
         return self._dtypes_with({**self.dtypes, **self._normalized}, replaced)
 
@@ -316,8 +316,8 @@ class BatchPlan:
     def _normalized(self) -> dict[str, npt.DTypeLike]:
         """Dtypes of normalised fields: float32, unless ``dtypes`` has another.
 
-        A normaliser that is given may have more fields than are delivered; each field that is given by a kind must be
-        delivered.
+        A given ``Normalizer`` may have more fields than are delivered. A field that is normalised by a kind, such as
+        "mean_std", must be delivered.
         """
         found: dict[str, npt.DTypeLike] = {}
         normalize: Mapping[str, Any] = {} if self.normalize is None else self.normalize
@@ -334,21 +334,21 @@ class BatchPlan:
             if name not in self.dtypes and spec.dtype.kind in "iub" and spec.image_shape is None:
                 raise ConfigError(
                     f"normalize: {name}: expected measurements or images, found {spec.dtype}, which may be codes; "
-                    f"dtypes={{{name!r}: 'float32'}} says that they are numbers"
+                    f"dtypes={{{name!r}: 'float32'}} declares them as numbers"
                 )
         return found
 
     def _augment(self, read: DTypes) -> StreamAugment | None:
-        """The stage that augments; images that are normalised are augmented before, as they are stored (``read``)."""
+        """The stage that augments. Normalised images are augmented before normalisation, as stored (``read``)."""
         if not self._is_augmented:
             return None
         offsets = frozenset[str]()
         if self.windows is not None:
             offsets = frozenset(name for name in self.windows.offsets if self.windows.axes(name))
             if self.windows.fill is not None:
-                # It would be augmented, too: a code of its own is none that can be permuted.
+                # The padding value would be augmented as well, and a code outside the range cannot be permuted.
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self.windows.fill}")
-        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+        from mouse_core.augment.stream import stream_augment  # loaded on demand
 
         fields = self._gathered
         images = {name: dtype for name, dtype in read.items() if fields[name].image_shape is not None}
@@ -367,11 +367,11 @@ class BatchPlan:
         )
 
     def _fills_by_mask(self, read: DTypes) -> dict[str, tuple[str, float]]:
-        """The mask and the value of missing steps, by normalised field that has such."""
+        """The mask and the value of missing steps, by normalised field that may have missing steps."""
         fill = None if self._padded is None else self._padded.fill
         fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
         if self.windows is not None:
-            from mouse_core.sampling.offsets import mask_of  # loaded where there are some
+            from mouse_core.sampling.offsets import mask_of  # loaded on demand
 
             for name in read.keys() & self.windows.offsets.keys():
                 fills.pop(name, None)
@@ -381,7 +381,7 @@ class BatchPlan:
 
 
 def copied_fields(readers: Readers, shapes: Mapping[str, tuple[int, ...]]) -> list[CopiedField]:
-    """Return the fields whose values can be copied from where they lie."""
+    """Return the fields whose values can be copied directly from the stored bytes."""
     from mouse_core._arrow.byte_views import CopiedField, cast_copies  # with Arrow's functions, which take long to load
 
     found = []
@@ -401,10 +401,11 @@ def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
 
 
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
-    """Return how many windows to locate together: the hundred array operations cost nearly the same for few windows.
+    """Return the number of windows to locate together: the hundred array operations cost nearly the same for few.
 
-    A window takes 32 bytes, and 24 for each field, 8 for a field of single numbers. ``around`` other windows are read
-    around its steps, 56 bytes each. With 6 fields of windows it is 2,883,584 // (32 + 24 * 6) = 16,384 windows.
+    A window takes 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. Each of ``around``
+    further windows, read around the steps of a window, takes 56 bytes. With 6 fields of windows, the result is
+    2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
     most = _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers + 56 * around)
@@ -414,11 +415,11 @@ def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
 def choose_readers(
     snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
 ) -> dict[str, FieldReader | MaskReader]:
-    """Return readers of the chosen fields, and of ``mask`` where steps or windows may be missing (``masked``).
+    """Return readers of the chosen fields, and of ``mask`` if steps or windows may be missing (``masked``).
 
     Raises:
-        MissingFieldError: A named field does not exist, or one of the store's datasets lacks it and no value fills
-            its nulls.
+        MissingFieldError: A named field does not exist, or a dataset of the store lacks the field and no fill value
+            replaces its nulls.
         ConfigError: A stored field is named ``mask``.
     """
     readers: dict[str, FieldReader | MaskReader] = {**snapshot.readers}
@@ -441,7 +442,7 @@ def choose_readers(
 
 
 def _missing(snapshot: Snapshot, option: str, name: str, readers: Readers) -> MissingFieldError:
-    """Error for a field that does not exist."""
+    """Return the error for a field that does not exist."""
     fields = snapshot.config.fields
     if name in fields:
         column = fields[name].column
@@ -456,11 +457,11 @@ def _missing(snapshot: Snapshot, option: str, name: str, readers: Readers) -> Mi
 
 
 def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
-    """Raise MissingFieldError if a dataset of the store lacks the field and no value fills its nulls."""
+    """Raise MissingFieldError if a dataset of the store lacks the field and no fill value replaces its nulls."""
     name = reader.spec.name
     where = snapshot.lacking(reader) if reader.field.fill is None else None
     if where is not None:
         raise MissingFieldError(
             f"{option}: expected {name!r} in all datasets of the store, found {where}; leave the field out with "
-            f"fields=[...], or say what a null becomes with Field({name!r}, fill=...)"
+            f"fields=[...], or replace nulls by a value with Field({name!r}, fill=...)"
         )

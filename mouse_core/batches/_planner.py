@@ -1,7 +1,7 @@
-"""Plans batches, several at once: which windows each batch consists of, and where these lie.
+"""Plans several batches at once: the windows of each batch, and the rows' locations in storage.
 
-A ``Planner`` makes a ``Block`` of any batches, a pure function of their indices. ``Blocks`` chooses which batches are
-planned together, and keeps some blocks. Example: for batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
+A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``Blocks`` chooses which batches
+are planned together, and keeps some blocks. Example: for batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-# From 192 windows of other shards on, only a shard's own windows are drawn, which takes 6 us a batch besides.
+# From 192 windows of other shards on, only the shard's own windows are drawn, which costs 6 us more for each batch.
 _MANY_OTHERS = 192
-# Most steps in a block of rows that are found through row numbers: each step is located, and may be a piece by itself.
+# Most steps in a block whose rows are located through row numbers: each step may be a separate piece.
 _MOST_NUMBERED_STEPS = 1 << 15
-# The first batch is planned alone, so that it comes soon; each block has 8 times the batches of the block before.
+# The first batch is planned alone, so that it is returned soon; each block has 8 times the batches of the one before.
 _GROWTH = 8
-# One of n workers asks for every n-th batch, and gets blocks of these, for n up to 64. The batches between are drawn,
-# too: at most 4 times the batches of the longest block.
+# One of n workers requests every n-th batch, and gets blocks of these batches, for n up to 64. The batches between them
+# are drawn, too: at most 4 times the batches of the longest block.
 _MOST_WORKERS, _MOST_SKIPPED = 64, 4
-# Blocks that are kept of one kind; and, for a caller that asks in no order, bytes and number of blocks.
+# Number of kept blocks of one kind; and, for requests in no order, bytes and number of all kept blocks.
 _BLOCKS_KEPT, _KEPT_BYTES, _MOST_KEPT = 2, 32 << 20, 48
-# A run of batches is planned as a whole once 2 of its batches are among the latest 32 that were in no block,
+# A run of batches is planned as a whole if 2 of its batches are among the latest 32 that were in no block,
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
-# and, since a kept block may be dropped for it, 16 batches were planned alone since the last run.
+# and, because a kept block may be dropped for the run, if 16 batches were planned alone since the last run.
 _ALONE_BETWEEN = 16
-# The key in ``block.around`` of the stretches that a block opens, which no kind of offsets has.
+# The key in ``block.around`` of the stretches that a block opens; no number of offsets equals it.
 _OPENED = -1
-# The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
+# The kind of a block is the index at which consecutive requests began; the kind of a run is a number below these.
 _ALONE = -1
 
 
@@ -58,15 +58,16 @@ class Block:
 
     Args:
         first, end, step: Indices of the batches.
-        kind: The index at which batches in turn began; below 0 for single batches and runs. Only the latest blocks of
-            one kind are kept.
-        windows: The windows of all of them, batch by batch.
+        kind: The index at which consecutive requests began; below 0 for single batches and runs. Only the latest blocks
+            of one kind are kept.
+        windows: The windows of all batches, batch by batch.
         sizes: Number of windows of each whole batch, over all shards.
-        planner: The planner that made the block.
-        byte_views: How to copy the windows; None: nothing can be copied, or ``together`` is 0.
-        together: Batches that are copied at a time for a caller that asks in turn; 0: not located yet.
-        anchors: Steps of the windows, where fields have offsets around them.
+        planner: The planner that created the block.
+        byte_views: Views that copy the windows; None: no field can be copied, or ``together`` is 0.
+        together: Number of batches that are copied at a time for requests in order; 0: not located yet.
+        anchors: Steps of the windows, if fields have offsets around them.
         around: Blocks of the rows around the anchors, by the number of their offsets.
+        stretches: Stretches of rows that are read as a whole, if the block has stretches instead of batches.
         stretches: Stretches of rows that are read as a whole, where the block has these instead of batches.
     """
 
@@ -103,7 +104,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans blocks of batches, for one shard: any block is a pure function of the batches in it.
+    """Plans blocks of batches for one shard: a block is a pure function of the indices of its batches.
 
     Args:
         sampler: Chooses the windows of a batch.
@@ -112,9 +113,9 @@ class Planner:
         shard: ``(rank, count)``.
         epoch_start: The index of the first batch drawn from the snapshot.
         windows: Approximate number of windows that are located together.
-        padded: The sampler, if its windows may have fewer steps than they are long.
+        padded: The sampler, if its windows may have missing steps.
         uneven: See ``BatchSource``.
-        packed: Whether missing steps are not even located.
+        packed: Whether only present steps are located.
     """
 
     sampler: WindowSampler
@@ -129,7 +130,7 @@ class Planner:
 
     @memo
     def batches_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return self.sampler.batches_per_epoch(self.snapshot)
 
     @memo
@@ -141,11 +142,11 @@ class Planner:
         return max(1, windows * self.shard[1] // self.sampler.batch_size)
 
     def check(self) -> None:
-        """Check that there are enough rows, and equally many for every shard.
+        """Check that there are enough rows, and that every shard gets equally many windows.
 
         Raises:
-            ConfigError: Too few for a batch; or the last one of the first epoch has not as many windows for all shards:
-                of an empty one the mean is NaN, and means would weigh unequally.
+            ConfigError: There are too few rows for a batch, or the last batch of the first epoch has different numbers
+                of windows for the shards: the mean of an empty shard is NaN, and means would have unequal weights.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -159,23 +160,23 @@ class Planner:
                 check_even(self.shard, self.uneven, first + number * step, size)
 
     def own(self, size: int) -> tuple[int, int]:
-        """Return this shard's windows of a whole batch of ``size``: its first, and the one behind its last.
+        """Return this shard's windows of a whole batch of ``size`` windows: the first window, and the end.
 
-        Of 8 windows three shards have 0..1, 2..4 and 5..7.
+        With 8 windows, three shards have the windows 0..1, 2..4 and 5..7.
         """
         return size * self.shard[0] // self.shard[1], size * (self.shard[0] + 1) // self.shard[1]
 
     def delivered(self, size: int) -> tuple[int, int]:
-        """Return the windows that this shard delivers; with "pad" the last one may be the next shard's first.
+        """Return the windows that this shard delivers; with "pad", the last one may be the first of the next shard.
 
-        Of 8 windows three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first. No shard goes beyond
-        the whole batch: the last one always has as many as any.
+        With 8 windows, three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first shard. No shard
+        exceeds the whole batch, because no shard has more windows than the last one.
         """
         first, end = self.own(size)
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
 
     def lengths(self, plan: Plan) -> Int64s:
-        """Steps of each window of a plan that are there, int64 ``[b]``; 0 for a window of another shard."""
+        """Return the number of present steps of each window of a plan, int64 ``[b]``; 0 for windows of other shards."""
         lengths = np.full(len(plan.starts), plan.length) if plan.lengths is None else plan.lengths
         own = self.own(plan.global_size)[1] - plan.first
         return lengths if own == len(lengths) else np.where(np.arange(len(lengths)) < own, lengths, 0)
@@ -211,7 +212,8 @@ class Planner:
     def read(self, block: Block) -> Sequence[Block]:
         """Return the blocks that are read for each batch of a block.
 
-        They are a block of the stretches that the batches open, and ``block`` itself where stretches may be evicted.
+        The first is a block of the stretches that the batches open. If stretches may be evicted, ``block`` itself is
+        read, too.
         """
         draw = getattr(self.sampler, "starts_to_read", None)
         if draw is None or block.kind < 0 or block.stretches is not None:
@@ -228,15 +230,15 @@ class Planner:
         return [block.around[_OPENED]] if stays else [block.around[_OPENED], block]
 
     def _stays(self) -> bool:
-        """Whether stretches stay where they are read until all of their windows came; False where that is unknown.
+        """Whether stretches stay in memory or cache until all of their windows are delivered; False if unknown.
 
-        Evicted pages are read again one by one. A ``StoreWarning`` says where there is no room.
+        Evicted pages are read again one by one. A ``StoreWarning`` reports too little room.
         """
         pool_of = getattr(self.sampler, "pool", None)
         pool = None if pool_of is None else pool_of(self.snapshot)
         if pool is None:
             return False
-        from mouse_core.readahead.room import room_for_files  # loaded where stretches are opened
+        from mouse_core.readahead.room import room_for_files  # loaded on demand
 
         nbytes = pool.nbytes // self.shard[1]
         found = [("the cache", one.room) for one in self.snapshot.backings]
@@ -248,15 +250,15 @@ class Planner:
             more = "cache_bytes= with more" if where == "the cache" else "more memory"
             warnings.warn(
                 f"sampling 'blocks': expected room for {nbytes:,} bytes, the {pool.blocks:,} blocks that windows are "
-                f"drawn from at a time, found {room:,} in {where}: blocks are read again and again; have {more}, or "
-                "fewer blocks by Blocks(pool=...)",
+                f"drawn from at a time, found {room:,} in {where}: blocks are read again and again; use {more}, or "
+                "fewer blocks with Blocks(pool=...)",
                 StoreWarning,
                 stacklevel=2,
             )
-        return not short and not self.snapshot.backings  # other processes may have evicted pages of a cache
+        return not short and not self.snapshot.backings  # another process may evict pages of a shared cache
 
     def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
-        """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
+        """See ``Snapshot.locate``; raises ConfigError if a window is not in the snapshot."""
         length = self.sampler.sequence_length
         if self.padded is not None and lengths is None:
             lengths = self.padded.lengths(starts, self.snapshot)
@@ -266,7 +268,7 @@ class Planner:
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
         windows = self.snapshot.locate(starts, length, bounds, lengths)
         if self.packed:
-            from mouse_core.batches._mask import PackedWindows  # loaded where batches are packed
+            from mouse_core.batches._mask import PackedWindows  # loaded on demand
 
             return PackedWindows(windows)
         return windows
@@ -284,7 +286,7 @@ class Planner:
         return drawn if few else drawn[:, begin:end], size
 
     def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
-        """Return some windows of several batches, drawn together; None where the sampler cannot do that."""
+        """Return the windows ``rows`` of several batches, drawn together; None if the sampler cannot do that."""
         draw = getattr(self.sampler, "starts_of_many", None)
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 
@@ -299,38 +301,38 @@ class Planner:
 
 
 class Blocks:
-    """The blocks of one source over one snapshot, which grow while a loop goes on.
+    """The blocks of one source over one snapshot; consecutive blocks grow.
 
     For batches 0, 1, 2, .. in turn it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.
 
     Args:
-        planner: Makes them.
+        planner: Creates the blocks.
         lock: Held while a block is planned.
     """
 
     def __init__(self, planner: Planner, lock: ProcessLock) -> None:
         self.planner, self._lock = planner, lock
-        # The latest comes first; replaced, never changed, so that it can be read without the lock.
+        # The latest block comes first. The tuple is replaced, never changed, so that reads need no lock.
         self.kept: tuple[Block, ...] = ()
-        # How many batches are planned at first, and together at most, if not as many as a block may have.
+        # Number of batches in the first block, and most windows in a block, if below the planner's limit.
         self.begin_with, self.most = 1, self.planner.windows
-        # The indices that were in no block, the latest last, and how many since one was made of a run.
+        # The indices that were in no block, the latest last; and the number of batches planned alone since a run.
         self._missed: deque[int] = deque(maxlen=_MISSES_KNOWN)
         self._alone = 0
 
     def block_with(self, index: int) -> tuple[Block, int]:
-        """Return the block with batch ``index``, and the number of the batch there; plan one if none is kept.
+        """Return the block that contains batch ``index``, and the batch's number in it; plan one if none is kept.
 
         Raises:
             IndexError: The index lies before the first batch.
-            Exception: Whatever the sampler raises for this batch.
+            Exception: The error that the sampler raises for this batch.
         """
         if (found := self._known(index)) is not None:
             return found
         if index < self.planner.epoch_start:
             raise IndexError(f"batch index: expected at least {self.planner.epoch_start}, found {index}")
         with self._lock:
-            if (found := self._known(index)) is None:  # another thread may have made it meanwhile
+            if (found := self._known(index)) is None:  # another thread may have planned it meanwhile
                 self.kept = self._kept_with(block := self._make(index))
                 found = block, (index - block.first) // block.step
         return found
@@ -341,7 +343,7 @@ class Blocks:
         return self.planner.block(block.end, block.step, batches, block.kind)
 
     def _known(self, index: int) -> tuple[Block, int] | None:
-        """Return the kept block with batch ``index``, and its number there; None if there is none."""
+        """Return the kept block that contains batch ``index``, and the batch's number in it; None if there is none."""
         for block in self.kept:
             if block.first <= index < block.end and not (index - block.first) % block.step:
                 return block, (index - block.first) // block.step
@@ -354,15 +356,15 @@ class Blocks:
             try:
                 return self.planner.block(first, step, batches, kind)
             except Exception:
-                self._missed.clear()  # some batch cannot be planned; if it is this one, the error comes again
+                self._missed.clear()  # one of the batches cannot be planned; if it is this one, the next call raises
         self._alone += 1
         return self.planner.block(index, 1, 1, _ALONE)
 
     def _choose(self, index: int) -> tuple[int, int, int, int]:
-        """Return which batches to plan together with ``index``: the first, their distance, their number and kind."""
+        """Choose the batches to plan together with ``index``: the first index, the step, their number and kind."""
         longest = self.planner.longest
         for block in self.kept:
-            # Whoever asks for what comes after a block, maybe not at once, will go on so.
+            # A caller that requests a batch soon after the end of a block will probably continue from there.
             number, rest = divmod(index - block.end, block.step)
             batches = self._limited(_GROWTH * len(block.sizes), block.step)
             if not rest and 0 <= number < (min(_GROWTH, batches) if len(block.sizes) > 1 else 1):
@@ -373,7 +375,7 @@ class Blocks:
         step = index - before[-1] if len(before) == 2 else 0
         if 1 < step <= _MOST_WORKERS and step == before[1] - before[0]:
             return index, step, self._limited(_GROWTH, step), index
-        # Batches in no order, or backwards.
+        # Requests are in no order, or backwards.
         run = (index - self.planner.epoch_start) // longest
         alone = sum((missed - self.planner.epoch_start) // longest == run for missed in self._missed)
         kept = sum(block.nbytes for block in self.kept)

@@ -1,7 +1,6 @@
-"""Stages: what becomes of a batch between the pipeline that gathered it and whoever asked for it.
+"""Stages: changes of a batch after the pipeline has gathered it and before the caller gets it.
 
-A function of one's own is one, and stands here. A module that is loaded where a source has some; the plain path goes
-without.
+``Map``, a user's function, is one of the stages. The module is imported only if a source has stages.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 
 class Stage(Protocol):
-    """A pure function of a batch and of the key of (seed, index), for the batches of one source.
+    """A change of a batch: a pure function of the batch and of the key of (seed, index), for one source.
 
-    Stages follow each other: the ``spec`` of one is what arrives at the next. A stage that makes several views of a
-    batch hands all of them on.
+    The ``spec`` of a stage describes the batch that arrives at the next stage. If a stage creates several views of a
+    batch, the next stages get all of them.
     """
 
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
-        """The fields of a batch behind this stage."""
+        """The fields of a batch after this stage."""
         ...
 
     @property
@@ -44,22 +43,22 @@ class Stage(Protocol):
         ...
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """The dtypes that batches have to arrive in, where they would be ``dtypes`` without this stage.
+        """Return the dtypes in which batches must arrive, given the ``dtypes`` that they have without this stage.
 
-        It is asked twice: with the delivered dtypes, and with those that are moved to a device and widened there.
+        A source calls it twice: with the delivered dtypes, and with the stored dtypes, which a device converts later.
         """
         ...
 
     def __call__(
         self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
-        """The views of a batch behind this stage.
+        """Return the views of a batch after this stage.
 
         Args:
-            arrived: The views of a batch, one unless a stage before made several. They may be written to.
-            plan: The plan of the batch, whose key names the random numbers.
-            stored: Whether fields are in the stored dtypes of ``spec``, instead of the delivered ones.
-            apart: Whether views that this stage makes get arrays of their own; not where all are copied elsewhere.
+            arrived: The views of a batch; a single one unless an earlier stage created several. They may be modified.
+            plan: The plan of the batch; its key determines the random numbers.
+            stored: Whether fields have the stored dtypes of ``spec``, instead of the delivered ones.
+            apart: Whether each view that this stage creates needs its own arrays; False if all views are copied later.
         """
         ...
 
@@ -76,10 +75,10 @@ def staged(
 
     Args:
         stages: The stages, in order.
-        batch: The plan's batch, as the first stage needs it; stages may modify it.
+        batch: The plan's batch, in the dtypes that the first stage needs; stages may modify it.
         plan: The windows of the batch.
         stored: Whether to return fields in their stored dtypes.
-        out: Arrays by field to write to: a mapping for each view, or one mapping for a single one.
+        out: Arrays by field to write to: a sequence with one mapping for each view, or a mapping for a single view.
     """
     views: tuple[Batch, ...] = (batch,)
     for stage in stages:
@@ -95,39 +94,42 @@ def staged(
 
 Per = Literal["batch", "rows", "window"]
 
-# Of one batch, draws of different views are so many calls apart: more than a batch has windows.
+# Distance between the call numbers of two views of a batch: larger than the number of windows in any batch.
 _CALLS_OF_VIEW = 1 << 32
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A function of one's own in the workers of a source or a loader: the last thing that is done to a batch.
+    """A user's function that is applied to each batch, as its last change, by a source or the workers of a loader.
 
-    The function must be pure: what it returns depends on nothing but what it is given. Then batches are the same
-    whoever asks for them, in any framework, with any number of workers, and after any resumption.
+    The function must be pure: its result depends only on its arguments. Then batches are the same in every process and
+    framework, with any number of workers, and after a resume.
 
-    What it is given are the fields of a batch without ``map``, after normalisation and augmentation, as NumPy arrays in
-    the dtypes that the spec without a framework says; it may write to them. In several views it is called for each.
+    The function receives the fields that a batch has without ``map``, after normalisation and augmentation. They are
+    NumPy arrays in the dtypes of the spec without a framework, and the function may modify them. With several views, it
+    is called once for each view.
 
     Args:
-        fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``, which returns the fields of ``spec`` in
-            arrays of their own.
-        version: Names the function in the fingerprint, as in "returns/2": give another where it becomes another.
-        spec: The fields that it returns, new or instead of those of the name: by name ``(dtype, shape)``, of which the
-            shape is that of one step, or a ``FieldSpec``. All others stay.
-        per: What it is called for. "batch": a whole batch, ``[B, S, ...]`` (or ``[B, ...]``, as ``Spec.batch_dims``
-            says); not for shards, which have some of its rows. "window": every window ``[S, ...]`` (or a row
-            ``[...]``), with a generator of its own, so that all shards together make what one would. "rows": the rows
-            of a batch that there are, for a function that treats each for itself and draws nothing.
-        drop: Fields that are left out afterwards.
+        fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``. It returns the fields of ``spec`` in new
+            arrays.
+        version: Identifies the function in the fingerprint, as in "returns/2"; change it when the function changes.
+        spec: The fields that the function returns, which are added or replace fields of the same name: by name
+            ``(dtype, shape)``, where the shape is the shape of one step, or a ``FieldSpec``. All other fields stay.
+        per: The unit of a call. "batch": a whole batch, ``[B, S, ...]`` (or ``[B, ...]``; see ``Spec.batch_dims``); not
+            possible with shards, which have only some rows of a batch. "window": one window ``[S, ...]`` (or one row
+            ``[...]``), with its own generator, so that the shards together compute what a single process computes.
+            "rows": the rows of a batch that this shard has, for a function that treats each row independently and
+            draws no random numbers.
+        drop: Fields that are removed after the call.
 
-    The generator is a ``numpy.random.Generator`` that depends on the seed and the number of the batch, and, with
-    "window", on the number of the window in the whole batch. NumPy may change what its methods draw between versions.
+    The generator is a ``numpy.random.Generator`` that depends on the seed and the index of the batch, and, with
+    "window", on the number of the window in the whole batch. NumPy may change the streams of its methods between
+    versions.
 
-    A function that cannot be pickled, as a lambda, works in threads, and not in processes that are spawned.
+    A function that cannot be pickled, such as a lambda, works in threads, but not in spawned processes.
 
     Raises:
-        ConfigError: No function, name or dtype, or options that do not go together.
+        ConfigError: The function, a name or a dtype is invalid, or options contradict each other.
 
     Example:
         >>> def noisy(fields, generator):
@@ -175,14 +177,14 @@ class Map:
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """``spec``, as FieldSpecs by name."""
+        """``spec`` as ``FieldSpec`` objects by name."""
         return cast("dict[str, FieldSpec]", self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Itself, for another process.
+        """Pickle the map for another process.
 
         Raises:
-            ConfigError: A function that cannot be pickled, and nobody that pickles functions by value is at it.
+            ConfigError: The function cannot be pickled, and the pickler does not pickle functions by value.
         """
         try:
             pickle.dumps(self.fn)
@@ -190,8 +192,8 @@ class Map:
             if not _pickled_by_value():
                 raise ConfigError(
                     f"map: {self.version!r}: expected a function that can be pickled for another process, found "
-                    f"{self.fn!r} ({error}); define it with def at the top of a module, and give what it needs with "
-                    "functools.partial, or stay with threads"
+                    f"{self.fn!r} ({error}); define it with def at the top of a module, and bind its arguments with "
+                    "functools.partial, or use threads"
                 ) from error
         return Map, (self.fn, self.version, self.fields, self.per, tuple(self.drop))
 
@@ -208,7 +210,7 @@ def check_map(chosen: Any, shard: tuple[int, int]) -> None:
 
 
 def _pickled_by_value() -> bool:
-    """Whether cloudpickle, or a copy of it as Ray has one, is pickling, which takes any function."""
+    """Whether cloudpickle, or the copy of it in Ray, is pickling; it pickles any function by value."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if "cloudpickle" in frame.f_globals.get("__name__", ""):
@@ -219,13 +221,13 @@ def _pickled_by_value() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class StreamMap:
-    """A function of the user's for the batches of one source.
+    """The stage that applies a ``Map`` to the batches of one source.
 
     Args:
-        map: What is asked for.
-        arriving: The fields of a batch before.
-        delivered: Those behind, in the dtypes of the framework.
-        batch_dims: How many axes come before those of a field.
+        map: The user's function and its options.
+        arriving: The fields of a batch before the function.
+        delivered: The fields of a batch after the function, in the dtypes of the framework.
+        batch_dims: Number of axes before the axes of a field.
     """
 
     map: Map
@@ -241,10 +243,10 @@ class StreamMap:
         replaced: Mapping[np.dtype[Any], np.dtype[Any]],
         batch_dims: int,
     ) -> StreamMap:
-        """The function for batches of some fields; ``replaced`` is ``replace_dtypes`` of ``BatchSource``.
+        """Return the stage for batches with the fields ``arriving``; ``replaced`` is ``replace_dtypes`` of the source.
 
         Raises:
-            MissingFieldError: A field to leave out that is not there.
+            MissingFieldError: ``drop`` names a field that does not arrive.
         """
         for name in chosen.drop:
             if name not in arriving:
@@ -255,17 +257,17 @@ class StreamMap:
 
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
-        """The fields of a batch behind the function, stored and moved as they are delivered."""
+        """The fields of a batch after the function; stored dtypes equal delivered dtypes."""
         return self.delivered
 
     @property
     def identity(self) -> list[Any]:
-        """The version that the user gave it, what it is called for, and what it makes of the fields."""
+        """The user's version, the unit of a call, and the changes of the fields."""
         shapes = {name: list(one.shape) for name, one in self.map.fields.items()}
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes of ``arriving``, independent of how batches are transferred later."""
+        """Return the dtypes of ``arriving``, which do not depend on a later transfer."""
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
@@ -275,8 +277,8 @@ class StreamMap:
 
         Raises:
             SchemaError: The function's result does not match its spec.
-            DataError: The framework's dtype cannot hold a number.
-            Exception: The function raises it; a note names the batch.
+            DataError: The framework's dtype cannot hold a number of the result.
+            Exception: The error that the function raises, with a note that names the batch.
         """
         made = []
         for number, view in enumerate(arrived):
@@ -285,7 +287,7 @@ class StreamMap:
         return tuple(made)
 
     def _made(self, view: Batch, key: Key, size: int, first: int) -> Batch:
-        """The fields of a view behind the function."""
+        """Return the fields of a view after the function."""
         axes = next(iter(view.values())).shape[: self.batch_dims]
         fields = self.map.fields
         if self.map.per != "window":
@@ -328,7 +330,7 @@ class StreamMap:
         return SchemaError(f"map: {self.map.version!r}, batch {index}: {what}")
 
     def _delivered(self, view: Batch) -> Batch:
-        """A view in the dtypes of the framework, in arrays that others may keep and write to."""
+        """Convert a view to the dtypes of the framework, in arrays that the caller may keep and modify."""
         for name, values in view.items():
             if values.dtype != self.delivered[name].dtype:
                 try:

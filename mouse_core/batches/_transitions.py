@@ -1,8 +1,8 @@
-"""Transitions: an observation, the action that was taken there, its reward, and the observation that it led to.
+"""Transitions: an observation, the action that was taken there, its reward, and the next observation.
 
-They are windows by field (``_by_field``), in which a transition is an anchor. The columns of observations have a second
-field each, ``next_...``. With alignment "arrived" and the anchor in row t, the observation is in row t, and everything
-else in row t + 1. With "outgoing" the next observation is in row t + 1, and everything else in row t.
+Transitions are windows by field (``_by_field``): each transition is an anchor. Each observation column has a second
+field, ``next_...``. With alignment "arrived" and the anchor in row t, the observation is in row t, and all other fields
+are in row t + 1. With "outgoing", the next observation is in row t + 1, and all other fields are in row t.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mouse_core.statistics.normalizer import Normalizer
 from mouse_core.store.snapshot import Snapshot
 
 _FLAGS = ("terminated", "truncated")
-# Fields that are read and by default not delivered: where episodes end, and whether the next observation is there.
+# Fields that are read but not delivered by default: the ends of episodes, and whether the next observation is missing.
 _READ = ("done", "next_done", "next_observation_missing")
 
 
@@ -44,16 +44,16 @@ def transition_anchors(
     weighting: Weighting,
     pad: bool | float | None,
 ) -> tuple[WindowSampler, FieldWindows]:
-    """Return the sampler of transitions, and where their fields lie; see ``BatchSource`` for the arguments.
+    """Return the sampler of transitions, and the offsets of their fields; see ``BatchSource`` for the arguments.
 
     Raises:
-        ConfigError: Options that transitions do not have.
+        ConfigError: An option is not supported with transitions.
     """
-    if isinstance(windows, FieldWindows):  # of a source that is restored, with its sampler
+    if isinstance(windows, FieldWindows):  # from a source that is restored with its sampler
         assert isinstance(sampling, WindowSampler)
         return sampling, windows
     if windows is not None:
-        raise ConfigError("transitions: expected no windows, as they have windows of their own, found windows")
+        raise ConfigError("transitions: expected no windows, since transitions define their own, found windows")
     if boundary not in ("stream", "episode"):
         raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
     if not isinstance(pad, bool | None):
@@ -63,7 +63,7 @@ def transition_anchors(
         if name.startswith("next_"):
             offsets[name] = (1,)
         elif snapshot.alignment == "arrived" and field.is_of_transition:
-            offsets[name] = (0,)  # of the transition that leaves the anchor's observation
+            offsets[name] = (0,)  # the row of the transition that leaves the anchor's observation
     found = FieldWindows(offsets, True, 1 if sequence_length is None else 2, has_axis=False)
     if not isinstance(sampling, str | Blocks):
         return sampling, found
@@ -74,10 +74,10 @@ def transition_anchors(
 def transition_readers(
     snapshot: Snapshot, names: tuple[str, ...] | None, required: tuple[str, ...], windows: FieldWindows
 ) -> tuple[Readers, dict[str, Any]]:
-    """Return the readers of the delivered fields, and of all that are read.
+    """Return the readers of the delivered fields, and the readers of all fields that are read.
 
     Raises:
-        MissingFieldError: A field that is named and not there.
+        MissingFieldError: A named field does not exist.
     """
     made = (*_FLAGS, MASK)
     own = None
@@ -99,7 +99,7 @@ def transition_readers(
 
 
 def also_next(options: Any, fields: Container[str]) -> Any:
-    """Return options by field in which those of an observation hold for its next one as well."""
+    """Return options by field, in which the option of an observation also applies to its next observation."""
     names = {name: f"next_{name}" for name in options}
     more = {other: options[name] for name, other in names.items() if other in fields and other not in options}
     if not more:
@@ -114,7 +114,7 @@ class TransitionPipeline(OffsetPipeline):
     def of_transitions(
         cls, planner: Planner, delivered: Readers, read: Readers, form: BatchForm, windows: FieldWindows
     ) -> TransitionPipeline:
-        """Return the pipeline of ``delivered``; ``read`` has all readers, and ``form`` is that of ``delivered``."""
+        """Return the pipeline of ``delivered``, with its ``form``; ``read`` has the readers of all fields."""
         dtypes, shapes = [dict(one) for one in form.dtypes], dict(form.shapes)
         for name, reader in read.items():
             for one, dtype in zip(dtypes, (reader.spec.dtype, reader.spec.stored_dtype), strict=True):
@@ -144,7 +144,7 @@ class TransitionPipeline(OffsetPipeline):
 
     @memo
     def _codes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The codes of ``done`` that are terminal, and those that are truncated."""
+        """The codes of ``done`` that mark a terminal step, and the codes that mark a truncated one."""
         config = self.planner.snapshot.config
         return terminal_codes(config), codes_called(config.fields["done"], "truncated") or (2,)
 

@@ -31,77 +31,82 @@ if TYPE_CHECKING:
 
 
 class BatchSource:
-    """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` is the same whoever asks, whenever, in any order.
+    """Batches of windows ``[B, S, ...]`` by index. ``source[i]`` is the same in every process, in any order of calls.
 
-    It works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Both ask for the indices below ``len``, the first epoch, again and again; DataLoaders are warned of it. Use
-    ``mouse_torch.DataLoader`` and ``mouse_jax.to_grain``, or indices of your own, for the epochs that follow. Pickling
-    a source carries paths, not data, for datasets on disk.
+    A source works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
+    grain. Both request the indices below ``len``, the first epoch, again and again; DataLoaders cause a warning. For
+    later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own indices. A pickled source of
+    datasets on disk contains paths, not data.
 
     Args:
-        store: A store, of which a snapshot is taken, or a snapshot.
-        sequence_length: Steps in a window, S. None: 64; with ``windows`` there are no steps, and batches are
-            ``[B, ...]``.
-        batch_size: Windows in a whole batch, B, over all shards.
+        store: A store, from which the source takes a snapshot, or a snapshot.
+        sequence_length: Number of steps in a window, S. None: 64. With ``windows``, None means that there is no axis of
+            steps, and batches are ``[B, ...]``.
+        batch_size: Number of windows in a whole batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a
             ``WindowSampler``.
         seed: In ``[0, 2**64)``.
-        shard: ``(rank, count)``: rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch, short ones too.
-            "auto": those of this process, as ``mouse_core.ranks.find_ranks`` finds it, or of a ``Ranks``.
-        dtypes: Delivered dtypes by field, instead of those of the spec.
-        replace_dtypes: Dtypes that a framework cannot hold, and what is delivered instead, after ``dtypes``; a value
-            that does not fit is a DataError.
-        required_fields: Fields whose absence is an error.
-        fields: Names of the fields to deliver; by default all there are.
-        drop_last: For "sequential": whether the rest of an epoch is left out or makes a short batch.
+        shard: ``(rank, count)``: this source delivers rows ``[rank * B / count, (rank + 1) * B / count)`` of each
+            batch, also of short ones. "auto": the rank of this process, as ``mouse_core.ranks.find_ranks`` finds it.
+            A ``Ranks``: its rank.
+        dtypes: Delivered dtypes by field, instead of the dtypes of the spec.
+        replace_dtypes: Dtypes that a framework cannot hold, with their replacements, applied after ``dtypes``; a value
+            that does not fit raises DataError.
+        required_fields: Fields whose absence raises an error.
+        fields: Names of the fields to deliver; by default all fields.
+        drop_last: For "sequential": whether the last windows of an epoch are dropped if they do not fill a batch;
+            otherwise they are a short batch.
         epoch_start: The index at which the first epoch over this snapshot begins.
-        augment: How batches are augmented, with random numbers that depend on seed and index alone.
-        views: How many views of each batch to deliver. With more than one, a batch is a tuple of so many, in arrays of
-            their own: permutations and scalars are the same in all of them, and masks differ.
-        boundary: "stream": windows cross the ends of episodes; "episode": each lies in one, and batches have a field
-            ``mask``, bool ``[b, S]``, that says which steps are there; "task", or ``sampling.Column(name)``: the same
-            within rows of one task (column ``task`` or ``task_index``, also with ``metadata_`` before it, and codes of
-            ``done`` whose label has that word), or of one value of a column, over however many episodes. For a sampling
-            that is a name.
-        weighting: With "episode" and "random": "step", every window comes equally often, so long episodes come more
-            often; or "trajectory", every episode does.
-        pad: With "episode": whether windows may have fewer steps than S, as those of shorter episodes and the last ones
-            of windows that lie side by side; otherwise these are left out. True repeats the last step that is there, a
-            number is what all fields become in the others. None: True. With ``windows`` also what becomes of rows
-            beyond an episode's ends; False leaves anchors out that have such.
-        uneven: Of batches that the shards do not divide evenly: "refuse" them, or "pad" them, so that every shard gets
-            ``ceil(b / count)`` of ``b`` windows: its own and, where those are fewer, the next one's first. Batches then
-            have a field ``mask``, bool ``[b, S]``, in which that one is False; ``global_mean`` of the frameworks'
-            packages takes it. No part of the fingerprint.
-        windows: Which rows around an anchor fields deliver, by field: offsets in rows, or ``Seconds``. Every step of a
-            window is an anchor. A field with K offsets comes as ``[B, S, K, ...]``, or ``[B, K, ...]``, and with it
-            ``<field>_mask``, bool, of that shape up to K: which rows are there. None lies beyond the ends of the
-            anchor's episode. Offset 0 is the anchor's own row; of action, reward and done (see ``Field.transition``) it
-            is the transition that leaves the anchor's observation, in either alignment. ``{}``: rows, ``[B, ...]``.
-        normalize: How fields are normalised, by field: "mean_std", "min_max" or "quantiles", by what the rows of the
-            snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
-            otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
-        map: A function of one's own that is applied last, with the fields that it makes; see ``mouse_core.Map``.
-        lengths: With "random" or "blocks", how many steps windows have, such as ``range(1, 65)``: each is cut to one of
-            these, each as likely, at a place that is drawn, and has fewer where an episode ends. ``mask`` says which
-            there are.
-        packed: Whether windows lie one behind the other, without the steps that are not there: fields are ``[T, ...]``,
-            and ``cu_seqlens``, ``position`` and ``sequence_id`` say of which window each row is. A number: as many rows
-            in each batch, filled up with 0 and a ``mask``. It is done last, to what a batch is without it.
-        layout: How columns are delivered. "stored": each by its own name, in its dtype and shape, as ``uint8
-            [B, S, H, W, C]``; "mouse": the columns of MOUSE's documents as its fields, as int64 ``obs_image``. None:
-            "stored" for rows that ``add_episode`` added first, else "mouse".
-        transitions: Whether batches are of transitions, whatever the alignment of the store: the observation, the
+        augment: The augmentation of batches; its random numbers depend on seed and index only.
+        views: Number of views of each batch. With more than one, a batch is a tuple of ``views`` views in separate
+            arrays: permutations and scalars are equal in all views, and masks differ.
+        boundary: "stream": windows cross the ends of episodes. "episode": each window lies in one episode, and batches
+            have a field ``mask``, bool ``[b, S]``: whether each step is present. "task": each window lies within rows
+            of one task, over any number of episodes. The task comes from the column ``task`` or ``task_index``, also
+            with the prefix ``metadata_``, and from codes of ``done`` whose label contains that word.
+            ``sampling.Column(name)``: the same within rows of one value of a column. Only for a ``sampling`` that is a
+            name.
+        weighting: With "episode" and "random". "step": every window is equally likely, so long episodes are more
+            frequent. "trajectory": every episode is equally likely.
+        pad: With "episode": whether windows may have missing steps, in short episodes and, for windows that lie side by
+            side, at the end of each episode; False leaves these windows out. True repeats the last present step; a
+            number is the value of all fields in missing steps. None: True. With ``windows``, ``pad`` also applies to
+            rows beyond the ends of an episode; False leaves out anchors with such rows.
+        uneven: The treatment of batches that the shards do not divide evenly. "refuse" raises ConfigError. "pad": every
+            shard gets ``ceil(b / count)`` of ``b`` windows. A shard with fewer windows also gets the first window of
+            the next shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in that window;
+            ``global_mean`` of the frameworks' packages takes it. Not part of the fingerprint.
+        windows: The rows around an anchor that each field delivers, by field: offsets in rows, or ``Seconds``. Every
+            step of a window is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``.
+            A second field ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends
+            of the anchor's episode are missing. Offset 0 is the anchor's own row; for action, reward and done (see
+            ``Field.transition``) it is the transition that leaves the anchor's observation, in either alignment.
+            ``{}``: single rows, ``[B, ...]``.
+        normalize: The normalisation by field: "mean_std", "min_max" or "quantiles", with statistics of the snapshot's
+            rows; or a ``Normalizer``, whose statistics stay fixed. Normalised fields are float32 unless ``dtypes``
+            has another dtype, with the same bits in every framework. See ``statistics.Normalizer.of``.
+        map: A user's function that is applied last, with the fields that it returns; see ``mouse_core.Map``.
+        lengths: With "random" or "blocks": the possible lengths of windows, such as ``range(1, 65)``. Each window is
+            cut to a random length, at a random place; all lengths are equally likely. A window is shorter if its
+            episode ends earlier. ``mask`` marks the present steps.
+        packed: Whether windows follow each other without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
+            ``position`` and ``sequence_id`` locate each row's window. A number: the number of rows in each batch,
+            filled up with 0 and a ``mask``. Packing is the last change of a batch.
+        layout: The form of the delivered columns. "stored": each by its own name, in its dtype and shape, such as
+            ``uint8 [B, S, H, W, C]``. "mouse": the columns of MOUSE's documents as its fields, such as int64
+            ``obs_image``. None: "stored" if the first rows were added by ``add_episode``, else "mouse".
+        transitions: Whether batches consist of transitions, in any alignment of the store: the observation, the
             ``action`` that was taken there, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and
-            the next observation; fields whose name begins with "obs" have another one ``next_<name>``. Without a
-            ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of transitions that
-            follow each other in one episode. ``mask``, bool, says which are there: all of ``[B]``, and of windows
-            those before the episode's end. What is given for a field in ``dtypes`` and ``normalize`` holds for its
-            next one.
+            the next observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
+            ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of consecutive
+            transitions of one episode. ``mask``, bool, marks present transitions: all of ``[B]``, and in windows the
+            transitions before the end of the episode. An option for a field in ``dtypes`` and ``normalize`` also
+            applies to its next field.
 
     Raises:
-        ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
-        MissingFieldError: A field that is named and not there (also a KeyError).
+        ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or shards do not
+            divide a batch.
+        MissingFieldError: A named field does not exist (the error is also a KeyError).
     """
 
     def __init__(
@@ -141,12 +146,12 @@ class BatchSource:
         snapshot = snapshot.delivering(layout, transitions=transitions)
         around = cut = None
         if lengths is not None or hasattr(sampling, "cut_many"):
-            from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
+            from mouse_core.sampling.lengths import cut_of  # loaded on demand
 
             padded_before = boundary != "stream" or windows is not None
             sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
         if transitions:
-            from mouse_core.batches._transitions import transition_anchors  # loaded where there are some
+            from mouse_core.batches._transitions import transition_anchors  # loaded on demand
 
             if lengths is not None or packed is not False:
                 option = "lengths" if lengths is not None else "packed"
@@ -158,7 +163,7 @@ class BatchSource:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
         else:
-            from mouse_core.batches._by_field import anchors_of  # loaded where fields have windows of their own
+            from mouse_core.batches._by_field import anchors_of  # loaded on demand
 
             sampler, around = anchors_of(
                 *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
@@ -172,9 +177,9 @@ class BatchSource:
                 f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
             )
         is_augmented = augment is not None or views != 1
-        # Missing steps are not even read where nothing else looks at a step's place; else packing comes last.
+        # Missing steps are not even read if no other option depends on a step's position; else packing comes last.
         packs_first = packed is not False and around is None and map is None and not is_augmented and uneven == "refuse"
-        # Single rows have no steps that may be missing.
+        # Without an axis of steps, no step can be missing.
         padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None
         names = None if fields is None else (fields,) if isinstance(fields, str) else tuple(fields)
         required = (required_fields,) if isinstance(required_fields, str) else tuple(required_fields)
@@ -191,7 +196,7 @@ class BatchSource:
             readers = choose_readers(snapshot, names, required, masked=masked)
         normalizer = None
         if normalize:
-            from mouse_core.statistics.normalizer import Normalizer, follow  # loaded where batches are normalised
+            from mouse_core.statistics.normalizer import Normalizer, follow  # loaded on demand
 
             if isinstance(normalize, Normalizer):
                 normalizer = normalize.over(snapshot)
@@ -203,7 +208,7 @@ class BatchSource:
             readers = readers_around(readers, around, snapshot)
         ranks, own_shard = None, (0, 1)
         if uneven != "refuse" or repr(shard) != "(0, 1)":
-            from mouse_core.ranks import check_shard, ranks_of  # loaded where there are others
+            from mouse_core.ranks import check_shard, ranks_of  # loaded on demand
 
             ranks = ranks_of(shard)
             own_shard = check_shard(shard if ranks is None else ranks.shard, sampler.batch_size, uneven)
@@ -221,7 +226,7 @@ class BatchSource:
         )
         planner.check()
         if map is not None:
-            from mouse_core.batches._stages import check_map  # loaded where there is something to do to batches
+            from mouse_core.batches._stages import check_map  # loaded on demand
 
             check_map(map, own_shard)
         plan = BatchPlan(
@@ -269,31 +274,31 @@ class BatchSource:
 
     @property
     def spec(self) -> Spec:
-        """The fields of a batch, known before the first is made."""
+        """The spec of a batch, known before the first batch is read."""
         return self.batch_plan.spec
 
     @property
     def sequence_length(self) -> int:
-        """Steps in a window."""
+        """Number of steps in a window."""
         return self.sampler.sequence_length
 
     @property
     def batch_size(self) -> int:
-        """Windows in a whole batch, over all shards."""
+        """Number of windows in a whole batch, over all shards."""
         return self.sampler.batch_size
 
     @property
     def normalizer(self) -> Normalizer:
-        """The current normalization of the fields: for a policy, or ``normalize`` of another source."""
-        from mouse_core.statistics.normalizer import Normalizer  # loaded where it is asked for
+        """The current normalisation of the fields: for a policy, or for ``normalize`` of another source."""
+        from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
 
         normalize = self.batch_plan.normalize
         return Normalizer({}) if normalize is None else normalize.fixed
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
-        from mouse_core._base.identity import fingerprint_of  # loaded where it is asked for
+        """A digest of the data and of all options that determine a batch, except the seed and the delivered dtypes."""
+        from mouse_core._base.identity import fingerprint_of  # loaded on demand
 
         return fingerprint_of(self.identity)
 
@@ -303,27 +308,27 @@ class BatchSource:
         return self.batch_plan.identity
 
     def __len__(self) -> int:
-        """Batches in an epoch; ConfigError for whoever would shard a shard."""
+        """Return the number of batches in an epoch; raise ConfigError if a caller would shard a shard."""
         if self.shard[1] > 1:
-            from mouse_core.ranks import check_sharded_once  # loaded where there are others
+            from mouse_core.ranks import check_sharded_once  # loaded on demand
 
             check_sharded_once(self.shard)
         _warn_of_second_pass(self)
         return self._pipeline.planner.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the first epoch."""
+        """Yield the batches of the first epoch."""
         return (self[index] for index in range(self.epoch_start, self.epoch_start + len(self)))
 
     def __getitem__(self, index: int) -> Batch:
-        """Batch ``index``, across epochs without end: ``{field: [b, S, ...]}`` in the dtypes of ``spec``.
+        """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. The epochs have no end.
 
-        Without steps it is ``{field: [b, ...]}``, packed ``{field: [T, ...]}``, as ``spec.batch_dims`` says. With
-        ``views=`` of 2 and more it is a tuple of so many.
+        Without an axis of steps, the batch is ``{field: [b, ...]}``, and packed ``{field: [T, ...]}``; see
+        ``spec.batch_dims``. With ``views`` above 1, the result is a tuple of ``views`` batches.
 
         Raises:
             IndexError: The index lies before the first epoch.
-            DataError: A value that its field does not allow; the message names field and row.
+            DataError: A value is outside the bounds of its field; the message names field and row.
         """
         if self._is_gathered_only:
             return self._pipeline.take(index)
@@ -331,10 +336,10 @@ class BatchSource:
         return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
-        """Several batches, which is what a DataLoader without ``batch_size=None`` asks for; it warns."""
+        """Return several batches and warn: only a DataLoader without ``batch_size=None`` calls this method."""
         warnings.warn(
-            f"a DataLoader asks for a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
-            "a source gives whole batches: write DataLoader(source, batch_size=None)",
+            f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
+            "a source returns whole batches: write DataLoader(source, batch_size=None)",
             UserWarning,
             stacklevel=2,
         )
@@ -345,17 +350,17 @@ class BatchSource:
         return self._pipeline.plan(index)
 
     def gather(self, plan: Plan, out: Any = None, *, stored: bool = False) -> Batch:
-        """The plan's windows, augmented; with several views a tuple of them.
+        """Return the plan's windows after all stages; with several views a tuple of them.
 
         Args:
-            plan: Of this source.
-            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of so many for each view; by
-                default fresh ones.
-            stored: Whether they come in the dtypes that they are stored and best moved in
-                (``spec[name].stored_dtype``), for whoever makes ``spec[name].dtype`` of them later.
+            plan: A plan of this source.
+            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of such mappings, one for each
+                view; by default new arrays.
+            stored: Whether to return the stored dtypes (``spec[name].stored_dtype``), which are cheapest to transfer,
+                for a caller that converts to ``spec[name].dtype`` later.
 
         Raises:
-            DataError: A value that its field does not allow; the message names field and row.
+            DataError: A value is outside the bounds of its field; the message names field and row.
         """
         if plan.length != self.sequence_length:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
@@ -365,10 +370,10 @@ class BatchSource:
 
     def _staged(self, batch: Batch, plan: Plan, *, stored: bool = False, out: Any = None) -> Batch:
         """Return a gathered batch after all stages and packing; see ``gather``."""
-        from mouse_core.batches._stages import staged  # loaded where there are some
+        from mouse_core.batches._stages import staged  # loaded on demand
 
         made_of = self.batch_plan
-        # What a function of the user's gets does not depend on how it is moved later.
+        # The input of a user's function does not depend on a later transfer.
         stored, packing = stored and made_of.map is None, made_of.packing
         made: Batch = staged(made_of.stages, batch, plan, stored=stored, out=out if packing is None else None)
         return made if packing is None else packing(made, made_of.planner.lengths(plan), out)
@@ -376,8 +381,8 @@ class BatchSource:
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
         """Return the layout of one contiguous memory for the fields of a number of windows, or of a plan.
 
-        ``stored`` is as in ``gather``. For packed windows only a plan has a number of rows; a number of windows raises
-        ConfigError.
+        ``stored`` is as in ``gather``. With packed windows, the number of rows depends on the plan; a number of windows
+        raises ConfigError.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:
@@ -389,13 +394,13 @@ class BatchSource:
             size = {name: (len(lengths) + 1 if one.per_sequence else rows,) for name, one in spec.items()}
         else:
             raise ConfigError(
-                f"layout: expected a plan, as packed windows have as many rows as there are, found {batch_size!r}"
+                f"layout: expected a plan, since the number of rows of packed windows varies, found {batch_size!r}"
             )
         dtypes = {name: field.stored_dtype if stored else field.dtype for name, field in spec.items()}
         return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in spec.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
-        """Return the source over other rows, whose first epoch begins at ``epoch_start``."""
+        """Return the same source over another snapshot, whose first epoch begins at ``epoch_start``."""
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
         plan = self.batch_plan
@@ -408,12 +413,12 @@ class BatchSource:
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             source._set(plan.forward(pipeline.planner, pipeline.readers), pipeline)
             pipeline.form = source.batch_plan.form
-        # A caller that takes a new snapshot after some batches will probably do so again: plan that many together.
+        # A caller that takes a new snapshot after n batches will probably do so again: plan n batches together.
         source._pipeline.blocks.begin_with = max(1, epoch_start - self.epoch_start)
         return source
 
     def with_options(self, **options: Any) -> BatchSource:
-        """Return the source with other options: ``shard=``, ``replace_dtypes=`` and the like."""
+        """Return the source with other options, such as ``shard=`` and ``replace_dtypes=``."""
         return _restore(self.snapshot, self.sampler, self.batch_plan.arguments() | options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -424,7 +429,7 @@ def _restore(snapshot: Snapshot, sampler: WindowSampler, arguments: dict[str, An
     return BatchSource(snapshot, sampling=sampler, **arguments)
 
 
-# Where samplers whose indices are those of one epoch begin a pass, by module, and the sampler's name there.
+# By module: the function in which a sampler of one epoch's indices begins a pass, and the sampler's variable there.
 _REPEATING = {
     "torch.utils.data.sampler": {"SequentialSampler.__iter__": "self", "RandomSampler.__iter__": "self"},
     "torchdata.stateful_dataloader.sampler": {"_StatefulRandomSamplerIterator.__init__": "sampler"},
@@ -434,8 +439,8 @@ _REPEATING = {
 def _warn_of_second_pass(source: object) -> None:
     """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
 
-    Such a sampler asks for the length of ``source`` once in each pass. Only the stack says who asks. The sampler keeps
-    how many passes there were: another loader over the same source begins with its first one.
+    Such a sampler calls ``len(source)`` once in each pass. Only the call stack identifies the caller. The sampler
+    stores the number of passes, so that another loader over the same source begins with its first pass.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_code.co_name == "__len__" and frame.f_back is not None:
@@ -443,7 +448,7 @@ def _warn_of_second_pass(source: object) -> None:
     sampler = _REPEATING.get(frame.f_globals.get("__name__", ""), {}).get(frame.f_code.co_qualname)
     callers = [caller for caller in (frame.f_back, frame.f_back and frame.f_back.f_back) if caller is not None]
     if sampler is None or any(caller.f_locals.get("first_iter") for caller in callers):
-        return  # the latter is an iterator with workers, which begins its first pass twice
+        return  # ``passes`` ignores iterators with workers, which begin their first pass twice
     passes: dict[int, int] = vars(frame.f_locals[sampler]).setdefault("_mouse_passes", {})
     passes[id(source)] = passes.get(id(source), 0) + 1
     if passes[id(source)] != 2:
@@ -451,7 +456,7 @@ def _warn_of_second_pass(source: object) -> None:
     while frame.f_globals.get("__name__", "").startswith(("torch.", "torchdata.")) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        "a DataLoader asks for the batches of the first epoch a second time: a source goes on beyond its length, a "
+        "a DataLoader requests the batches of the first epoch a second time: a source continues beyond its length, a "
         "sampler of torch does not; mouse_torch.DataLoader(source) delivers the next epoch in every loop, "
         "sampler=range(begin, end) delivers any batches, and range(len(source)) the same ones again",
         UserWarning,

@@ -1,8 +1,8 @@
-"""Windows in an order that reads long stretches: blocks of rows in random order, windows from a rotating pool of them.
+"""Block sampling: windows come from a rotating pool of row blocks, so that reads are long and sequential.
 
-A single window is a few kilobytes, and disks and networks read long stretches several times as fast. So several blocks,
-the pool, are read as a whole, and batches take their windows from all blocks of the pool. The cost is that windows of
-the same block come in neighbouring batches; ``Pool.variance`` measures it.
+A single window is a few kilobytes, and disks and networks read long ranges several times as fast. Therefore several
+blocks, the pool, are read as a whole, and batches take their windows from all blocks of the pool. The cost: windows of
+the same block come in neighbouring batches. ``Pool.variance`` measures this correlation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 
 # Bytes of a block and of the whole pool by default. Part of the random stream.
 _BLOCK_BYTES, _POOL_BYTES = 1 << 18, 1 << 28
-# The numbers of batches for which the text of a pool reports the variance of their mean.
+# The batch counts for which ``str(pool)`` reports the variance of the mean.
 _SAID = (1, 8, 64, 512)
 # Rows whose encoded images are read to estimate their bytes.
 _SAMPLED_ROWS = 8
@@ -44,15 +44,15 @@ _SAMPLED_ROWS = 8
 
 @dataclass(frozen=True)
 class Pool:
-    """The blocks from which windows are drawn, side by side, by their numbers.
+    """The pool of blocks from which windows are drawn. Windows lie side by side and are numbered from 0.
 
     Args:
-        windows: Windows of an epoch, W.
-        batch_size: Windows of a batch, B.
-        lanes: Blocks that are open at a time for each window of a batch.
-        block: Windows of a block.
-        window_rows: Rows of a window.
-        window_bytes: Bytes of a window, estimated.
+        windows: Number of windows in an epoch, W.
+        batch_size: Number of windows in a batch, B.
+        lanes: Number of open blocks for each window of a batch.
+        block: Number of windows in a block.
+        window_rows: Number of rows in a window.
+        window_bytes: Estimated bytes of a window.
     """
 
     windows: int
@@ -64,32 +64,35 @@ class Pool:
 
     @property
     def blocks(self) -> int:
-        """Blocks that are open at a time, K: a multiple of the batch size."""
+        """Number of blocks that are open at a time, K: a multiple of the batch size."""
         return self.lanes * self.batch_size
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
+        """Number of rows in a block."""
         return self.block * self.window_rows
 
     @property
     def nbytes(self) -> int:
-        """Estimated bytes of the open blocks; at most the bytes of all windows."""
+        """Estimated bytes of the open blocks; at most the bytes of all windows of an epoch."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
     def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
-        """Return the variance of the mean of ``batches`` batches, divided by that of uniform draws.
+        """Return the variance of the mean of ``batches`` batches, divided by the variance with uniform draws.
 
-        It is the worst case: all windows of a block are alike, and blocks differ. With ``n_k`` of ``n`` windows from
-        block k of J it is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) / n ** 2``: the variance of a mean
-        of values that are drawn without repetition, over that of ``n`` that are drawn with it (Cochran, "Sampling
-        techniques", 1977, 2.8). 1 is as good as uniform, 40 as bad as a fortieth of the windows; where all windows of
-        an epoch come it is 0. Of data whose neighbouring windows are as different as others it is 1 or less anyway.
+        The result is the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of ``n``
+        windows come from block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where
+        ``A = sum(n_k ** 2) / n ** 2``.
+        The numerator is the variance of a mean of values drawn without replacement, the denominator the variance of
+        ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as good as
+        uniform draws. With a result of 40, the mean varies as much as the mean of a fortieth of the windows. For all
+        windows of an epoch the result is 0. If neighbouring windows differ as much as distant ones, the real ratio is
+        1 or less.
 
         Args:
-            batches: The number of consecutive batches.
-            first: The first batch; None: the batches are in the middle of the epoch.
-            seed: The seed of the draws.
+            batches: Number of consecutive batches.
+            first: Index of the first batch; None: batches from the middle of the epoch.
+            seed: Seed of the draws.
         """
         n = min(batches * self.batch_size, self.windows)
         middle = (self.windows - n) // 2
@@ -113,16 +116,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class BlockWindows(ManyStarts):
-    """Windows drawn from a rotating pool of shuffled blocks of rows; every window of an epoch comes once.
+    """Windows drawn from a rotating pool of shuffled row blocks; an epoch has every window once.
 
-    An epoch has the windows that lie side by side from a row on that is drawn for it: with windows of 64 steps one of
-    the first 64. Up to ``2 * S - 2`` rows at the two ends are in none of them. Batches are always full and go on where
-    the last one stopped, as those of ``CyclicWindows``.
+    The windows of an epoch lie side by side. The first row of the first window is drawn for each epoch: with windows of
+    64 steps, it is one of the rows 0..63. Up to ``2 * S - 2`` rows at the two ends are in no window. Batches are always
+    full; a batch continues where the previous one ended, as in ``CyclicWindows``.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch, B; may exceed the number of windows.
-        blocks: The length of blocks, and their number in the pool.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch, B; may exceed the number of windows in an epoch.
+        blocks: Length of the blocks, and number of blocks in the pool.
     """
 
     name: ClassVar = "blocks"
@@ -132,7 +135,7 @@ class BlockWindows(ManyStarts):
     blocks: Blocks = field(default_factory=Blocks)
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """The fewest batches in which every window occurs."""
+        """Smallest number of batches that contains every window."""
         return -(-self._windows(snapshot) // self.batch_size)
 
     def starts_of_many(
@@ -154,7 +157,7 @@ class BlockWindows(ManyStarts):
         ):
             behind = epoch_start * size + epoch * pool.windows  # window 0 of the epoch, of all from batch 0 on
             batch = (windows + behind) // size
-            # Who begins in the midst of a stretch has not read it: every lane comes once in a round.
+            # A reader that begins in the middle of a stretch has not read it yet. Every lane comes once in a round.
             since = windows // pool.blocks - (begun * size - behind) // pool.blocks
             opens = (drawn[_PLACE] == 0) | ((since >= 0) & (since <= 1))
             batch -= batches.start
@@ -162,7 +165,7 @@ class BlockWindows(ManyStarts):
             sizes = drawn[_STRETCH_SIZE, chosen]
             stretch, within = ragged(sizes)
             starts = begin + (drawn[_STRETCH, chosen][stretch] + within) * self.sequence_length
-            # A window of it comes in each round, up to the last of it or of the epoch.
+            # Each round has one window of the stretch, up to the last window of the stretch or of the epoch.
             rounds = windows[chosen] // pool.blocks + sizes - drawn[_PLACE, chosen]
             until = -(-(np.minimum(rounds * pool.blocks, pool.windows) + behind) // size)
             found.append((starts, sizes, batch[chosen] // batches.step, until))
@@ -171,7 +174,7 @@ class BlockWindows(ManyStarts):
         return Stretches(starts, np.append(0, np.cumsum(sizes)), firsts, until)
 
     def pool(self, snapshot: Snapshot) -> Pool:
-        """The pool that windows of these rows are drawn from."""
+        """Return the pool from which windows of the snapshot are drawn."""
         rows_of = getattr(snapshot, "rows_of", snapshot)
         return remembered(rows_of, (self, snapshot.num_rows), lambda: self._pool(snapshot, rows_of))
 
@@ -187,10 +190,10 @@ class BlockWindows(ManyStarts):
     def _parts(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Iterator[tuple[int, Int64s, int, Int64s]]:
-        """Yield the windows of some rows of batches, by epoch.
+        """Yield the windows ``rows`` of ``count`` batches, split by epoch.
 
-        Each item is the number of the epoch, the windows' numbers in it, the row at which its window 0 begins, and what
-        ``_known`` returns for the numbers.
+        Each item is: the number of the epoch, the positions of the windows in the order of that epoch, the first row of
+        window 0, and the result of ``_known`` for the positions.
         """
         pool, length, size = self.pool(snapshot), self.sequence_length, self.batch_size
         places = min(length, snapshot.num_rows - pool.windows * length + 1)
@@ -208,15 +211,15 @@ class BlockWindows(ManyStarts):
             yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
-        """Return the number of windows of an epoch, which fit wherever the epoch begins."""
+        """Return the number of windows in an epoch; they fit at every first row that an epoch may draw."""
         whole_windows(snapshot, self.sequence_length, at_least=1)
         return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
 
 
 def row_bytes(snapshot: Snapshot) -> float:
-    """Estimate the bytes of a row, by the fields' shapes and by the encoded images of a few rows.
+    """Estimate the bytes of a row, from the fields' shapes and from the encoded images of a few rows.
 
-    The estimate depends on values alone and not on their layout on disk, as it decides which windows are drawn.
+    The estimate depends on values only, not on their layout on disk, because it decides which windows are drawn.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -231,7 +234,7 @@ def row_bytes(snapshot: Snapshot) -> float:
 
 
 def _encoded_bytes(value: Any) -> int:
-    """Return the bytes of an encoded image or of a list of images; 0 for an image in a file of its own."""
+    """Return the bytes of an encoded image or of a list of images; 0 for an image in a separate file."""
     if isinstance(value, dict):
         value = value.get("bytes")
     if isinstance(value, list):
@@ -241,8 +244,8 @@ def _encoded_bytes(value: Any) -> int:
 
 # ---------------------------------------------------------------------- the arithmetic
 
-# Rows of the result of ``_known``: the window; the first window of its stretch, and the number of windows of the
-# stretch; the number of windows of the stretch that came before.
+# Rows of the result of ``_known``: the window; the first window of its stretch; the number of windows in the stretch;
+# the number of earlier windows of the same stretch.
 _WINDOW, _STRETCH, _STRETCH_SIZE, _PLACE = range(4)
 
 
@@ -250,11 +253,11 @@ class _Epoch(NamedTuple):
     """The random draws of an epoch.
 
     Attributes:
-        uniform: Draws of the first row of the epoch, and of the place where its line of windows begins, float64
+        uniform: Random numbers for the first row of the epoch and for the start of its line of windows, float64
             ``[2]``.
-        blocks: The order of the whole blocks.
-        lanes: Orders of lanes, for each window of a batch in every round.
-        windows: Orders of windows, for each stretch.
+        blocks: Random order of the whole blocks.
+        lanes: Random orders of the lanes, for each window of a batch in every round.
+        windows: Random orders of the windows in each stretch.
     """
 
     uniform: npt.NDArray[np.float64]
@@ -272,40 +275,41 @@ def _epoch(seed: int, epoch_start: int, epoch: int, pool: Pool) -> _Epoch:
 
 @lru_cache(maxsize=16)
 def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) -> Int64s:
-    """Return ``_known`` of the windows of a section of an epoch."""
+    """Return ``_known`` for the positions of one section of an epoch."""
     numbers = np.arange(section * SECTION, min((section + 1) * SECTION, pool.windows))
     return read_only(_known(pool, seed, epoch_start, epoch, numbers))
 
 
 def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) -> Int64s:
-    """Return the windows of an epoch that come as ``number`` (int64 ``[n]``), and the stretch of each.
+    """Return the windows at the positions ``number`` (int64 ``[n]``) of an epoch's order, and the stretch of each.
 
-    It is int64 ``[4, n]``; see ``_WINDOW``.
+    The result is int64 ``[4, n]``; see ``_WINDOW``.
 
-    All blocks of the epoch one behind the other, in the order drawn, are a line of W windows. It is cut into K lanes of
-    W // K windows, or one more. A round takes one window of each lane: K windows, B at a time, of which window k of a
-    batch has the ``pool.lanes`` lanes from number ``k * pool.lanes`` on, in an order drawn for the round. A stretch is
-    what lies in one lane of one block; its windows come in an order that is drawn, and it is read as a whole.
+    All blocks of the epoch, one after the other in their random order, form a line of W windows. The line is cut into K
+    lanes of W // K windows, or one more. A round takes one window of each lane: K windows, B at a time. Window k of a
+    batch uses the ``pool.lanes`` lanes from number ``k * pool.lanes`` on, in a random order for each round. A stretch
+    is the intersection of a lane and a block. Its windows come in a random order, and it is read as a whole.
 
-    Of 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), with batches of 2 and one lane for each, the line
-    may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and of 3 and 2.
-    With stretches in the orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9), (0, 8).
+    Example: 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), batches of 2, one lane for each window of a
+    batch. The line may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and
+    of 3 and 2. With the stretch orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9),
+    (0, 8).
 
-    So that not all lanes open a block in the same round, each begins somewhere in its midst and ends there: with a lane
-    that begins at its third window, what comes before it comes last.
+    If all lanes opened a block in the same round, reads would come in bursts. Therefore each lane begins at a shifted
+    place in its middle and wraps around: a lane that begins at its third window ends with its first two windows.
     """
     drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
     rounds, rest = divmod(pool.windows, pool.blocks)
     round_, turn = np.divmod(number, pool.blocks)
     turn, row = np.divmod(turn, size)
-    # In the last, incomplete round of an epoch, ``more`` lanes of each window of a batch have one window more.
+    # In the last, incomplete round of an epoch, ``more`` lanes of each window of a batch have one additional window.
     more = rest // size + (row < rest % size)
     lane = drawn.lanes(round_ * size + row, np.where(round_ == rounds, more, lanes), turn)
     length = rounds + (lane < more)
     begin = row * (lanes * rounds + rest // size) + np.minimum(row, rest % size)
     begin += lane * rounds + np.minimum(lane, more)
     begin = (begin + int(drawn.uniform[1] * pool.windows)) % pool.windows
-    # The number of the round in which the lane comes to the end of a block, modulo a block's length.
+    # The number of the round in which the lane reaches the end of a block, modulo the length of a block.
     turns = (lane * size + row) * block // pool.blocks
     shift = (-begin - turns) % block % length
     place = (round_ + shift) % length

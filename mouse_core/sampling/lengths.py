@@ -1,4 +1,4 @@
-"""Windows of lengths that are drawn, and sequences of differing lengths one behind the other."""
+"""Windows of random lengths, and packed sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from mouse_core.store.snapshot import Snapshot
 Int64s = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 
-# Variable-length attention takes 32 bits.
+# Variable-length attention takes 32-bit offsets.
 _MOST_ROWS = (1 << 31) - 1
 _INT32: np.dtype[Any] = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
 class DrawnLengths:
-    """Windows cut to drawn lengths, each at a drawn place within the window that it is cut from.
+    """Windows cut to random lengths, each at a random place within the whole window.
 
-    A window of 8 steps begins at row 100, and 5 of its steps are to stay: the cut window begins at one of the rows
-    100..103, each as likely. So all rows of an episode are equally likely, except those near its ends, which come less
-    often without lengths, too.
+    Example: a window of 8 steps begins at row 100, and its random length is 5. The cut window begins at one of the rows
+    100..103, all equally likely. Therefore all rows of an episode are equally likely, except the rows near its ends,
+    which are also less frequent without lengths.
 
-    The class has all other attributes of ``sampler``, such as ``starts``, which are those of whole windows.
+    All other attributes, such as ``starts``, are the attributes of ``sampler`` and describe whole windows.
 
     Args:
-        sampler: Draws the windows that are cut.
-        choices: The lengths, each as likely, ascending; a shorter window stays as it is.
-        fill: The value of all fields in missing steps; None: they repeat the last step.
+        sampler: The sampler of the whole windows.
+        choices: The possible lengths, equally likely, ascending; a window that is shorter than its length stays whole.
+        fill: The value of all fields in missing steps; None: copies of the last step.
     """
 
     sampler: WindowSampler
@@ -46,12 +46,12 @@ class DrawnLengths:
     fill: float | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pickle looks for special methods before there is a sampler
+        if name.startswith("_"):  # pickle looks for special methods before ``sampler`` is set
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """Return how many steps the windows have before they are cut; see ``PaddedSampler.lengths``."""
+        """Return the number of steps of each window before it is cut; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):
             return self.sampler.lengths(starts, snapshot)
         return np.full(len(starts), self.sampler.sequence_length)
@@ -65,16 +65,16 @@ class DrawnLengths:
         starts: Int64s,
         snapshot: Snapshot,
     ) -> tuple[Int64s, Int64s]:
-        """Return the starts and the lengths of the cut windows of several batches, int64 ``[n]`` each.
+        """Return the starts and the lengths of the cut windows of several batches, each int64 ``[n]``.
 
         Two random numbers for each window draw its length and its place.
 
         Args:
             seed: The seed.
             batches: Indices of the batches.
-            own: The windows of each batch that are asked for.
+            own: The requested windows of each batch.
             sizes: The number of windows in each whole batch.
-            starts: Starts of the windows that are cut, batch by batch, int64 ``[n]``.
+            starts: Starts of the whole windows, batch by batch, int64 ``[n]``.
             snapshot: The rows.
         """
         uniform = [
@@ -100,14 +100,14 @@ def cut_of(
 
     Args:
         lengths, sampling, sequence_length, pad: Arguments of the source.
-        padded: Whether the windows that are cut may have missing steps themselves.
+        padded: Whether the whole windows may have missing steps.
 
     Returns:
-        ``sampling``, ``sequence_length`` and ``pad`` for the windows that are cut, and the function that makes
-        ``DrawnLengths`` of their sampler.
+        ``sampling``, ``sequence_length`` and ``pad`` for the whole windows, and the function that returns
+        ``DrawnLengths`` for their sampler.
 
     Raises:
-        ConfigError: Lengths that are none, or of windows that are to cover all steps.
+        ConfigError: ``lengths`` are not integers from 1, or ``sampling`` has to deliver every step.
     """
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:
@@ -128,7 +128,7 @@ def cut_of(
 
 
 def _cut(choices: tuple[int, ...], fill: float | None, sampler: WindowSampler) -> DrawnLengths:
-    """Return the cut windows of a sampler; a padded sampler has a fill of its own."""
+    """Return the sampler of cut windows; a padded sampler has its own fill value."""
     return DrawnLengths(sampler, choices, sampler.fill if isinstance(sampler, PaddedSampler) else fill)
 
 
@@ -157,23 +157,24 @@ def sequence_specs(*, masked: bool) -> dict[str, FieldSpec]:
 
 
 def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
-    """Return the fields that locate sequences in a batch without padding, for variable-length attention.
+    """Return the fields that locate sequences in a packed batch, for variable-length attention.
 
-    Of lengths 3, 1 and 2 ``cu_seqlens`` is 0, 3, 4, 6: sequence k is in rows ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``
-    (as in flash-attention and ``torch.nn.attention.varlen``). ``position`` is 0, 1, 2, 0, 0, 1 and ``sequence_id``
-    0, 0, 0, 1, 2, 2. Filled up to a capacity of 8 the two rows behind have position 0 and sequence 3, which there is
-    not: sums by sequence over 3 of them leave these rows out, as ``jax.ops.segment_sum`` does.
+    For the lengths 3, 1 and 2, ``cu_seqlens`` is 0, 3, 4, 6: sequence k has the rows
+    ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1`` (as in flash-attention and ``torch.nn.attention.varlen``). ``position``
+    is 0, 1, 2, 0, 0, 1 and ``sequence_id`` is 0, 0, 0, 1, 2, 2. With a capacity of 8, the two padding rows at the end
+    have position 0 and sequence 3, which is no real sequence. A sum over 3 sequences leaves these rows out, as
+    ``jax.ops.segment_sum`` does.
 
     Args:
-        lengths: Rows of each sequence, from 0, int64 ``[n]``.
-        capacity: How many rows there are to be; None: T, as many as the sequences have together.
+        lengths: Number of rows of each sequence, from 0, int64 ``[n]``.
+        capacity: Number of rows of the batch, including padding; None: T, the number of rows of all sequences.
 
     Returns:
-        ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``, and with a
-        capacity ``mask`` bool ``[capacity]``: which rows are of a sequence.
+        ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``. With a
+        capacity also ``mask`` bool ``[capacity]``: whether a row belongs to a sequence.
 
     Raises:
-        DataError: More rows than the capacity, or than 32 bits count.
+        DataError: There are more rows than the capacity, or more than 32 bits can count.
     """
     ends = np.cumsum(lengths)
     total, count = int(ends[-1]) if len(ends) else 0, len(lengths)
@@ -183,7 +184,7 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
     rows = total if capacity is None else capacity
     bounds = np.zeros(count + 1, _INT32)
     bounds[1:] = ends
-    # What is behind the last sequence is one more, of which all rows have position 0.
+    # The padding behind the last sequence counts as one more sequence; all its rows have position 0.
     sequence_id = np.repeat(np.arange(count + 1, dtype=_INT32), np.append(lengths, rows - total))
     position = np.arange(rows, dtype=_INT32)
     position -= bounds.take(sequence_id)

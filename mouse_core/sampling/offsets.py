@@ -1,4 +1,4 @@
-"""The rows that a field delivers around an anchor, within the anchor's episode; see ``windows`` of ``BatchSource``."""
+"""Offsets: the rows that a field delivers around an anchor, within the anchor's episode; see ``BatchSource``."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Seconds:
     Args:
         offsets: K numbers of seconds from the anchor's time stamp, in any order.
         tolerance: The largest distance, in seconds, between a row's time stamp and the requested time. The distance of
-            two neighbouring numbers of the stored dtype is added: 0.00012 s for float32 after 1,024 s.
-        clock: The field of time stamps, in seconds; they never decrease within an episode.
-        holes: The treatment of rows that are missing inside an episode, so that no row is near enough. "refuse" raises
-            DataError, "mask" pads with the nearest row, as beyond the ends of the episode.
+            of two neighbouring floating-point numbers of the stored dtype is added: 0.00012 s for float32 at 1,024 s.
+        clock: The field of time stamps, in seconds; time stamps never decrease within an episode.
+        holes: The treatment of an offset without a row within the tolerance, because rows are missing inside an
+            episode. "refuse" raises DataError; "mask" pads with the nearest row, as beyond the ends of the episode.
 
     Raises:
-        ConfigError: ``offsets`` or ``tolerance`` are no finite numbers, ``tolerance`` is below 0, or ``holes`` is
+        ConfigError: ``offsets`` or ``tolerance`` are not finite numbers, ``tolerance`` is below 0, or ``holes`` is
             unknown.
 
     Example:
@@ -74,8 +74,8 @@ class FieldWindows:
     Args:
         offsets: By field, K rows or seconds from the anchor.
         pad: The value of missing rows. True: the nearest row of the episode. A number: that number in all values.
-            False: no row is ever missing, as anchors with missing rows are not drawn.
-        batch_dims: The number of axes before a field's own: 1 for ``[B]``, 2 for ``[B, S]``.
+            False: anchors with missing rows are not drawn, so no row is missing.
+        batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
         has_axis: Whether fields have the axis K; otherwise K is 1.
     """
 
@@ -85,12 +85,12 @@ class FieldWindows:
     has_axis: bool = True
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """Return the axes between those of the batch and those of a field: ``(K,)``, or none."""
+        """Return the axes between the batch axes and the axes of a field: ``(K,)``, or no axes."""
         return (self.count(name),) if name in self.offsets and self.has_axis else ()
 
     @property
     def fill(self) -> float | None:
-        """The value of missing rows; None: they repeat the nearest row."""
+        """The value of missing rows; None: copies of the nearest row."""
         return None if isinstance(self.pad, bool) else self.pad
 
     def count(self, name: str) -> int:
@@ -107,7 +107,7 @@ class FieldWindows:
         return sum(found)
 
     def identity(self, name: str) -> str:
-        """Return a text that identifies the rows of a field with offsets."""
+        """Return a text that identifies the offsets of a field."""
         offsets = self.offsets[name]
         shown = repr(offsets) if isinstance(offsets, Seconds) else f"offsets {_shown(offsets)}"
         alone = "" if self.has_axis else ", alone"
@@ -120,7 +120,7 @@ class FieldWindows:
             shifts: By field, the number of rows from the anchor to the row at offset 0.
 
         Raises:
-            ConfigError: Offsets are in seconds, whose number of rows is unknown.
+            ConfigError: Offsets are in seconds; their number of rows is unknown.
         """
         before = behind = 0
         for name, offsets in self.offsets.items():
@@ -138,7 +138,7 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     """Check ``windows=`` and ``pad=`` of a source.
 
     Raises:
-        ConfigError: ``windows`` is no mapping of names to offsets, or ``pad`` is no bool and no number.
+        ConfigError: ``windows`` is not a mapping of names to offsets, or ``pad`` is neither a bool nor a number.
     """
     if not isinstance(windows, Mapping):
         raise ConfigError(f"windows: expected offsets by field, as in {{'action': range(8)}}, found {windows!r:.80}")
@@ -158,10 +158,10 @@ def mask_of(name: str) -> str:
 
 
 def runs_of(offsets: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
-    """Cut offsets into runs of equally many consecutive ones; return the first of each run, and the length of a run.
+    """Split offsets into runs of equal length; return the first offset of each run, and the length of a run.
 
-    Offsets -4, -3, -2, -1, 0, 1 are one run of 6. Offsets -4, -3, 0, 1, 2, 3 are two and four consecutive ones, so
-    three runs of 2, which begin at -4, 0 and 2. Each of -4, 0, 2 is a run.
+    Offsets -4, -3, -2, -1, 0, 1 are one run of 6. Offsets -4, -3, 0, 1, 2, 3 are two and four consecutive offsets, so
+    they become three runs of 2, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1.
     """
     breaks = [0, *(place for place, (one, next_) in enumerate(pairwise(offsets), 1) if next_ != one + 1), len(offsets)]
     unit = math.gcd(*(end - begin for begin, end in pairwise(breaks)))
@@ -181,7 +181,7 @@ def _offsets_of(name: Any, offsets: Any) -> Offsets:
 
 
 def _listed(where: str, offsets: Any) -> tuple[Any, ...]:
-    # Sets have no order, and mappings are something else.
+    # Sets have no order, and the values of a mapping would be lost.
     if isinstance(offsets, str | bytes | Set | Mapping) or not isinstance(offsets, Iterable):
         hint = f"; write [{offsets!r}]" if _is_number(offsets) else ""
         raise ConfigError(f"{where}: expected a list of offsets, found {offsets!r:.80}{hint}")
@@ -197,14 +197,14 @@ def _is_number(value: Any) -> bool:
 
 def _shown(offsets: tuple[int, ...]) -> str:
     """Return offsets as text; consecutive ones are abbreviated to the first and the last."""
-    # Counted first: what lies between two offsets may be more than memory holds.
+    # Compare lengths instead of building the range: the range between two offsets may exceed memory.
     counted = offsets[-1] - offsets[0] + 1 == len(offsets) > 2
     if counted and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
         return f"{offsets[0]}..{offsets[-1]}"
     return ", ".join(map(str, offsets))
 
 
-# Rows of a window in which time stamps are read, and windows that are read together.
+# Number of rows in a window of time stamps, and number of windows that are read together.
 _LENGTH, _WINDOWS = 4096, 64
 
 
@@ -215,7 +215,7 @@ class Anchors:
     Args:
         row: The snapshot's row of each anchor, int64 ``[a]``; for a missing step, the row of the last present one.
         begin, end: The first row of the anchor's episode, and the row behind its last one, int64 ``[a]``.
-        there: The mask of present anchors, bool ``[a]``; None: all are present.
+        there: The mask of present anchors, bool ``[a]``; None: all anchors are present.
         rows: The number of rows of the snapshot.
     """
 
@@ -227,7 +227,7 @@ class Anchors:
 
     @classmethod
     def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
-        """The anchors of located windows."""
+        """Return the anchors of located windows."""
         table, length, starts = snapshot.episodes, windows.length, windows.rows
         begin, end, _ = table.episode_of(starts)
         if length == 1 and windows.lengths is None:
@@ -239,7 +239,7 @@ class Anchors:
             there = (steps < windows.lengths[:, None]).reshape(-1)
             row = (starts[:, None] + np.minimum(steps, windows.lengths[:, None] - 1)).reshape(-1)
         begin, end = (np.repeat(bound, length) for bound in (begin, end))
-        # Windows of the stream may go on in the next episode.
+        # Windows of the stream may continue in the next episode.
         (across,) = np.nonzero(row >= end)
         if len(across):
             begin[across], end[across], _ = table.episode_of(row[across])
@@ -266,13 +266,13 @@ class Clock(NamedTuple):
 
 
 class OffsetRows(NamedTuple):
-    """The rows of a snapshot that are read for anchors, and the rows that move or are missing.
+    """The rows of a snapshot that are read for anchors, and the positions that are replaced or missing.
 
     Args:
         start: The first row of each run that is read, int64 ``[runs]``.
         unit: The number of rows of a run.
-        target: Positions, counted over all rows read, whose rows are replaced, int64 ``[m]``, ascending.
-        source: The position of the row that replaces each of them, int64 ``[m]``; of the same anchor.
+        target: Positions whose rows are replaced, counted over all rows read, int64 ``[m]``, ascending.
+        source: The position of the replacement of each of them, from the same anchor, int64 ``[m]``.
         missing: Positions of missing rows, int64 ``[n]``, ascending.
         refused: Positions that cannot be delivered, ascending, each with its error message.
     """
@@ -297,15 +297,15 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
         anchors: The anchors.
         offsets: K offsets in rows.
         shift: See ``OffsetBlocks``; this many first rows of an episode have no value.
-        single: Whether each row is read alone. Runs are faster, but they include rows of other episodes.
+        single: Whether each row is read alone. Runs are faster, but may include rows of other episodes.
     """
     firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
     start = anchors.row[:, None] + (firsts + shift)
     anchor, run = np.nonzero(_beyond(anchors, firsts, firsts + (shift + unit)))
     asked, begin, end = start[anchor, run], anchors.begin[anchor] + shift, anchors.end[anchor]
-    # An episode of one row has no transition: its row is read, and all rows are missing.
+    # An episode of one row has no transition: its row is read, and all requested rows are missing.
     lowest = np.minimum(begin, end - 1)
-    # Each run that is read holds the row of the episode that replaces missing ones, and lies within the snapshot.
+    # Each run that is read contains the row of the episode that replaces missing rows, and lies within the snapshot.
     least, most = np.maximum(lowest - (unit - 1), 0), np.minimum(end - 1, max(anchors.rows - unit, 0))
     read = start[anchor, run] = np.clip(asked, least, most)
     slot = (anchor * len(firsts) + run) * unit
@@ -313,7 +313,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
     missing, source = _edges(slot, lead, tail, unit, lowest - read, end - 1 - read)
     # A row that is read alone needs no replacement.
     target, source = (missing, source) if unit > 1 else (missing[:0], source[:0])
-    # Only at the ends of the snapshot are present rows read at other positions than requested.
+    # Only at the ends of the snapshot are present rows read at positions other than the requested ones.
     (cut,) = np.nonzero((asked != read) & (lead < tail))
     if len(cut):
         steps = np.arange(unit)
@@ -358,7 +358,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
     """Return the rows of the anchors' episodes whose time stamps are nearest to offsets in seconds.
 
     With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row is the
-    one at 0.1. Of two rows at equal distance the earlier one is delivered, and of rows at the anchor's time the anchor.
+    one at 0.1. Two rows at equal distance: the earlier row is delivered. Several rows at the anchor's time: the anchor.
 
     Args:
         anchors: The anchors.
@@ -369,7 +369,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
     """
     times = clock.times
     begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
-    # Behind the last row that has a row ``shift`` rows behind it; an episode of one row keeps it, and all are missing.
+    # The end of the rows that have a row ``shift`` rows later. An episode of one row keeps its row; all are missing.
     last = np.maximum(end - shift, begin + 1)
     now, anchor_row = times[anchors.row][:, None], anchors.row[:, None]
     wanted = now + np.asarray(seconds.offsets)
@@ -384,8 +384,8 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
     row = np.where(np.abs(times[ahead] - wanted) <= np.abs(times[after] - wanted), ahead, after)
     own = times[row] == now
     row = np.where(own, np.minimum(anchor_row, last - 1), row)
-    # Two stamps in float32 of 1,025 s are 0.00012 s apart, and each may be rounded by half of that: 0.5333 s later
-    # there may be no stamp within 0.0001 s, though the row is there.
+    # Two float32 time stamps near 1,025 s are 0.00012 s apart, and each may be rounded by half of that distance. So the
+    # row at +0.5333 s may exist without a time stamp within 0.0001 s.
     tolerance = seconds.tolerance + np.nan_to_num(clock.spacing(np.maximum(np.abs(wanted), np.abs(now))))
     near = (np.abs(times[row] - wanted) <= tolerance) & (end - begin > shift) & ~(own & (anchor_row >= last))
     if anchors.there is not None:
@@ -417,7 +417,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
     Raises:
         MissingFieldError: The field ``clock`` does not exist.
-        ConfigError: It has several numbers a row.
+        ConfigError: The field has several numbers in a row.
     """
     reader = snapshot.readers.get(seconds.clock)
     if reader is None:
@@ -431,10 +431,10 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
 
 def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
-    """Return the time stamps of all rows of a snapshot; they are read once.
+    """Return the time stamps of all rows of a snapshot; a snapshot reads them once.
 
     Raises:
-        DataError: The field does not allow a value, or time stamps decrease within an episode.
+        DataError: A value is outside the bounds of the field, or time stamps decrease within an episode.
     """
     return remembered(snapshot, ("times", seconds.clock), lambda: _clock(snapshot, clock_of(snapshot, seconds)))
 

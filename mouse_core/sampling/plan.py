@@ -1,4 +1,4 @@
-"""The plan of a batch, made before anything is read, the protocols of samplers, and the arithmetic they share."""
+"""The plan of a batch, which is computed before rows are read; the protocols of samplers; and shared arithmetic."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
-# The field of batches whose windows may have fewer steps: which of them are there.
+# The field of batches whose windows may have missing steps: whether each step is present.
 MASK = "mask"
-# The fields that packed batches have besides: where their windows lie, and which rows are of one.
+# The additional fields of packed batches: the place of each window, and whether a row belongs to a window.
 PACKED = ("cu_seqlens", "position", "sequence_id", MASK)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The windows of one batch; a value to be read, and small to send.
+    """The windows of one batch: a small immutable value that is cheap to send to another process.
 
     Args:
-        starts: The snapshot's row at which each window begins, int64 ``[b]``.
-        length: Steps in a window.
-        key: Names the random numbers of whatever is done to the batch afterwards; the same for all shards.
-        global_size: Windows in the whole batch, of which these may be a shard.
-        first: Which row of the whole batch the first of these is.
-        lengths: How many steps of each window are there, int64 ``[b]``; None: all.
-        block, number: What the source that made the plan knows about it already, and which batch of that it is.
+        starts: The row of the snapshot at which each window begins, int64 ``[b]``.
+        length: Number of steps in a window.
+        key: Key of the random numbers of all later stages, such as augmentation; equal for all shards.
+        global_size: Number of windows in the whole batch, over all shards.
+        first: Position of the plan's first window in the whole batch.
+        lengths: Number of present steps in each window, int64 ``[b]``; None: all steps are present.
+        block, number: The planner's block that contains this batch, and the batch's number in the block; not pickled.
     """
 
     starts: npt.NDArray[np.int64]
@@ -51,28 +51,28 @@ class Plan:
 
 @runtime_checkable
 class WindowSampler(Protocol):
-    """Decides which windows a batch consists of; pure, so that any process can compute any batch.
+    """Chooses the windows of a batch. The choice is a pure function, so that any process can compute any batch.
 
-    ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or where a loader
+    ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or the index at which a loader
     was refreshed.
     """
 
     @property
     def sequence_length(self) -> int:
-        """Steps in a window."""
+        """Number of steps in a window."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """Windows in a whole batch."""
+        """Number of windows in a whole batch, over all shards."""
         ...
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Batches in an epoch, at least 1; raises ConfigError if the snapshot has too few rows."""
+        """Return the number of batches in an epoch, from 1; raise ConfigError if the snapshot has too few rows."""
         ...
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
-        """The rows at which the windows of whole batch ``index`` begin, int64 ``[b]``, ``b <= batch_size``."""
+        """Return the first rows of the windows of whole batch ``index``, int64 ``[b]``, ``b <= batch_size``."""
         ...
 
 
@@ -81,13 +81,14 @@ class Blocks:
     """The options of ``sampling="blocks"``, as in ``sampling=Blocks(rows=4096)``.
 
     Args:
-        rows: Rows of a block; None: as many as take 256 KB, and fewer where batches are so large that the pool would
-            take more than 256 MB. Where the pool has room for all windows, blocks are shorter, one for each place.
-        pool: Blocks that windows are drawn from at a time, made a multiple of the batch size; None: what takes 256 MB,
-            1,024 of 256 KB. Each window of a batch has a part of the pool of its own, so that shards share no blocks.
+        rows: Number of rows in a block; None: the number that takes 256 KB. Blocks are shorter if batches are so large
+            that the pool would exceed 256 MB, or if the pool has places for all windows: then each place has one block.
+        pool: Number of blocks that are open at a time, rounded to a multiple of the batch size; None: the number that
+            takes 256 MB, 1,024 blocks of 256 KB. Each window of a batch has its own part of the pool, so that shards
+            share no blocks.
 
     Raises:
-        ConfigError: No integers from 1.
+        ConfigError: ``rows`` or ``pool`` is not an integer from 1.
 
     Example:
         >>> Blocks(rows=4096, pool=256)
@@ -104,14 +105,14 @@ class Blocks:
 
 
 Sampling = str | Blocks | WindowSampler
-"""What a source takes as ``sampling``: a name, what one of them stands for, or a sampler."""
+"""The type of ``sampling`` in a source: a name, the options behind a name, or a sampler."""
 
 
 class ManyStarts:
-    """Base of samplers that draw the windows of several batches by one call, which makes planning cheap.
+    """Base of samplers that draw the windows of several batches in one call, which makes planning cheap.
 
-    A sampler may have ``starts_of_many`` without this base. One of many processes has few windows of a batch, and draws
-    only these.
+    A sampler may implement ``starts_of_many`` without this base. A process that is one of many shards has few windows
+    of each batch, and draws only these.
     """
 
     def starts(self: Any, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
@@ -123,25 +124,26 @@ class ManyStarts:
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> npt.NDArray[np.int64] | None:
-        """Return the starts of windows ``rows.start .. rows.stop - 1`` of batches ``first .. first + count - 1``.
+        """Return the starts of windows ``rows.start .. rows.stop - 1`` of ``count`` batches from ``first`` on.
 
         Returns:
-            int64 ``[count, rows.stop - rows.start]``, equal to those of ``starts``. None: ``starts`` draws each batch.
+            int64 ``[count, rows.stop - rows.start]``, equal to the results of ``starts``. None: the caller has to call
+            ``starts`` for each batch.
         """
         raise NotImplementedError
 
 
 class Stretches(NamedTuple):
-    """Stretches of rows that are read as a whole, and the windows that they consist of."""
+    """Stretches of rows that are read as a whole, and the windows in each stretch."""
 
     starts: npt.NDArray[np.int64]
-    """Where the windows begin, stretch by stretch, int64 ``[n]``."""
+    """The first rows of the windows, stretch by stretch, int64 ``[n]``."""
     bounds: npt.NDArray[np.int64]
-    """Where among them those of each stretch begin, and the end, int64 ``[stretches + 1]``."""
+    """The position of each stretch's first window in ``starts``, and the end, int64 ``[stretches + 1]``."""
     firsts: npt.NDArray[np.int64]
     """The first stretch that each batch opens, and the end, int64 ``[batches + 1]``."""
     until: npt.NDArray[np.int64]
-    """The batch from which on nobody reads each stretch any more, int64 ``[stretches]``."""
+    """The index of the first batch that no longer reads each stretch, int64 ``[stretches]``."""
 
 
 @runtime_checkable
@@ -151,34 +153,35 @@ class ReadsBlocks(Protocol):
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """Return the windows of the stretches that batches open, which are read with these batches.
+        """Return the windows of the stretches that ``batches`` open; they are read together with these batches.
 
-        Over the batches of an epoch these are all of its windows, each once; a batch's own are among its own and those
-        of the batches before it.
+        Over all batches of an epoch, the result contains each window of the epoch once. The windows of a batch lie in
+        stretches that this batch or an earlier one opens.
 
         Args:
-            seed, snapshot, epoch_start: As of ``WindowSampler.starts``.
-            batches: Which batches.
-            rows: Which windows of each batch are of interest, as a shard has them.
-            begun: The first batch that anybody read: stretches that were opened before it are read when it comes.
+            seed, snapshot, epoch_start: As in ``WindowSampler.starts``.
+            batches: Indices of the batches.
+            rows: The windows of each batch that this shard delivers.
+            begun: Index of the first batch that the caller reads; it also reads the stretches that earlier batches
+                opened.
 
         Returns:
-            The stretches. None: nothing is read before its batch.
+            The stretches. None: no row is read before its batch.
         """
         ...
 
 
 @runtime_checkable
 class PaddedSampler(WindowSampler, Protocol):
-    """A sampler whose windows may have fewer steps than they are long; its batches have a field ``mask``."""
+    """A sampler whose windows may have missing steps; its batches have a field ``mask``."""
 
     @property
     def fill(self) -> float | None:
-        """The value of all fields in missing steps; None: they repeat the window's last step."""
+        """The value of all fields in missing steps; None: copies of the window's last step."""
         ...
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
-        """Return how many steps the windows that begin at ``starts`` (int64 ``[n]``) have, int64 ``[n]``, from 1."""
+        """Return the number of present steps, from 1, of the windows at ``starts``; both int64 ``[n]``."""
         ...
 
 
@@ -190,16 +193,16 @@ def starts_by_epochs(
     one: Callable[[int], npt.NDArray[np.int64]],
     many: Callable[[int, int], npt.NDArray[np.int64] | None],
 ) -> list[npt.NDArray[np.int64]]:
-    """The starts of batches ``first .. end - 1``, of which the last one of an epoch may be short.
+    """Return the starts of batches ``first .. end - 1``; the last batch of an epoch may be short.
 
     Args:
-        first, end: Which batches.
-        epoch, epoch_start: How many an epoch has, and where the first begins.
-        one: Draws a batch.
-        many: Draws so many full batches from one on, int64 ``[count, B]``; None if the sampler cannot.
+        first, end: Index of the first batch, and of the batch behind the last one.
+        epoch, epoch_start: Number of batches in an epoch, and index of the first batch of the first epoch.
+        one: Draws the batch of an index.
+        many: Draws ``count`` full batches from an index on, int64 ``[count, B]``; None if the sampler cannot.
 
     Returns:
-        int64 ``[b]`` for each; none where they are to be drawn one by one.
+        int64 ``[b]`` for each batch; an empty list if the caller has to draw the batches one by one.
     """
     starts: list[npt.NDArray[np.int64]] = []
     while first < end and epoch > 1:
@@ -223,13 +226,13 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 Known = TypeVar("Known")
 
 
-# Windows of a section, which are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the
-# random stream.
+# Windows of a section, which are drawn together: drawing one window takes 60 us, drawing 4,096 takes 300 us. The value
+# is part of the random stream.
 SECTION = 4096
 
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
-    """Return how many windows lie side by side, or raise ConfigError if there are fewer than ``at_least``."""
+    """Return the number of windows that lie side by side; raise ConfigError for fewer than ``at_least``."""
     windows = snapshot.num_rows // length
     if windows < at_least:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
@@ -238,9 +241,9 @@ def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
 
 
 def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """``count`` items from ``begin`` on, cut where epochs of ``length`` items end: epoch, first item in it, and end.
+    """Yield ``count`` items from ``begin`` on, split by epochs of ``length`` items: epoch, first item in it, end.
 
-    7 items from 8 on, of epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10) and (1, 0, 5).
+    7 items from item 8 on, with epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10), (1, 0, 5).
     """
     end = begin + count
     while begin < end:
@@ -251,16 +254,16 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 
 
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Return the numbers of some rows of batches, of all windows one after the other, int64 ``[count, n]``.
+    """Return the numbers of the windows ``rows`` of ``count`` batches of ``size`` windows, int64 ``[count, n]``.
 
-    Rows 1..2 of batches 5 and 6 of 4 windows each are windows 21, 22 and 25, 26.
+    Rows 1..2 of batches 5 and 6 with 4 windows each are windows 21, 22 and 25, 26.
     """
     numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
     return numbers
 
 
 def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
-    """Elements ``begin..end - 1``, of the last axis, of a sequence that is computed in sections of ``SECTION``."""
+    """Return the elements ``begin .. end - 1``, along the last axis, of a sequence with sections of ``SECTION``."""
     first, last = begin // SECTION, (end - 1) // SECTION
     if first == last:
         return cast(Array, section(first)[..., begin - first * SECTION : end - first * SECTION])
@@ -269,13 +272,13 @@ def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Arr
 
 
 def read_only(array: Array) -> Array:
-    """Return the array, set to read-only."""
+    """Set the array to read-only and return it."""
     array.flags.writeable = False
     return array
 
 
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """Return a value that follows from a snapshot; it is computed once and kept as long as the snapshot exists."""
+    """Return a value that is derived from a snapshot; it is computed once and kept as long as the snapshot exists."""
     known = snapshot.__dict__.setdefault("_remembered", {})
     found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found

@@ -1,9 +1,9 @@
 """Assignment of a mixture's windows to its members: the member of window n, for any n, without a state.
 
-It is the order in which seats of a parliament go to parties by the method of Webster and Sainte-Lague (Balinski and
-Young, "Fair Representation", 1982). Of weights 3 and 1 the first member's windows are due at 1/6, 3/6 and 5/6 of a
-round of four, and the second's at 1/2; of two that are due at once the first member's comes first. So a round is of the
-members 0, 0, 1, 0, and every later one, too.
+The order is the order in which seats of a parliament go to parties by the method of Webster and Sainte-Lague (Balinski
+and Young, "Fair Representation", 1982). With weights 3 and 1, a round has four windows. The first member's windows are
+due at 1/6, 3/6 and 5/6 of the round, the second member's window at 1/2. If two windows are due at the same time, the
+first member's window comes first. So the members of every round are 0, 0, 1, 0.
 """
 
 from __future__ import annotations
@@ -25,50 +25,52 @@ from mouse_core.spec import check_count
 Int64s = npt.NDArray[np.int64]
 
 LONGEST_ROUND = 1 << 26
-"""Windows of the longest round. That a window is due at is a fraction ``(2k + 1) / p`` below 2; of two members ``p``
-and ``p'`` add up to this at most, so that two of their fractions differ by ``1 / (p * p')``, 2**-50, or not at all:
-float64 keeps them in order."""
+"""Number of windows in the longest round. The time at which a window is due is a fraction ``(2k + 1) / p`` below 2. For
+two members, ``p`` and ``p'`` add up to at most this number. So two of their fractions are equal or differ by at least
+``1 / (p * p')``, 2**-50, and float64 keeps them in order."""
 
-# So many windows are handed out by one call, so that mostly no round ends in between.
+# Number of windows that one call assigns, so that most calls stay within one round.
 _SHORTEST_ROUND = 4096
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The number of windows that each member gets in a round, and their order.
+    """The number of windows of each member in a round, and the order of the windows.
 
     Args:
-        windows: Of a round for each member, from 0; 1 to ``LONGEST_ROUND`` in all.
+        windows: Number of windows of each member in a round, each from 0; in total 1 to ``LONGEST_ROUND``.
     """
 
     windows: tuple[int, ...]
 
     @classmethod
     def of(cls, weights: Sequence[Fraction]) -> Shares:
-        """The shares of weights from 0, not all 0: their exact ratio, where that makes no longer round.
+        """Return the shares for ``weights`` from 0, not all 0.
 
-        Otherwise they are rounded to multiples of about 1 in ``LONGEST_ROUND``, and no weight goes without.
-        Of weights 0.7 and 0.3 a round has 7 and 3 windows.
+        The shares are the exact ratio of the weights if the round is not longer than ``LONGEST_ROUND``. Otherwise they
+        are rounded to multiples of about 1 / ``LONGEST_ROUND``, and every positive weight gets at least one window.
+        With weights 0.7 and 0.3, a round has 7 and 3 windows.
         """
         total = sum(weights, Fraction(0))
         shares = [weight / total for weight in weights]
         windows = lcm(*(share.denominator for share in shares))
         if windows <= LONGEST_ROUND:
             return cls(tuple(int(share * windows) for share in shares))
-        room = LONGEST_ROUND - len(shares)  # for those that are rounded up
+        room = LONGEST_ROUND - len(shares)  # leaves one window for each share that is rounded up
         return cls(tuple(max(1, round(share * room)) if share else 0 for share in shares))
 
     @memo
     def _of_round(self) -> Int64s:
-        """The windows of one or several rounds, which are as good as one that is longer."""
+        """Number of windows of each member in one or several rounds; several rounds give the same order as one."""
         rounds = -(-_SHORTEST_ROUND // sum(self.windows))
         return np.array(self.windows, np.int64) * rounds
 
     def counts(self, n: int) -> list[int]:
-        """Return how many of the first ``n`` windows each member gets.
+        """Return the number of windows of each member among the first ``n`` windows.
 
-        With M members that have a share, w being a member's, that is at most ``1/2 + w (M - 2) / 2`` from ``w n``:
-        every member's count is within 1/2 of ``w t`` at the time ``t`` when the n-th window is due, and n is the sum.
+        For M members with a share, and a member of weight w, the count differs from ``w n`` by at most
+        ``1/2 + w (M - 2) / 2``: at the time ``t`` when the n-th window is due, the count of every member is within 1/2
+        of ``w t``, and n is the sum of the counts.
         """
         rounds, rest = divmod(n, int(self._of_round.sum()))
         first, members = self._due(rest, rest)
@@ -87,13 +89,13 @@ class Shares:
         return np.concatenate(parts)
 
     def _due(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return the windows due in a round before window ``last``.
+        """Return the windows that are due in a round before window ``last``.
 
-        The counts, int64 ``[M]``, are each member's windows up to a time at which window ``first`` is not due yet. The
-        members of the windows after these are int64 ``[n]``, in order.
+        The first result, int64 ``[M]``, counts the windows of each member up to a time at which window ``first`` is not
+        yet due. The second result, int64 ``[n]``, lists the members of the following windows in order.
 
-        Of 3 and 1 windows a round has 4. By time 2 of it ``floor(2 * 3/4 + 1/2) = 2`` and ``floor(2 * 1/4 + 1/2) = 1``
-        are due, 3 in all. That is never more than M / 2 from the time.
+        With 3 and 1 windows, a round has 4. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` and ``floor(2 * 1/4 + 1/2) = 1``
+        windows are due, 3 in total. The total never differs from the time by more than M / 2.
         """
         of_round, members = self._of_round, len(self._of_round)
         windows = int(of_round.sum())
@@ -103,7 +105,7 @@ class Shares:
         member = np.repeat(np.arange(members), more)
         number = np.arange(len(member)) - np.repeat(np.cumsum(more) - more - counts, more)
         due = (2 * number + 1) / of_round[member]
-        # Stable, so that of those that are due at once the first member's comes first.
+        # A stable sort: among windows that are due at the same time, the first member's window comes first.
         order = np.argsort(due, kind="stable")[: last - int(counts.sum())]
         return counts, member[order]
 
@@ -112,8 +114,8 @@ class StagedShares:
     """Shares that change with the number of the window.
 
     Args:
-        first: The window with which each stage begins, ascending, 0 first.
-        shares: Gives those of a stage, when windows of it or of a later one are asked for.
+        first: The number of the first window of each stage, ascending, beginning with 0.
+        shares: Returns the shares of a stage; called when windows of this or a later stage are requested.
     """
 
     def __init__(self, first: Sequence[int], shares: Callable[[int], Shares]) -> None:
@@ -133,7 +135,7 @@ class StagedShares:
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def _stages(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The stages that some windows lie in, and which windows of each."""
+        """Yield the stages that contain the windows, and the range of windows in each stage."""
         while begin < end:
             stage = bisect_right(self._first, begin) - 1
             last = min([end, *self._first[stage + 1 : stage + 2]])
@@ -146,14 +148,14 @@ class Schedule:
     """Weights that change with the number of the batch, in stages.
 
     Args:
-        weights: By the number of the first batch of each stage, 0 among them: for each member a number from 0, in the
-            members' order or by their names.
+        weights: Weights by the index of the first batch of each stage; index 0 must be a key. The weights of a stage
+            are numbers from 0, one for each member, as a list in the members' order or as a mapping by name.
 
     Raises:
-        ConfigError: Numbers of batches that are none, or no 0 among them.
+        ConfigError: A key is not the index of a batch, or the key 0 is missing.
 
     Example:
-        Recorded data alone for 1,000 batches, then half of each batch from fresh ones:
+        Only recorded data for 1,000 batches, then half of each batch from fresh data:
 
             Schedule({0: {"offline": 1, "online": 0}, 1000: {"offline": 1, "online": 1}})
     """
@@ -169,18 +171,19 @@ class Schedule:
 
     @classmethod
     def linear(cls, begin: Sequence[float], end: Sequence[float], *, batches: int, stages: int = 20) -> Schedule:
-        """Return a schedule that goes from ``begin`` to ``end`` in steps of equal size, and stays there.
+        """Return a schedule that goes from ``begin`` to ``end`` in equal steps, and then stays at ``end``.
 
-        Of ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages it is ``[1, 0]``, from batch 50 on
-        ``[0.75, 0.25]``, and from batch 100 on ``[0.5, 0.5]``.
+        From ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages, the weights are ``[1, 0]`` from batch 0 on,
+        ``[0.75, 0.25]`` from batch 50 on, and ``[0.5, 0.5]`` from batch 100 on.
 
         Args:
-            begin, end: Weights in the members' order, of which only the ratio counts.
-            batches: The number of the first batch with the shares ``end``.
-            stages: How many stages come before that one.
+            begin, end: Weights in the members' order; only their ratio counts.
+            batches: The index of the first batch with the weights ``end``.
+            stages: The number of stages before that batch.
 
         Raises:
-            ConfigError: No batches or stages, more stages than batches, or weights that are none.
+            ConfigError: ``batches`` or ``stages`` is below 1, there are more stages than batches, or the weights are
+                invalid.
         """
         if check_count("stages", stages) > check_count("batches", batches):
             raise ConfigError(f"stages: expected at most {batches}, as many as batches, found {stages}")
@@ -196,17 +199,17 @@ class Schedule:
         return cls(made)
 
     def at(self, batch: int) -> Any:
-        """The weights that hold for a batch."""
+        """Return the weights of the stage that contains ``batch``."""
         return self.weights[max(first for first in self.weights if first <= batch)]
 
 
 def exact(weight: Any) -> Fraction:
-    """Return a weight as the fraction that is written: 0.7 is 7/10, which no float equals exactly."""
+    """Return a weight as an exact decimal fraction: 0.7 is 7/10, which no float equals."""
     return Fraction(str(weight))
 
 
 def _normalised(weights: Sequence[Any]) -> list[Fraction]:
-    """Return weights that add up to 1, or raise ConfigError."""
+    """Return weights whose sum is 1; raise ConfigError if they are invalid."""
     try:
         shares = [exact(weight) for weight in weights]
     except ValueError as error:

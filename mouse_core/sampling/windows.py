@@ -1,7 +1,7 @@
-"""Samplers of windows: over the stream of steps, whatever episodes it is made of, or within episodes.
+"""Samplers of windows, either over the stream of steps or within episodes.
 
-Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees one episode lead into
-the next, and ``done`` shows where.
+Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees the transition from one
+episode to the next, and the field ``done`` marks the end.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RandomWindows(ManyStarts):
-    """Windows that begin anywhere in ``0..N-S``, uniformly and independently.
+    """Windows with random starts in ``0..N-S``, uniform and independent.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch.
     """
 
     name: ClassVar = "random"
@@ -55,7 +55,7 @@ class RandomWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return how many batches have as many steps as the snapshot."""
+        """Return the number of batches that together have as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -74,11 +74,11 @@ class RandomWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class LastWindows(ManyStarts):
-    """The final windows of the snapshot, side by side up to its end, in ascending order; every batch is the same.
+    """The last windows of the snapshot, side by side up to its end, in ascending order; all batches are equal.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch, B; the snapshot needs at least ``B * S`` rows.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch, B; the snapshot needs at least ``B * S`` rows.
     """
 
     name: ClassVar = "last"
@@ -87,7 +87,7 @@ class LastWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """One."""
+        """Return 1."""
         whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
         return 1
 
@@ -101,12 +101,13 @@ class LastWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class SequentialWindows(ManyStarts):
-    """Epochs over the ``N // S`` windows that lie side by side, each epoch in a new seeded order.
+    """Epochs over the ``N // S`` windows that lie side by side; each epoch has a new random order.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch.
-        drop_last: Whether windows that do not fill a batch at the end of an epoch are left out, or make a short batch.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch.
+        drop_last: Whether the last windows of an epoch are dropped if they do not fill a batch; otherwise they are a
+            short batch.
     """
 
     name: ClassVar = "sequential"
@@ -116,7 +117,7 @@ class SequentialWindows(ManyStarts):
     drop_last: bool = True
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Full batches, and a short one if there is a rest and it is kept."""
+        """Return the number of full batches, plus one if the short last batch is kept."""
         at_least = self.batch_size if self.drop_last else 1
         windows = whole_windows(snapshot, self.sequence_length, at_least=at_least)
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
@@ -131,7 +132,7 @@ class SequentialWindows(ManyStarts):
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
+        """See ``ManyStarts.starts_of_many``; None if one of the batches is short."""
         windows, each = snapshot.num_rows // self.sequence_length, self.batches_per_epoch(snapshot)
         epoch, batch = divmod(first - epoch_start, each)
         full = windows // self.batch_size
@@ -144,11 +145,11 @@ class SequentialWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class CyclicWindows(ManyStarts):
-    """The epochs of ``SequentialWindows`` as an endless sequence: each batch is full and goes on where the last ended.
+    """The epochs of ``SequentialWindows`` as an endless sequence: batches are full and may span two epochs.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch; may exceed the number of windows.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch; may exceed the number of windows in an epoch.
     """
 
     name: ClassVar = "batch"
@@ -157,7 +158,7 @@ class CyclicWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """The fewest batches in which every window occurs."""
+        """Return the smallest number of batches that contains every window."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -172,13 +173,14 @@ class CyclicWindows(ManyStarts):
 
 
 def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: range, size: int, rows: slice) -> Int64s:
-    """Return the windows of some rows of consecutive batches, int64 ``[batches, rows]``.
+    """Return the windows ``rows`` of consecutive batches, int64 ``[batches, rows]``.
 
-    Each epoch orders ``windows`` windows anew, of which the first ``used`` come. With epochs of 10, batches 1 and 2 of
-    4 windows have places 4..9 of epoch 0 and 0..1 of epoch 1; row 2 of them has place 6 of epoch 0 and 0 of epoch 1.
+    Each epoch orders ``windows`` windows at random; the first ``used`` of them are delivered. With epochs of 10,
+    batches 1 and 2 of 4 windows have places 4..9 of epoch 0 and 0..1 of epoch 1. Row 2 of these batches has place 6 of
+    epoch 0 and place 0 of epoch 1.
     """
     stretches = cut_at_epochs(batches.start * size, len(batches) * size, used)
-    if rows == slice(0, size):  # the sections serve later batches, too
+    if rows == slice(0, size):  # sections are kept for later batches
         parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
     else:
         numbers, parts = numbers_of_rows(batches.start, len(batches), size, rows).reshape(-1), []
@@ -190,7 +192,7 @@ def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: ran
 
 
 def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
-    """Windows ``begin..end - 1`` of the drawn order of an epoch."""
+    """Return the windows ``begin .. end - 1`` of the random order of an epoch."""
     return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
 
 
@@ -199,12 +201,12 @@ def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, 
 
 @lru_cache(maxsize=16)
 def _random_section(seed: int, section: int) -> npt.NDArray[np.float64]:
-    # Where windows may begin changes with every row that comes; what is drawn does not.
+    # The range of starts changes with every appended row; the random numbers do not.
     return read_only(Key(seed, Purpose.WINDOWS, section).uniform(SECTION))
 
 
 def _random_numbers(seed: int, begin: int, end: int) -> npt.NDArray[np.float64]:
-    """Elements ``begin..end - 1`` of what ``_random_section`` gives section by section, without the others."""
+    """Return the random numbers ``begin .. end - 1`` of the sequence whose sections ``_random_section`` returns."""
     parts = []
     while begin < end:
         section, first = divmod(begin, SECTION)
@@ -230,10 +232,10 @@ Weighting = Literal["step", "trajectory"]
 
 @dataclass(frozen=True)
 class Column:
-    """A boundary of windows: they lie in stretches of rows in which a column has one value, over however many episodes.
+    """A boundary of windows: all rows of a window have one value in a column. A window may span several episodes.
 
     Args:
-        name: The column, of single numbers or texts, or the field that reads it. Null is a value.
+        name: The column, of numbers or texts, or the field that reads it. Null counts as a value.
     """
 
     name: str
@@ -244,25 +246,25 @@ Boundary = Literal["stream", "episode", "task"] | Column
 
 @dataclass(frozen=True)
 class EpisodeWindows:
-    """Windows that lie in one episode each; an episode shorter than a window makes one window that is filled up.
+    """Windows that lie in one episode each; an episode shorter than a window is one padded window.
 
-    The orders are those of the samplers without episodes, over the windows that there are: "random" draws from all of
-    them, wherever they begin; "sequential", "batch", "blocks" and "last" take those that lie side by side
-    from the first row of each episode on.
+    The random orders are the orders of the samplers without episodes. "random" draws from all windows, at every start;
+    "sequential", "batch", "blocks" and "last" take the windows that lie side by side from the first row of each episode
+    on.
 
     Args:
-        sequence_length: Steps in a window, S.
-        batch_size: Windows in a batch.
+        sequence_length: Number of steps in a window, S.
+        batch_size: Number of windows in a batch.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
-        weighting: For "random". "step": every window comes equally often, so long episodes come more often.
-            "trajectory": every episode that has a window comes equally often.
-        pad: Whether windows may be filled up: those of episodes that are shorter, and of windows that lie side by side
-            the last one of each episode. Otherwise these are left out. True repeats the last row; a number is what all
-            fields become.
+        weighting: For "random". "step": every window is equally likely, so long episodes are more frequent.
+            "trajectory": every episode that has a window is equally likely.
+        pad: Whether windows may be padded: the window of a short episode and, for windows that lie side by side, the
+            last window of each episode. False leaves these windows out. True pads with the last row; a number is the
+            value of all fields in missing steps.
         drop_last: For "sequential", as in ``SequentialWindows``.
 
     Raises:
-        ConfigError: An unknown sampling or weighting, or a weighting that the sampling does not take.
+        ConfigError: The sampling or the weighting is unknown, or the sampling does not support the weighting.
     """
 
     sequence_length: int
@@ -289,11 +291,11 @@ class EpisodeWindows:
 
     @property
     def fill(self) -> float | None:
-        """The value of all fields in missing steps; None: they repeat the last step."""
+        """The value of all fields in missing steps; None: copies of the last step."""
         return None if isinstance(self.pad, bool) else self.pad
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the batches that the sampling without episodes has, over the windows that lie side by side."""
+        """Return the number of batches of the same sampling without episodes, over the windows of the episodes."""
         tiles = self._windows(snapshot, tiled=True).count
         if not tiles:
             rule = self._rule(tiled=True)
@@ -315,7 +317,7 @@ class EpisodeWindows:
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
+        """See ``ManyStarts.starts_of_many``; None if batches differ in size."""
         draw = getattr(self._order, "starts_of_many", None)
         ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start, rows)
         if ranks is None:
@@ -326,7 +328,7 @@ class EpisodeWindows:
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """See ``ReadsBlocks.starts_to_read``; None where batches are not drawn from blocks."""
+        """See ``ReadsBlocks.starts_to_read``; None if the sampling is not "blocks"."""
         if not isinstance(self._order, ReadsBlocks):
             return None
         numbers = self._numbers(snapshot)
@@ -334,7 +336,7 @@ class EpisodeWindows:
         return None if found is None else found._replace(starts=self._starts_of(snapshot, found.starts, seed, ()))
 
     def pool(self, snapshot: Snapshot) -> Any:
-        """See ``BlockWindows.pool``; None where batches are not drawn from blocks."""
+        """See ``BlockWindows.pool``; None if the sampling is not "blocks"."""
         pool = getattr(self._order, "pool", None)
         return None if pool is None else pool(self._numbers(snapshot))
 
@@ -347,7 +349,7 @@ class EpisodeWindows:
         return lengths
 
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
-        """Return the numbers that the order draws from: of windows, or of episodes that have one."""
+        """Return a snapshot of numbered windows, or of numbered episodes, from which the order draws."""
         view = self._windows(snapshot, tiled=self.sampling != "random")
         return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
 
@@ -357,9 +359,9 @@ class EpisodeWindows:
     def _starts_of(
         self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
     ) -> Int64s:
-        """Return where the windows of these numbers begin, int64 ``[n]``, for batches of equal size.
+        """Return the first rows of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
 
-        They are those from window ``begin`` of each batch on.
+        ``ranks`` are the numbers of the windows from position ``begin`` of each batch on.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         if self.weighting == "step":
@@ -378,7 +380,7 @@ class EpisodeWindows:
 
     @property
     def _stretch(self) -> str | None:
-        """The column that has one value in all rows of a window; None: a window lies in one episode."""
+        """The column that is constant in all rows of a window; None: a window lies in one episode."""
         return None
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -393,17 +395,17 @@ class EpisodeWindows:
         return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
-        """Return the view after it has counted its windows, so that several threads may ask it."""
+        """Let the view count its windows, so that several threads may use it, and return the view."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
 
 
 @dataclass(frozen=True)
 class EpisodeAnchors(EpisodeWindows):
-    """Windows of which every step has some steps of its episode before it, and some behind; ``pad`` is False.
+    """Windows in which every step has ``before`` earlier and ``behind`` later steps in its episode; ``pad`` is False.
 
     Args:
-        before, behind: How many.
+        before, behind: Number of rows of the episode before and behind every step.
     """
 
     pad: bool | float = False
@@ -416,10 +418,10 @@ class EpisodeAnchors(EpisodeWindows):
 
 @dataclass(frozen=True)
 class StretchWindows(EpisodeWindows):
-    """Windows that lie in one stretch of rows each, in which a column has one value; otherwise as within episodes.
+    """Windows in whose rows a column is constant; otherwise the class behaves as ``EpisodeWindows``.
 
     Args:
-        column: Its name; "" for the task.
+        column: Name of the column; "" for the task.
     """
 
     column: str = ""
@@ -431,10 +433,11 @@ class StretchWindows(EpisodeWindows):
 
 @dataclass(frozen=True)
 class TransitionWindows(EpisodeWindows):
-    """Windows of S transitions that follow each other in one episode; otherwise as within episodes.
+    """Windows of S consecutive transitions of one episode; otherwise the class behaves as ``EpisodeWindows``.
 
-    A window begins at a row of which there is a transition: with alignment "arrived" any but the last of its episode,
-    with "outgoing" also the last one if it is terminal, as otherwise the observation that it led to is missing.
+    A window begins at a row that has a transition. With alignment "arrived", every row except the last row of an
+    episode has one. With "outgoing", the last row also has one if it is terminal; otherwise its next observation is
+    missing.
     """
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -454,10 +457,11 @@ class TransitionWindows(EpisodeWindows):
 
 
 def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
-    """Return the episodes in transitions, which are numbered on, and the rows without a transition, ascending.
+    """Return the episodes counted in transitions, and the rows without a transition, ascending.
 
-    Of rows 0 1 2 and 3 4 5 of two episodes, rows 2 and 5 have none. So rows 0 1 and 3 4 are transitions 0 1 and 2 3, of
-    episodes that begin at 0 and 2. Transition 2 lies behind one row without, in row 2 + 1.
+    Example: two episodes have rows 0 1 2 and 3 4 5, and rows 2 and 5 have no transition. Rows 0 1 are transitions 0 1,
+    rows 3 4 are transitions 2 3, and the episodes begin at transitions 0 and 2. One row without a transition precedes
+    transition 2, so its row is 2 + 1.
 
     Raises:
         ConfigError: There is no transition.
@@ -478,7 +482,7 @@ def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
 
 
 def terminal_codes(config: SnapshotConfig) -> tuple[int, ...]:
-    """Return the codes of ``done`` that end an episode for good."""
+    """Return the codes of ``done`` that mark a terminal step."""
     return codes_called(config.fields["done"], "terminal") or (1,)
 
 
@@ -491,10 +495,10 @@ def sampler_of(
     weighting: Weighting,
     pad: bool | float | None,
 ) -> WindowSampler:
-    """The sampler of a name, for the stream of steps or within episodes, or the one given; see ``BatchSource``.
+    """Return the sampler of a name, over the stream or within episodes, or ``sampling`` itself; see ``BatchSource``.
 
     Raises:
-        ConfigError: An unknown name, or options that do not go with the sampling.
+        ConfigError: The name is unknown, or the sampling does not support an option.
     """
     if not isinstance(sampling, str | Blocks):
         if not isinstance(sampling, WindowSampler):
@@ -523,7 +527,7 @@ def sampler_of(
 SAMPLERS: dict[str, type] = {
     kind.name: kind for kind in (RandomWindows, LastWindows, SequentialWindows, CyclicWindows, BlockWindows)
 }
-"""The samplers that have a name, by name."""
+"""The samplers by name."""
 
 
 def window_sampler(
@@ -532,7 +536,7 @@ def window_sampler(
     """Return the sampler of a name in ``SAMPLERS``, or of ``Blocks``.
 
     Raises:
-        ConfigError: An unknown name.
+        ConfigError: The name is unknown.
     """
     options: dict[str, Any] = {"blocks": sampling} if isinstance(sampling, Blocks) else {}
     name = BlockWindows.name if isinstance(sampling, Blocks) else sampling
@@ -546,12 +550,12 @@ def window_sampler(
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Stands for a snapshot whose rows are numbered windows, so that a sampler of rows draws windows.
+    """A stand-in for a snapshot whose rows are numbered windows, so that a sampler of rows draws windows.
 
     Args:
-        num_rows: How many.
-        window_rows: Rows of each, at most.
-        rows_of: Whose rows these are.
+        num_rows: Number of windows.
+        window_rows: Largest number of rows of a window.
+        rows_of: The snapshot whose rows are drawn.
     """
 
     num_rows: int
