@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -28,9 +29,8 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
     A batch needs one row or slice; where each row comes once, it needs ``batch_size`` of them.
     """
     asked = _asked(replay), min_length
-    if not are_known(*jax.tree.leaves(asked)):
-        return cast("jax.Array", _ready(*asked))
-    with jax.ensure_compile_time_eval():  # it may be known inside of jax.jit, too
+    known = are_known(*jax.tree.leaves(asked))  # also in jax.jit
+    with jax.ensure_compile_time_eval() if known else nullcontext():
         return cast("jax.Array", _ready(*asked))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import EllipsisType
@@ -102,43 +103,36 @@ def init(
     """
     beta, row = None if priorities is None else priorities.beta, _row(as_dicts(example))
     layout = Layout.of(
-        row, capacity, batch_size, num_envs, slices, transform, alignment, priorities, order, sampler,
-        memory,
-    )  # fmt: skip
+        row, capacity, batch_size, num_envs, slices, transform, alignment, priorities, order, sampler, memory
+    )
     if memory == "host" and isinstance(seed, jax.core.Tracer):
         raise ConfigError("memory: expected 'device' inside of jax.jit and jax.vmap, found 'host'")
     lead = (layout.steps,) if layout.num_envs is None else (layout.steps, layout.num_envs)
 
-    def empty() -> Replay:
+    with jax.default_device(host()) if memory == "host" else nullcontext():
         rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
         state = layout.sampler.init(JAX, Ring(cursor, size, layout.steps, layout.num_envs))
         exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
-        return Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
-
-    if memory == "device":
-        made = empty()
-    else:
-        with jax.default_device(host()):
-            made = cast("Replay", put_on_host(empty()))
+        made = Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
     check_transform(made)
-    return made
+    return cast("Replay", put_on_host(made)) if memory == "host" else made
 
 
 def add(replay: Replay, rows: Any) -> Replay:
-    """The replay with more rows behind the newest, over the oldest where there is no room.
+    """The replay with more rows behind the newest; without room, they overwrite the oldest.
 
-    Compiled with the replay donated, ``jax.jit(device.add, donate_argnums=0)``, rows are written in place. In a loop
-    that is compiled as a whole, as in ``jax.lax.scan``, they are anyway.
+    Compiled with the replay donated, ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as
+    ``jax.lax.scan``, rows are written in place.
 
     Args:
         replay: A replay.
-        rows: One row as ``example`` was, or some, ``[n, ...]`` in every field; with environments one time step,
-            ``[env, ...]``, or some, ``[time, env, ...]``.
+        rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
+            ``[env, ...]``, or several, ``[time, env, ...]``.
 
     Raises:
-        SchemaError: Other fields, shapes or dtypes than the example had.
-        DataError: A 64-bit number of NumPy's that the field cannot hold.
-        ConfigError: More rows at once than there is room for.
+        SchemaError: Other fields, shapes or dtypes than those of the example.
+        DataError: A 64-bit number of NumPy that the field cannot hold.
+        ConfigError: More rows than fit.
     """
     check_one(replay, "add")
     rows, count = accepted(replay, rows)

@@ -55,6 +55,7 @@ class BufferModule(torch.nn.Module):
             made = fn(tensor)
             return made if made.dtype == tensor.dtype else tensor.to(made.device)
 
+        self._views = [], {}  # which would keep the memory
         return super()._apply(moved, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -64,10 +65,9 @@ def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of zeros.
+    """A tensor of zeros; on the host in memory of NumPy.
 
-    That of the host is NumPy's, which has Linux give it large pages: a row that is drawn of 10 million is found then
-    without looking for its page in memory, too.
+    Linux gives that memory large pages: a draw from 10 million rows then finds a row without reading a page table.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
