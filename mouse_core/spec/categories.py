@@ -11,7 +11,7 @@ from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import MOST_VALUES, Array, Shape, key_of, whole_numbers
+from mouse_core.spec.domain import MOST_VALUES, Array, Shape, key_of, uniform_value, whole_numbers
 from mouse_core.spec.leaf import (
     Leaf,
     check_most,
@@ -21,7 +21,6 @@ from mouse_core.spec.leaf import (
     set_all,
     shown,
     spread,
-    uniform_value,
     value_at,
 )
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Self
@@ -18,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import is_whole
+from mouse_core._base.checks import as_json, is_whole
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, SpecIndexError
 from mouse_core.randomness import Key, Purpose, as_exponential, as_normal, check_seed
@@ -298,6 +299,9 @@ def limits_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return int(limits.min), int(limits.max)
 
 
+VERSION = 1
+"""Version of the format that ``Domain.to_json`` writes."""
+
 MOST_VALUES = 1 << 20
 """Default limit of ``Domain.enumerate``."""
 
@@ -534,8 +538,6 @@ class Domain:
         Raises:
             ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
         """
-        from mouse_core.spec.saved import VERSION, content_of  # which imports all kinds of specs
-
         return {"version": VERSION, **content_of(self)}
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -556,3 +558,49 @@ class Domain:
         if fixed and ending != fixed and not (where == "expand" and ending == (-1,) * len(fixed)):
             raise ConfigError(f"{where}: expected a shape that ends in {fixed}, found {target}")
         return target[: len(target) - len(fixed)]
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def content_of(spec: Domain) -> dict[str, Any]:
+    """Return the type and the attributes of a spec that are not None.
+
+    Raises:
+        ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
+    """
+    content: dict[str, Any] = {"type": type(spec).__name__}
+    for attribute in dataclasses.fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, attribute.name)
+        if attribute.name == "example":
+            _check_example(value)
+        if value is not None:
+            content[attribute.name] = value.tolist() if attribute.name == "mask" else as_json(value, _own)
+    return content
+
+
+def _check_example(example: Any) -> None:
+    with suppress(TypeError, ValueError):
+        if json.loads(json.dumps(example)) == example:
+            return
+    raise ConfigError(f"to_json: expected an example that JSON has, found {example!r:.80} in NonTensor")
+
+
+def _own(value: Any) -> Any:
+    """Return a spec, or an array, of which a uniform one is its value, for JSON; None for other attributes."""
+    if isinstance(value, Domain):
+        return content_of(value)
+    if isinstance(value, np.ndarray):
+        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
+        return as_json(value.tolist() if uniform is None else uniform)
+    return None
+
+
+def uniform_value(array: Array) -> Any:
+    """Return the Python value that an array has at every place; None for several values, or no places."""
+    if not array.size:
+        return None
+    first = array.flat[0]
+    if any(array.strides) and not bool((array == first).all()):
+        return None
+    return first.item() if isinstance(first, np.generic) else first

@@ -22,6 +22,7 @@ from mouse_core.spec.domain import (
     fits,
     is_dynamic,
     operate,
+    uniform_value,
 )
 
 
@@ -294,16 +295,6 @@ def count_product(counts: Array, shape: Shape) -> int | float:
         product: int = int(uniform) ** math.prod(shape)
         return product
     return math.prod(int(count) for count in np.broadcast_to(counts, shape).flat)
-
-
-def uniform_value(array: Array) -> Any:
-    """Return the Python value that an array has at every place; None for several values, or no places."""
-    if not array.size:
-        return None
-    first = array.flat[0]
-    if any(array.strides) and not bool((array == first).all()):
-        return None
-    return first.item() if isinstance(first, np.generic) else first
 
 
 def alike(one: Any, other: Any) -> bool:

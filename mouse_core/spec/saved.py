@@ -1,29 +1,22 @@
-"""Specs as JSON: an object with the type and the attributes of a spec, nested as the spec is."""
+"""Read specs from JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from mouse_core._base.checks import UNREADABLE, as_json, without_version
+from mouse_core._base.checks import UNREADABLE, without_version
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec.categories import Categorical, MultiCategorical, MultiOneHot, OneHot
 from mouse_core.spec.choice import Choice
 from mouse_core.spec.composite import Composite, Stacked
-from mouse_core.spec.domain import Domain
-from mouse_core.spec.leaf import uniform_value
+from mouse_core.spec.domain import VERSION, Domain
 from mouse_core.spec.numbers import Binary, Bounded, Unbounded
 from mouse_core.spec.objects import NonTensor
 
 __all__ = ["from_json"]
-
-VERSION = 1
-"""Version of the format that ``Domain.to_json`` writes."""
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -34,39 +27,6 @@ _KINDS: dict[str, Any] = {
 }
 # Limits for untrusted files: an array for a huge stated shape would exhaust the memory.
 _MOST_VALUES, _DEEPEST = 1 << 28, 64
-
-
-def content_of(spec: Domain) -> dict[str, Any]:
-    """Return the type and the attributes of a spec that are not None.
-
-    Raises:
-        ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
-    """
-    content: dict[str, Any] = {"type": type(spec).__name__}
-    for attribute in dataclasses.fields(spec):  # type: ignore[arg-type]
-        value = getattr(spec, attribute.name)
-        if attribute.name == "example":
-            _check_example(value)
-        if value is not None:
-            content[attribute.name] = value.tolist() if attribute.name == "mask" else as_json(value, _own)
-    return content
-
-
-def _check_example(example: Any) -> None:
-    with suppress(TypeError, ValueError):
-        if json.loads(json.dumps(example)) == example:
-            return
-    raise ConfigError(f"to_json: expected an example that JSON has, found {example!r:.80} in NonTensor")
-
-
-def _own(value: Any) -> Any:
-    """Return a spec, or an array, of which a uniform one is its value, for JSON; None for other attributes."""
-    if isinstance(value, Domain):
-        return content_of(value)
-    if isinstance(value, np.ndarray):
-        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
-        return as_json(value.tolist() if uniform is None else uniform)
-    return None
 
 
 def from_json(content: Any) -> Any:
