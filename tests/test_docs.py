@@ -236,7 +236,8 @@ def test_the_reference_is_complete() -> None:
 def test_every_format_is_in_the_reference() -> None:
     """Each module with a reader, or the folder it is in, has a line; that of ``formats`` is not theirs."""
     directives = set(shown()) - {"mouse_core.formats"}
-    for module, path in PUBLIC.items():
+    readers = [one for one in PUBLIC.items() if "RowStream" in one[1].read_text(encoding="utf-8")]
+    for module, path in readers:
         gives = {
             ast.unparse(node.returns)
             for node in parse(path).body
