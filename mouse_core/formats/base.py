@@ -1,4 +1,8 @@
-"""The stream of rows that every reader of a format returns, the digest of rows, and images written into rows."""
+"""RowStream, which every reader of a format returns; digests of rows, images and files of rows; and rows of any source.
+
+Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as record batches
+(``row_batches``), as pieces (``pieces_of``), or as episodes (``episodes_of``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -19,21 +24,380 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.columns.episode_rows import Columns
-from mouse_core.errors import DataError, MouseError, SchemaError
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.columns import bytes_a_row, ordered, rows_at_once, schema_of, to_batches
+from mouse_core.formats.columns import bytes_a_row, from_arrow, ordered, rows_at_once, schema_of, to_batches
 from mouse_core.images.files import open_inside
 from mouse_core.metadata import DatasetMetadata, features_in, read_metadata, with_metadata
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
+from mouse_core.store.views import Store
 from mouse_core.video.frames import carry_videos
+
+BATCH_ROWS = 8192
+"""Most rows of a batch of a reader by default."""
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
+
+    Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
+    and columns of observations; all other values are in columns ``metadata_*``. Iterating again reads again.
+
+    Args:
+        path: Path of the data, or a description of data that lie in no file.
+        format: Name of the format ("minari", "rlds", ...).
+        schema: Names and Arrow types of the columns of every batch.
+        batches: Returns a new iterator over the batches.
+        episodes: Number of episodes, if the format says it.
+        rows: Number of rows, if it is known before reading.
+        notes: Decisions of the reader, a sentence each.
+        faults: Faults of the data: for each a code of ``mouse inspect``, "error" or "warning", and a sentence.
+        mended: Returns the same rows without the episodes that cannot be read, which ``faults`` name; None if the
+            reader does not look for them.
+        format_metadata: Metadata in the words of the format.
+        mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
+        opened: Returns all rows as a store that reads them in place; None if no store can.
+        metadata: The metadata in the data, and what the reader adds. Its alignment is None where "arrived" is only an
+            assumption.
+        image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
+            the data lie in.
+        noted: Digest of all rows from the time they were written; None if none was noted.
+    """
+
+    path: str
+    format: str
+    schema: pa.Schema
+    batches: Callable[[], Iterator[pa.RecordBatch]] = field(repr=False)
+    episodes: int | None = None
+    rows: int | None = None
+    notes: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str, str], ...] = ()
+    mended: Callable[[], RowStream] | None = field(default=None, repr=False)
+    format_metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    mapped: Callable[[], Any] | None = field(default=None, repr=False)
+    opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
+    metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
+    image_roots: tuple[str, ...] = ()
+    noted: str | None = None
+
+    @classmethod
+    def of_columns(
+        cls,
+        path: str | os.PathLike[str],
+        format: str,
+        first: Columns,
+        rows: Callable[[], Iterable[Columns]],
+        /,
+        **attributes: Any,
+    ) -> RowStream:
+        """Return the stream of a reader that lays rows out as arrays; by default their alignment is "arrived".
+
+        Args:
+            path, format: See the class.
+            first: Some rows, or none, which have the columns of all rows.
+            rows: Returns a new iterator over all rows, a few at a time.
+            **attributes: Other attributes of the stream.
+        """
+        schema, where = schema_of(ordered(first)), os.fspath(path)
+        batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
+        return cls(where, format, schema, batches, **{"metadata": DatasetMetadata("arrived"), **attributes})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        object.__setattr__(self, "format_metadata", MappingProxyType(dict(self.format_metadata)))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to; "arrived" if the metadata do not have it."""
+        return self.metadata.alignment or "arrived"
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        """Arrow types of the columns by name."""
+        return {column.name: column.type for column in self.schema}
+
+    def replace(self, **changes: Any) -> RowStream:
+        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk."""
+        if "batches" in changes:
+            changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
+        return replace(self, **changes)
+
+    def image_folders(self) -> tuple[str, ...]:
+        """Return the folders in which images that rows name by path may lie: those of the data, and ``image_roots``."""
+        folders = list(self.image_roots)
+        if os.path.exists(self.path):
+            folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
+            splits = self.format_metadata.get("splits", {}) if self.format in ("datasets", "parquet") else {}
+            files = [os.path.dirname(os.path.realpath(file)) for files in splits.values() for file in files]
+            folders = [os.path.realpath(folder), *files, *folders]
+        return tuple(dict.fromkeys(folders))
+
+    def watched(self, watch: Callable[[pa.RecordBatch], object]) -> RowStream:
+        """Return the same stream; it calls ``watch`` with each batch before it yields the batch."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in self:
+                watch(batch)
+                yield batch
+
+        return self.replace(batches=batches, mapped=self.mapped, opened=self.opened, noted=self.noted)
+
+    def to_table(self) -> pa.Table:
+        """Return all rows, in memory, with their metadata."""
+        first = FirstRows()
+        return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
+
+    def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
+        """Return all rows as a store: by reference to Arrow files as ``datasets`` writes them, else in memory.
+
+        For data larger than memory, use ``write`` first, and open the folder.
+
+        Args:
+            make: The class of the store.
+            **options: Options of ``DatasetStore``. Images that rows name by path may lie in the folders of the data and
+                in ``image_roots``.
+        """
+        options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
+        if self.opened is not None and (self.rows or not self.mapped):
+            opened = self.opened(**options)
+            said = opened.metadata
+            # A store with videos in place has fields of its own for them.
+            known = {"fields": self.metadata.fields} if said.videos else {}
+            if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
+                return opened
+        rows = self.mapped() if self.mapped else self.to_table()
+        if read_metadata(rows) != self.metadata:
+            rows = with_metadata(rows, self.metadata)
+        stated = {} if self.metadata.alignment is None else {"alignment": self.alignment}
+        return make(**{**stated, **options}).from_dataset(rows)
+
+    def digest(self) -> str:
+        """Return a digest of names, types and all values, in order; see ``rows_digest``."""
+        return rows_digest(self)
+
+    def check_digest(self, found: str) -> None:
+        """Raise DataError unless ``found``, the digest of all rows that were read, equals the noted digest."""
+        if self.noted is not None and found != self.noted:
+            raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
+
+    def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
+        """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
+
+        The folder appears when it is complete, and on the disk. Images that rows name by path are written into the
+        rows. Rewards where episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
+
+        Args:
+            path: The folder; nothing may exist there.
+            videos: Whether to put the videos of which rows name frames into the folder: as links, or copies where the
+                file system has no links. Otherwise opening the folder needs ``image_roots``.
+
+        Returns:
+            The digest of the rows; see ``rows_digest``.
+
+        Raises:
+            ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
+            StorageError: It cannot be written; nothing is left then.
+            DataError: The source is damaged, or a row names an image that is none or lies in no folder in which it may.
+        """
+        target = Path(path)
+        check_folder_name(target, wanted="the name of a folder to write")
+        check_nothing_at(target, "write")
+        schema, digest = dataset_schema(self.schema, self.metadata, self.path), RowDigest(self.schema)
+        first = FirstRows()
+        with making(target, "write") as partial:
+            name = "data-00000-of-00001.arrow"
+            with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+                for batch in embedded(self).watched(digest.update).watched(first.add):
+                    writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
+            self.check_digest(digest.hexdigest())
+            describe(partial, schema, self.metadata, {name: digest.rows}, digest.hexdigest())
+            if videos and self.metadata.videos:
+                carry_videos(self.metadata.videos, self.image_folders(), partial)
+        if self.alignment == "arrived":
+            first.warn_of_rewards(self.path, stacklevel=2)
+        return digest.hexdigest()
+
+
+def rows_digest(batches: Any) -> str:
+    """Return a digest of rows: column names in their order, types, and every value to the last bit.
+
+    The digest does not depend on how rows are cut into batches, nor on how Arrow encodes them (fixed-size or other
+    lists, dictionaries, shared buffers).
+
+    Args:
+        batches: A ``RowStream``, a ``pyarrow.Table``, or record batches of one schema.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = RowDigest(getattr(batches, "schema", None))
+    for batch in batches.to_batches() if isinstance(batches, pa.Table) else batches:
+        digest.update(batch)
+    return digest.hexdigest()
+
+
+def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
+    """Yield rows as record batches.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+
+    Raises:
+        ConfigError: ``rows`` is none of these.
+        SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
+    """
+    _check_arrived(getattr(rows, "alignment", None) or read_metadata(rows, label="rows").alignment)
+    if isinstance(rows, Store):
+        rows = rows.to_dataset()
+    if isinstance(rows, pa.Table):
+        check_rows(rows, "rows")
+        yield from rows.to_batches(max_chunksize=BATCH_ROWS)
+    elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
+        for table in rows.with_format("arrow").iter(batch_size=BATCH_ROWS):
+            check_rows(table, "rows", whole=False)
+            yield from table.to_batches()
+    elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):
+        for batch in rows:
+            if not isinstance(batch, pa.RecordBatch):
+                raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
+            check_rows(batch, "rows", whole=False)
+            _check_arrived(read_metadata(batch.schema, label="rows").alignment)
+            yield batch
+    else:
+        raise ConfigError(
+            f"rows: expected a RowStream, a DatasetStore, a datasets.Dataset or a pyarrow.Table, found "
+            f"{type(rows).__name__}"
+        )
+
+
+def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
+    """Return the rows of a store as a stream, without a copy.
+
+    Args:
+        store: The store, or a view, which has the rows of its episodes.
+        batch_rows: Most rows of a batch.
+
+    Raises:
+        ConfigError: There are no rows.
+    """
+    dataset = store.to_dataset()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in dataset.with_format("arrow").iter(batch_size=batch_rows):
+            yield from table.to_batches()
+
+    return RowStream(
+        "a store",
+        "datasets",
+        dataset.features.arrow_schema,
+        batches,
+        rows=len(dataset),
+        metadata=store.metadata,
+    )
+
+
+def in_place(stream: RowStream) -> RowStream:
+    """Return the same rows with frames of videos in place of pixels, if the rows come from a dataset with videos."""
+    if stream.opened is None or stream.metadata.videos:
+        return stream
+    store = stream.opened()
+    if not store.metadata.videos:
+        return stream
+    made = stream_of(store)
+    roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)
+    said = {name: getattr(stream, name) for name in ("path", "format", "episodes", "notes", "metadata")}
+    return made.replace(**said, opened=stream.opened, image_roots=(*roots, *stream.image_roots))
+
+
+def _check_arrived(alignment: str | None) -> None:
+    if alignment not in (None, "arrived"):
+        raise SchemaError(f"rows: expected rows of alignment 'arrived', found {alignment!r}")
+
+
+def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
+    """Yield rows in pieces, cut where episodes begin and where the batches of ``rows`` end.
+
+    An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
+
+    Yields:
+        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``, and without
+        metadata that are null.
+
+    Raises:
+        ConfigError, SchemaError: As ``row_batches``.
+        DataError: Values that are null or ragged.
+    """
+    ended = True
+    for batch in row_batches(rows):
+        if not batch.num_rows:
+            continue
+        if "done" not in batch.schema.names:
+            raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
+        steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
+        arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
+        # Metadata that only some episodes have are null in the others.
+        partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
+        columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
+        after = np.concatenate([[ended], columns["done"][:-1] != 0])
+        begins = after if steps is None else _begins(steps, after)
+        ended = bool(columns["done"][-1] != 0)
+        edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
+        for number, (start, stop) in enumerate(pairwise(edges)):
+            if stop > start:
+                piece = {name: values[start:stop] for name, values in columns.items()}
+                yield number > 0, piece | _whole(partial, start, stop)
+
+
+def episodes_of(rows: Any) -> Iterator[Columns]:
+    """Yield rows as episodes, one in memory at a time; see ``pieces_of``."""
+    held: list[Columns] = []
+    for begins, columns in pieces_of(rows):
+        if begins and held:
+            yield _joined(held)
+            held = []
+        held.append(columns)
+    if held:
+        yield _joined(held)
+
+
+def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
+    """Return rows ``start..stop - 1`` of the columns that are not null in all of them."""
+    parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
+    return {
+        name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)
+    }
+
+
+def _is_partial(name: str, array: pa.Array) -> bool:
+    return name.startswith("metadata_") and (array.null_count > 0 or pa.types.is_null(array.type))
+
+
+def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    known = np.asarray(steps.is_valid())
+    return np.where(known, np.asarray(steps.fill_null(-1)) == 0, after)
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    uneven = {name for part in parts for name in parts[0].keys() ^ part.keys()}
+    if uneven:
+        raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
 
 _ROW_GROUP_BYTES = 4 << 20
 
@@ -472,210 +836,3 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
     return encoded
-
-
-BATCH_ROWS = 8192
-"""Most rows of a batch of a reader by default."""
-
-
-@dataclass(frozen=True)
-class RowStream:
-    """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
-
-    Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
-    and columns of observations; all other values are in columns ``metadata_*``. Iterating again reads again.
-
-    Args:
-        path: Path of the data, or a description of data that lie in no file.
-        format: Name of the format ("minari", "rlds", ...).
-        schema: Names and Arrow types of the columns of every batch.
-        batches: Returns a new iterator over the batches.
-        episodes: Number of episodes, if the format says it.
-        rows: Number of rows, if it is known before reading.
-        notes: Decisions of the reader, a sentence each.
-        faults: Faults of the data: for each a code of ``mouse inspect``, "error" or "warning", and a sentence.
-        mended: Returns the same rows without the episodes that cannot be read, which ``faults`` name; None if the
-            reader does not look for them.
-        format_metadata: Metadata in the words of the format.
-        mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
-        opened: Returns all rows as a store that reads them in place; None if no store can.
-        metadata: The metadata in the data, and what the reader adds. Its alignment is None where "arrived" is only an
-            assumption.
-        image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
-            the data lie in.
-        noted: Digest of all rows from the time they were written; None if none was noted.
-    """
-
-    path: str
-    format: str
-    schema: pa.Schema
-    batches: Callable[[], Iterator[pa.RecordBatch]] = field(repr=False)
-    episodes: int | None = None
-    rows: int | None = None
-    notes: tuple[str, ...] = ()
-    faults: tuple[tuple[str, str, str], ...] = ()
-    mended: Callable[[], RowStream] | None = field(default=None, repr=False)
-    format_metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    mapped: Callable[[], Any] | None = field(default=None, repr=False)
-    opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
-    metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
-    image_roots: tuple[str, ...] = ()
-    noted: str | None = None
-
-    @classmethod
-    def of_columns(
-        cls,
-        path: str | os.PathLike[str],
-        format: str,
-        first: Columns,
-        rows: Callable[[], Iterable[Columns]],
-        /,
-        **attributes: Any,
-    ) -> RowStream:
-        """Return the stream of a reader that lays rows out as arrays; by default their alignment is "arrived".
-
-        Args:
-            path, format: See the class.
-            first: Some rows, or none, which have the columns of all rows.
-            rows: Returns a new iterator over all rows, a few at a time.
-            **attributes: Other attributes of the stream.
-        """
-        schema, where = schema_of(ordered(first)), os.fspath(path)
-        batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
-        return cls(where, format, schema, batches, **{"metadata": DatasetMetadata("arrived"), **attributes})
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
-        object.__setattr__(self, "format_metadata", MappingProxyType(dict(self.format_metadata)))
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self.batches()
-
-    @property
-    def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to; "arrived" if the metadata do not have it."""
-        return self.metadata.alignment or "arrived"
-
-    @property
-    def columns(self) -> dict[str, pa.DataType]:
-        """Arrow types of the columns by name."""
-        return {column.name: column.type for column in self.schema}
-
-    def replace(self, **changes: Any) -> RowStream:
-        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk."""
-        if "batches" in changes:
-            changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
-        return replace(self, **changes)
-
-    def image_folders(self) -> tuple[str, ...]:
-        """Return the folders in which images that rows name by path may lie: those of the data, and ``image_roots``."""
-        folders = list(self.image_roots)
-        if os.path.exists(self.path):
-            folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
-            splits = self.format_metadata.get("splits", {}) if self.format in ("datasets", "parquet") else {}
-            files = [os.path.dirname(os.path.realpath(file)) for files in splits.values() for file in files]
-            folders = [os.path.realpath(folder), *files, *folders]
-        return tuple(dict.fromkeys(folders))
-
-    def watched(self, watch: Callable[[pa.RecordBatch], object]) -> RowStream:
-        """Return the same stream; it calls ``watch`` with each batch before it yields the batch."""
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            for batch in self:
-                watch(batch)
-                yield batch
-
-        return self.replace(batches=batches, mapped=self.mapped, opened=self.opened, noted=self.noted)
-
-    def to_table(self) -> pa.Table:
-        """Return all rows, in memory, with their metadata."""
-        first = FirstRows()
-        return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
-
-    def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """Return all rows as a store: by reference to Arrow files as ``datasets`` writes them, else in memory.
-
-        For data larger than memory, use ``write`` first, and open the folder.
-
-        Args:
-            make: The class of the store.
-            **options: Options of ``DatasetStore``. Images that rows name by path may lie in the folders of the data and
-                in ``image_roots``.
-        """
-        options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
-        if self.opened is not None and (self.rows or not self.mapped):
-            opened = self.opened(**options)
-            said = opened.metadata
-            # A store with videos in place has fields of its own for them.
-            known = {"fields": self.metadata.fields} if said.videos else {}
-            if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
-                return opened
-        rows = self.mapped() if self.mapped else self.to_table()
-        if read_metadata(rows) != self.metadata:
-            rows = with_metadata(rows, self.metadata)
-        stated = {} if self.metadata.alignment is None else {"alignment": self.alignment}
-        return make(**{**stated, **options}).from_dataset(rows)
-
-    def digest(self) -> str:
-        """Return a digest of names, types and all values, in order; see ``rows_digest``."""
-        return rows_digest(self)
-
-    def check_digest(self, found: str) -> None:
-        """Raise DataError unless ``found``, the digest of all rows that were read, equals the noted digest."""
-        if self.noted is not None and found != self.noted:
-            raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
-
-    def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
-        """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
-
-        The folder appears when it is complete, and on the disk. Images that rows name by path are written into the
-        rows. Rewards where episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
-
-        Args:
-            path: The folder; nothing may exist there.
-            videos: Whether to put the videos of which rows name frames into the folder: as links, or copies where the
-                file system has no links. Otherwise opening the folder needs ``image_roots``.
-
-        Returns:
-            The digest of the rows; see ``rows_digest``.
-
-        Raises:
-            ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
-            StorageError: It cannot be written; nothing is left then.
-            DataError: The source is damaged, or a row names an image that is none or lies in no folder in which it may.
-        """
-        target = Path(path)
-        check_folder_name(target, wanted="the name of a folder to write")
-        check_nothing_at(target, "write")
-        schema, digest = dataset_schema(self.schema, self.metadata, self.path), RowDigest(self.schema)
-        first = FirstRows()
-        with making(target, "write") as partial:
-            name = "data-00000-of-00001.arrow"
-            with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-                for batch in embedded(self).watched(digest.update).watched(first.add):
-                    writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-            self.check_digest(digest.hexdigest())
-            describe(partial, schema, self.metadata, {name: digest.rows}, digest.hexdigest())
-            if videos and self.metadata.videos:
-                carry_videos(self.metadata.videos, self.image_folders(), partial)
-        if self.alignment == "arrived":
-            first.warn_of_rewards(self.path, stacklevel=2)
-        return digest.hexdigest()
-
-
-def rows_digest(batches: Any) -> str:
-    """Return a digest of rows: column names in their order, types, and every value to the last bit.
-
-    The digest does not depend on how rows are cut into batches, nor on how Arrow encodes them (fixed-size or other
-    lists, dictionaries, shared buffers).
-
-    Args:
-        batches: A ``RowStream``, a ``pyarrow.Table``, or record batches of one schema.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    digest = RowDigest(getattr(batches, "schema", None))
-    for batch in batches.to_batches() if isinstance(batches, pa.Table) else batches:
-        digest.update(batch)
-    return digest.hexdigest()

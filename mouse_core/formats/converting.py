@@ -21,6 +21,7 @@ from mouse_core.formats.base import (
     dataset_schema,
     describe,
     embedded,
+    in_place,
     join_parquet_files,
     link_parts,
     rows_digest,
@@ -29,7 +30,6 @@ from mouse_core.formats.columns import check_size
 from mouse_core.formats.jobs import Job, job_folder
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
-from mouse_core.formats.sources import in_place
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.disk.folder import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment

@@ -27,7 +27,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, pieces_of
 from mouse_core.formats.columns import (
     MISSING,
     belongs_to,
@@ -42,7 +42,6 @@ from mouse_core.formats.columns import (
 )
 from mouse_core.formats.rlds import at
 from mouse_core.formats.rows import file_batches
-from mouse_core.formats.sources import pieces_of
 from mouse_core.images.pixels import decode_into
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import path_of

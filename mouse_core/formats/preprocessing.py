@@ -35,8 +35,7 @@ from mouse_core.formats.base import (
     link_parts,
 )
 from mouse_core.formats.columns import from_arrow, to_arrow
-from mouse_core.formats.function_identity import identity, pickled
-from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, job_folder, read_note
+from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, job_folder, pickled, read_note
 from mouse_core.formats.opening import open
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import as_schema

@@ -20,7 +20,7 @@ from mouse_core._base.checks import check_choice
 from mouse_core.columns.episode_rows import Columns, done_codes, placeholder
 from mouse_core.errors import ConfigError, DataError, EpisodeError, MissingFieldError, SchemaError
 from mouse_core.files.reading import reading
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of
 from mouse_core.formats.columns import (
     MISSING,
     belongs_to,
@@ -35,7 +35,6 @@ from mouse_core.formats.columns import (
     travels_with_action,
 )
 from mouse_core.formats.columns import flatten as flatten_values
-from mouse_core.formats.sources import episodes_of
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import flatten, map_tree, path_of, structure_of, unflatten
 from mouse_core.spec import FieldSpec

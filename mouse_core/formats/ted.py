@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, pieces_of
 from mouse_core.formats.columns import (
     TransitionRows,
     differ,
@@ -33,7 +33,6 @@ from mouse_core.formats.columns import (
     rows_at_once,
     transition_rows,
 )
-from mouse_core.formats.sources import pieces_of
 from mouse_core.nested import nest
 from mouse_core.spec import check_choice, check_list
 

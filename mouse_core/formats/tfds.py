@@ -34,7 +34,7 @@ from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of
 from mouse_core.formats.columns import (
     check_batch_rows,
     check_final,
@@ -45,7 +45,6 @@ from mouse_core.formats.columns import (
 )
 from mouse_core.formats.pictures import IMAGE, image_column
 from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_step_notes, rlds_steps, stack_rows
-from mouse_core.formats.sources import episodes_of
 from mouse_core.images.pixels import decode_image, encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import nest

@@ -12,9 +12,8 @@ import numpy as np
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import MouseError
 from mouse_core.files.reading import read_json_object
-from mouse_core.formats.base import RowStream
+from mouse_core.formats.base import RowStream, stream_of
 from mouse_core.formats.columns import MISSING, blocks
-from mouse_core.formats.sources import stream_of
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.dynamics import about_statistics
 from mouse_core.inspect.layout import costs, layout_of

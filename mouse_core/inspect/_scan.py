@@ -18,8 +18,8 @@ from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, read_values, step_numbers
 from mouse_core.formats.columns import combine_hashes as combined
 from mouse_core.formats.columns import mix_hashes as mixed
+from mouse_core.inspect.checks import Watch, missing_rows
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Places
-from mouse_core.inspect.watching import Watch, missing_rows
 from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 

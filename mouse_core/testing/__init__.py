@@ -1,17 +1,14 @@
 """Tools for tests: a digest that says whether two streams are the same, and what extensions must do."""
 
 from mouse_core.digest import as_arrays, as_numpy
-from mouse_core.testing.adapters import AdapterConformance
+from mouse_core.testing.adapters import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance
 from mouse_core.testing.digest import stream_digest
 from mouse_core.testing.examples import example_columns, example_store
-from mouse_core.testing.formats import FormatConformance
-from mouse_core.testing.replay.adapters import ReplayAdapterConformance
+from mouse_core.testing.formats import FormatConformance, SourceConformance
 from mouse_core.testing.replay.devices import DeviceReplayConformance
 from mouse_core.testing.replay.storages import StorageConformance
 from mouse_core.testing.replay.transforms import TransformConformance
-from mouse_core.testing.rollout_adapters import RolloutAdapterConformance
 from mouse_core.testing.samplers import ReplaySamplerConformance, WindowSamplerConformance
-from mouse_core.testing.sources import SourceConformance
 
 __all__ = [
     "AdapterConformance",

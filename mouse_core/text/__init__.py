@@ -4,9 +4,8 @@ Texts are tokenised once, stored on disk, and delivered as any other rows. Token
 ``tokenizers``, which ``pip install 'mouse-data[text]'`` installs, or callables like those of ``transformers``.
 """
 
-from mouse_core.text.encoding import Encoder
 from mouse_core.text.kl import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards
-from mouse_core.text.recipes import Pairs, Prompts, Recipe, Texts, Tokens, as_pairs, mask_label
+from mouse_core.text.recipes import Encoder, Pairs, Prompts, Recipe, Texts, Tokens, as_pairs, mask_label
 from mouse_core.text.tokenizing import Tokenized, tokenize
 
 __all__ = [

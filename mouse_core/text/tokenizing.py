@@ -26,13 +26,12 @@ from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove, storing, write_file
 from mouse_core.formats.base import RowDigest, RowStream
 from mouse_core.formats.converting import convert
-from mouse_core.formats.function_identity import digest_of
+from mouse_core.formats.jobs import digest_of
 from mouse_core.formats.rows import read_rows
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.text.encoding import Encoder, known
-from mouse_core.text.recipes import JSON, InRow, Recipe, fields_of
+from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, fields_of, known
 
 CHUNK = 512
 """How many texts are tokenised in one call."""

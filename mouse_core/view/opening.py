@@ -16,8 +16,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.files.arrow import is_stream, mapped
 from mouse_core.files.reading import reading
-from mouse_core.formats.base import RowStream
-from mouse_core.formats.sources import stream_of
+from mouse_core.formats.base import RowStream, stream_of
 from mouse_core.metadata import read_metadata
 from mouse_core.remote.clients import is_url
 from mouse_core.store.dataset_store import DatasetStore

@@ -100,7 +100,7 @@ import sys, datasets, pickle
 import pyarrow as pa
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import DataError
-from mouse_core.formats.sources import row_batches, stream_of
+from mouse_core.formats.base import row_batches, stream_of
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_stores_to_hub
 from mouse_core.store.derived import DerivedStore, Return

@@ -21,7 +21,7 @@ from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.prefetch.report import counters_of
 from mouse_core.readahead.backing import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
-from mouse_core.remote.mirror.fetching import Fetcher, Pace
+from mouse_core.remote.mirror.mirror import Fetcher, Pace
 from mouse_core.remote.mirror.table import PAGE, SparseFile, Table, bits, masks_of, pages_of, touched
 from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_batches
 from tests.waiting import wait_until
@@ -219,7 +219,7 @@ def test_the_order_in_which_pages_go(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of loaders that were given up, and of batches that were passed over."""
-    monkeypatch.setattr("mouse_core.remote.mirror.fetching._MOST", 64)
+    monkeypatch.setattr("mouse_core.remote.mirror.mirror._MOST", 64)
     pace = Pace()
     pace.choose()
     for batch in range(3 * 64):

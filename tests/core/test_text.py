@@ -21,7 +21,7 @@ from tokenizers import processors
 from mouse_core import BatchSource, DatasetStore, text
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.text.encoding import known
+from mouse_core.text.recipes import known
 from tests.core import text_cases
 from tests.core.text_cases import EOS, PAD, UNKNOWN, Called, Rereadable, examples, tokenizer, tokenizer_file
 

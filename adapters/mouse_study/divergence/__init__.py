@@ -1,8 +1,7 @@
 """Find where two implementations diverge: copy weights between PyTorch and Flax NNX, and compare both in float64."""
 
 from mouse_study.divergence.comparing import where_they_part
-from mouse_study.divergence.models import Layer
-from mouse_study.divergence.report import Cause, Comparison, Difference
+from mouse_study.divergence.models import Cause, Comparison, Difference, Layer
 from mouse_study.divergence.weights import Twins, transfer, twins
 
 __all__ = ["Cause", "Comparison", "Difference", "Layer", "Twins", "transfer", "twins", "where_they_part"]

@@ -14,8 +14,16 @@ import torch
 from flax import nnx
 
 from mouse_core import ConfigError
-from mouse_study.divergence.models import Array, array_of, arrays_of, tensor_name
-from mouse_study.divergence.report import Cause, Comparison, Difference, difference
+from mouse_study.divergence.models import (
+    Array,
+    Cause,
+    Comparison,
+    Difference,
+    array_of,
+    arrays_of,
+    difference,
+    tensor_name,
+)
 from mouse_study.divergence.running import Event, Run, as_flax_has_it, as_float64, is_spatial, patched, run_alone
 from mouse_study.divergence.settings import Stepping, of_update
 from mouse_study.divergence.weights import Twins, transfer, twins

@@ -21,8 +21,17 @@ from flax import nnx
 from mouse_core import ConfigError
 from mouse_core.dtypes import number_kind
 from mouse_core.nested import map_tree
-from mouse_study.divergence.models import Array, Arrays, array_of, arrays_of, flax_layers, tensor_name
-from mouse_study.divergence.report import Difference, Stage, difference
+from mouse_study.divergence.models import (
+    Array,
+    Arrays,
+    Difference,
+    Stage,
+    array_of,
+    arrays_of,
+    difference,
+    flax_layers,
+    tensor_name,
+)
 from mouse_study.divergence.weights import Twins, twins
 
 

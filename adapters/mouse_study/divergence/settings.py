@@ -18,8 +18,18 @@ import numpy.typing as npt
 import torch
 from flax import nnx
 
-from mouse_study.divergence.models import Arrays, arrays_of, flax_layers, tensor_name, torch_layers
-from mouse_study.divergence.report import Cause, Difference, Stage, difference, largest
+from mouse_study.divergence.models import (
+    Arrays,
+    Cause,
+    Difference,
+    Stage,
+    arrays_of,
+    difference,
+    flax_layers,
+    largest,
+    tensor_name,
+    torch_layers,
+)
 from mouse_study.divergence.running import EPS, Run, gradient_of, split_params
 
 Array = npt.NDArray[np.float64]

@@ -24,17 +24,19 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats._files.video import Camera, Floats, allowance
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import blocks, check_final, rows_at_once, transition_rows
 from mouse_core.formats.lerobot._meta import (
     INDEX,
     TIME,
+    Camera,
     Description,
+    Floats,
     FrameFile,
     Frames,
     Int64s,
     Videos,
+    allowance,
     base_of,
     bytes_a_frame,
     check_action,

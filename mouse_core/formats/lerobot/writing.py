@@ -24,7 +24,7 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded
+from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded, pieces_of, stream_of
 from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
@@ -38,7 +38,6 @@ from mouse_core.formats.pictures import (
     pictures_of,
 )
 from mouse_core.formats.rows import parquet_batches
-from mouse_core.formats.sources import pieces_of, stream_of
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store

@@ -25,8 +25,18 @@ from mouse_core.text.chat.messages import (
     messages_of,
     to_openai,
 )
-from mouse_core.text.encoding import Encoder, with_offsets
-from mouse_core.text.recipes import JSON, PaddedRecipe, batch_of, each, ended, flat_of, padded, values_of
+from mouse_core.text.recipes import (
+    JSON,
+    Encoder,
+    PaddedRecipe,
+    batch_of,
+    each,
+    ended,
+    flat_of,
+    padded,
+    values_of,
+    with_offsets,
+)
 
 # A text that nobody writes.
 _PROBE = "\ufdd0"

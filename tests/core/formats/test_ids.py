@@ -16,8 +16,8 @@ from huggingface_hub import constants
 from mouse_core import ConfigError, DatasetStore, formats
 from mouse_core.bench import open_data
 from mouse_core.cli import main
+from mouse_core.formats.base import stream_of
 from mouse_core.formats.minari import write_minari
-from mouse_core.formats.sources import stream_of
 from mouse_core.formats.tfds import write_tfds
 from mouse_core.formats.verifying import verify
 from tests.core.hub_client import REPO, make_store, push
