@@ -9,13 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mouse_core import ConfigError
-from mouse_core.augment import (
-    Augmenter,
-    AugmentMaskProbConfig,
-    AugmentScalarSpec,
-    AugmentTokensConfig,
-    Draws,
-)
+from mouse_core.augment import Augmenter, AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, Draws
 
 __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 

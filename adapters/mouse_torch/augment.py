@@ -9,13 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import ConfigError
-from mouse_core.augment import (
-    Augmenter,
-    AugmentMaskProbConfig,
-    AugmentScalarSpec,
-    AugmentTokensConfig,
-    Draws,
-)
+from mouse_core.augment import Augmenter, AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, Draws
 from mouse_torch.tracing import untraced
 
 __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]

@@ -29,12 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import DataError
-from mouse_core.files.checksum import (
-    DIGEST_DIGITS,
-    check,
-    digest,
-    file_digest,
-)
+from mouse_core.files.checksum import DIGEST_DIGITS, check, digest, file_digest
 from mouse_core.files.reading import damaged, read_json_object, reading
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"

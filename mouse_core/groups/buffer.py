@@ -36,16 +36,6 @@ from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups.examples import examples_digest
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
-from mouse_core.groups.index import (
-    BatchFiles,
-    StoredBatch,
-    ToldVersion,
-    encode,
-    encode_parts,
-    open_index,
-    stored_digest,
-    write_batch,
-)
 from mouse_core.groups.late import Awaited, Chunk, LateStore, Readiness, checked_chunk
 from mouse_core.groups.records import (
     Columns,
@@ -59,12 +49,20 @@ from mouse_core.groups.records import (
     with_columns,
 )
 from mouse_core.groups.stored import (
+    BatchFiles,
     RolloutFilter,
+    StoredBatch,
     StoredGroup,
     StoredRollouts,
+    ToldVersion,
+    encode,
+    encode_parts,
+    open_index,
     read_ahead,
     read_wanted,
     select_rollouts,
+    stored_digest,
+    write_batch,
 )
 from mouse_core.groups.waiting import RolloutCache, SealingPlan, SealingRules, Waiting
 from mouse_core.spec import check_count

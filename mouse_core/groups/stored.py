@@ -1,24 +1,476 @@
-"""Stored rollouts, which are read when they are needed."""
+"""The stored content of a rollout buffer's folder: its index, its batches, and its rollouts, which are read when needed.
+
+The index is a log of sealed groups, batches and the rollouts that batches used, which is read when a folder is opened.
+It saves opening all files, remembers the order in which they came, and keeps the uids that batches used when old batch
+files are deleted. Files that are not in the index are read and added. Only the index has the policy versions of
+``set_policy_version`` and the rollouts that were given up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+import contextlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import TypedDict, Unpack, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.errors import ConfigError, MissingFieldError, MissingRowError
-from mouse_core.groups.files import GroupFile, read_groups
-from mouse_core.groups.index import read_index
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, StorageError, StoreWarning
+from mouse_core.files.log import Log, follow_log, read_log
+from mouse_core.files.writing import remove, remove_leftovers, storing, write_file
+from mouse_core.groups.files import (
+    BATCHES,
+    EXAMPLES,
+    STATE,
+    GroupFile,
+    encode_part,
+    examples_to_table,
+    examples_with,
+    find_parts,
+    folder_name,
+    read_declared,
+    read_groups,
+    read_metadata,
+    read_part,
+    refuse_missing,
+    table_to_examples,
+)
 from mouse_core.groups.late import LateColumns
-from mouse_core.groups.records import RolloutGroup, RolloutRecord, of_group, version_order
+from mouse_core.groups.records import (
+    NO_COLUMNS,
+    Columns,
+    GroupKey,
+    RLExample,
+    RolloutGroup,
+    RolloutRecord,
+    Versions,
+    common_columns,
+    of_group,
+    version_order,
+)
 from mouse_core.groups.waiting import RolloutCache
+
+_UIDS = pa.list_(pa.string())
+_NUMBERS = pa.list_(pa.int64())
+# The columns of each kind of record.
+_RECORDS = {
+    "groups": pa.schema(
+        {
+            **dict.fromkeys(GroupKey._fields, pa.string()),
+            "name": pa.string(),
+            "number": pa.int64(),
+            "uids": _UIDS,
+            "created": pa.list_(pa.float64()),
+            "rewards": pa.list_(pa.float64()),
+            "tokens": _NUMBERS,
+            "turns": _NUMBERS,
+            "declared": pa.int64(),
+            "nbytes": pa.int64(),
+            "untrained": _NUMBERS,
+            "earned": _NUMBERS,
+            "columns": pa.string(),
+            "first": pa.int64(),
+        }
+    ),
+    "batches": pa.schema({"name": pa.string(), "uids": _UIDS}),
+    "told": pa.schema({"version": pa.string(), "sealed": pa.int64()}),
+    "declared": pa.schema({"json": pa.string()}),
+    **{kind: pa.schema({"name": pa.string()}) for kind in ("ready", "given_up", "gone")},
+}
+
+
+class StoredBatch(NamedTuple):
+    """A batch that was stored.
+
+    Args:
+        name: The name of its file.
+        uids: The uids of the rollouts that it used.
+    """
+
+    name: str
+    uids: tuple[str, ...]
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's id."""
+        return self.name.split("_")[1]
+
+
+class ToldVersion(NamedTuple):
+    """A policy version that ``set_policy_version`` named as the latest.
+
+    Args:
+        version: The version.
+        sealed: How many groups were sealed before; those of later versions are lost.
+        batches: How many batches were stored before.
+    """
+
+    version: str
+    sealed: int
+    batches: int
+
+
+@dataclass
+class Index:
+    """The content of the index.
+
+    Args:
+        parts: The groups whose files are there, in the order in which they were sealed.
+        batches: The batches in the order in which they were stored, also those whose files were deleted.
+        ready: Uids of groups that waited for columns and have them, in the order in which they became ready.
+        told: The told versions, in order.
+        given_up: Uids of rollouts that were given up.
+        declared: The declared columns.
+        gone: Files of groups that are known to be gone.
+    """
+
+    parts: list[GroupFile] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
+    ready: list[str] = field(default_factory=list)
+    told: list[ToldVersion] = field(default_factory=list)
+    given_up: set[str] = field(default_factory=set)
+    declared: Columns = NO_COLUMNS
+    gone: set[str] = field(default_factory=set)
+
+
+# ---------------------------------------------------------------------- records
+
+
+def encode(kind: str, *columns: Sequence[Any]) -> bytes:
+    """Return a record of the log: the columns of ``_RECORDS[kind]``."""
+    schema = _RECORDS[kind]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return kind.encode() + b"\n" + bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
+
+
+def encode_parts(parts: Sequence[GroupFile]) -> bytes:
+    """Return a record that says that groups were sealed."""
+    names = _RECORDS["groups"].names[len(GroupKey._fields) :]
+    keys = zip(*(part.key for part in parts), strict=True)
+    return encode("groups", *keys, *([getattr(part, name) for part in parts] for name in names))
+
+
+def _decode(records: Sequence[bytes]) -> Index:
+    index = Index()
+    for record in records:
+        kind, _, body = record.partition(b"\n")
+        schema = _RECORDS.get(kind.decode(errors="replace"))
+        if schema is None:
+            raise DataError(f"index: expected a record of one of {list(_RECORDS)}, found {kind!r:.80}")
+        rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        columns = [_tuples(one) if pa.types.is_list(one.type) else one.to_pylist() for one in rows.columns]
+        if kind == b"groups":
+            index.parts += map(GroupFile, map(GroupKey, *columns[:3]), *columns[3:])
+        elif kind == b"batches":
+            index.batches += map(StoredBatch, *columns)
+        elif kind == b"told":
+            index.told += [ToldVersion(columns[0][0], columns[1][0], len(index.batches))]
+        elif kind == b"declared":
+            index.declared = Columns.from_json(columns[0][0], "index")
+        elif kind == b"ready":
+            index.ready += columns[0]
+        else:
+            (index.given_up if kind == b"given_up" else index.gone).update(columns[0])
+    return index
+
+
+def _tuples(lists: pa.Array) -> list[Any]:
+    """Return lists as tuples. Arrow converts one flat array several times as fast as many short ones."""
+    values = tuple(lists.flatten().to_pylist())
+    return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
+
+
+# ---------------------------------------------------------------------- log and files
+
+
+def index_path(root: Path) -> Path:
+    """Return the path of the log."""
+    return root / STATE / "index.log"
+
+
+def open_index(root: Path) -> tuple[Index, Log]:
+    """Return the index of a folder, and the log to go on with. Only the folder's one writer may call this.
+
+    Raises:
+        DataError: The log or a file that it does not know is damaged.
+        StorageError: The folder cannot be read.
+    """
+    log = Log(index_path(root))
+    try:
+        index, parts, batches, gone = _compare(root, log.records, clean=True)
+        if parts:
+            log.append(encode_parts(parts), sync=False)
+        if batches:
+            log.append(encode("batches", *zip(*batches, strict=True)), sync=True)
+        if gone:
+            log.append(encode("gone", gone), sync=False)
+        if (declared := read_declared(root)) != index.declared:
+            log.append(encode("declared", [declared.to_json()]), sync=True)
+    except BaseException:
+        log.close()
+        raise
+    log.records = []
+    return index, log
+
+
+def read_index(root: Path) -> Index:
+    """Return the index of a folder as it is now; nothing is changed, and another process may be writing.
+
+    Raises:
+        DataError, StorageError: As ``open_index``.
+    """
+    return _compare(root, read_log(index_path(root)), clean=False)[0]
+
+
+def _compare(
+    root: Path, records: Sequence[bytes], *, clean: bool
+) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
+    """Return the index after comparing it with the files, the groups and batches that it lacked, and the files gone."""
+    index = _decode(records)
+    declared = read_declared(root)
+    refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
+    with storing(f"folder {root}"):
+        files = _files(root, clean=clean)
+        stored = files.pop(BATCHES, [])
+    there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
+    by_place = {(folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
+    parts = [part for place, part in by_place.items() if place[:2] in there]
+    unknown = sorted(there.difference(place[:2] for place in by_place))
+    with ThreadPoolExecutor(THREADS) as pool:
+        groups = in_order(
+            pool, partial(find_parts, declared=declared), [root / folder / name for folder, name in unknown]
+        )
+        found = sorted(chain.from_iterable(groups), key=lambda part: (part.number, part.name, part.first))
+    refuse_missing(root, declared, NO_COLUMNS, max((part.declared for part in found), default=0))
+    gone = sorted({"/".join(place[:2]) for place in by_place if place[:2] not in there} - index.gone)
+    if gone:
+        warnings.warn(
+            f"rollouts {root}: expected all files of sealed groups, found {len(gone)} gone, {gone[0]} first; their "
+            "groups are left out",
+            StoreWarning,
+            stacklevel=4,
+        )
+    # The last files before a crash may not be in the log.
+    parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
+    known = {batch.name for batch in index.batches}
+    new = [
+        StoredBatch(name, _used(root / BATCHES / name))
+        for name in sorted(stored, key=lambda name: (name.rpartition("_")[2].zfill(40), name))
+        if name.startswith("batch_") and name not in known
+    ]
+    return replace(index, parts=parts, batches=[*index.batches, *new]), found, new, gone
+
+
+def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
+    """Return the names of the Parquet files by folder; ``clean`` removes unfinished files."""
+    found: dict[str, list[str]] = {}
+    with os.scandir(root) as entries:
+        folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    for folder in folders:
+        if clean:
+            remove_leftovers(root / folder, only_writer=True)
+        # A folder that is no longer there has no files.
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(root / folder)
+            found[folder] = [name for name in names if name.endswith(".parquet") and not name.startswith(".")]
+    return found
+
+
+# ---------------------------------------------------------------------- batches
+
+# Metadata of a batch's file. The time tells two batches of the same rollouts apart.
+_METADATA, _COLUMNS, _TIME = b"mouse_batch_metadata", b"mouse_batch_columns", b"mouse_batch_time"
+_STALENESS, _DIGEST = b"mouse_batch_staleness", b"mouse_batches_digest"
+# The uids of the rollouts that a batch used, if its examples have none.
+_USED = b"mouse_batch_rollouts"
+
+
+def _used(path: Path) -> tuple[str, ...]:
+    """Return the uids of the rollouts that a batch used, from its file."""
+    rows, metadata = read_part(path, lambda found, _: EXAMPLES, ["rollout_uid"])
+    return tuple(json.loads(metadata[_USED]) if _USED in metadata else filter(None, rows.column(0).to_pylist()))
+
+
+class BatchFiles:
+    """The stored batches of a folder. A subclass fills ``_stored``, the batches, and ``_told``, the told versions.
+
+    Args:
+        root: The buffer's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stored: list[StoredBatch] = []
+        self._told: list[ToldVersion] = []
+
+    def batch_at(self, index: int) -> str | None:
+        """Return the id of the batch with this number; None while there is none."""
+        return self._stored[index].batch_id if index < len(self._stored) else None
+
+    def read_batch(self, batch_id: str) -> list[RLExample]:
+        """Return a stored batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return _read_examples(self._find(batch_id)[1])
+
+    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
+        """Return the batch maker's metadata of a stored batch; errors are those of ``read_batch``."""
+        found: dict[str, Any] = json.loads(read_metadata(self._find(batch_id)[1]).get(_METADATA, b"{}"))
+        return found
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
+
+        The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
+        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
+        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read_batch``.
+        """
+        number, path = self._find(batch_id)
+        behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
+        told = [one.version for one in list(self._told) if one.batches > number]
+        if told:
+            versions = Versions(told)
+            versions.tell(told[-1])
+            for place, example in enumerate(_read_examples(path)):
+                apart = versions.parted(example.policy_version, told) if example.policy_version else None
+                behind[place] = behind[place] if apart is None else apart
+        return behind
+
+    def _find(self, batch_id: str) -> tuple[int, Path]:
+        """Return the number of a batch, and its file."""
+        stored = list(self._stored)
+        for number in range(len(stored) - 1, -1, -1):
+            if stored[number].batch_id == batch_id:
+                return number, self._root / BATCHES / stored[number].name
+        raise MissingFieldError(f"batch: expected the id of one of {len(stored)} stored batches, found {batch_id!r}")
+
+
+def _read_examples(path: Path) -> list[RLExample]:
+    def declared(metadata: Mapping[bytes, bytes]) -> Columns:
+        return Columns.from_json(metadata[_COLUMNS], f"batch {path}") if _COLUMNS in metadata else NO_COLUMNS
+
+    rows, metadata = read_part(path, lambda found, metadata: examples_with(declared(metadata)))
+    return table_to_examples(rows, declared(metadata))
+
+
+class FolderBatches(BatchFiles):
+    """The stored batches of a folder that another process owns; nothing in it is changed.
+
+    Args:
+        root: The folder, which need not be there yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
+
+    def batch_at(self, index: int) -> str | None:
+        """Return the id of the batch with this number; None while it is not in the log."""
+        if index >= len(self._stored):
+            self._follow()
+        return super().batch_at(index)
+
+    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
+        """See ``BatchFiles``."""
+        self._follow()  # a trainer may have gone back since
+        return super().batch_staleness(batch_id)
+
+    def _follow(self) -> None:
+        """Read on in the log. Only a batch that is in the log has its number for good."""
+        records, self._position = follow_log(index_path(self._root), self._position)
+        new = _decode([record for record in records if record.startswith((b"batches\n", b"told\n"))])
+        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
+        self._stored += new.batches
+
+
+def write_batch(
+    root: Path,
+    log: Log,
+    batch: Sequence[RLExample],
+    metadata: Mapping[str, Any],
+    uids: tuple[str, ...],
+    behind: Sequence[float | None],
+    *,
+    digest: Mapping[str, Any] | None = None,
+    compression: str,
+    sync: bool,
+) -> StoredBatch:
+    """Write a batch to a file and to the log of the index. Only the folder's one writer may call this.
+
+    Args:
+        root: The folder.
+        log: The log of the index.
+        batch: The examples.
+        metadata: The batch maker's metadata of the batch.
+        uids: The uids of the rollouts that the batch used.
+        behind: How many versions each example is behind the newest.
+        digest: The digest of this batch and all before it, if a digest runs along.
+        compression: The codec of pages.
+        sync: Whether to wait for the disk.
+
+    Raises:
+        StorageError: The batch cannot be written; there is no such batch then.
+    """
+    noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
+    noted[_STALENESS] = json.dumps(list(behind)).encode()
+    if digest is not None:
+        noted[_DIGEST] = json.dumps(digest).encode()
+    if uids != tuple(example.rollout_uid for example in batch):
+        noted[_USED] = json.dumps(uids).encode()
+    declared = common_columns(batch)
+    if declared:
+        noted[_COLUMNS] = declared.to_json().encode()
+    rows = pa.Table.from_batches([examples_to_table(batch, declared)])
+    batch_id, content = encode_part(rows, compression, noted)
+    stored = StoredBatch(f"batch_{batch_id}_{int(time.time())}.parquet", uids)
+    path = root / BATCHES / stored.name
+    try:
+        write_file(path, content, sync=sync, only_writer=True)
+        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
+        # still knows the rollouts when the file has been deleted, so there is no batch without it.
+        log.append(encode("batches", [stored.name], [stored.uids]), sync=sync)
+    except BaseException:
+        remove(path)
+        raise
+    return stored
+
+
+def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
+    """Return the digest in the last batch's file; an empty one where that file has none or is gone."""
+    try:
+        noted = json.loads(read_metadata(root / BATCHES / stored[-1].name)[_DIGEST])
+        return StreamDigest.from_state(noted) if noted["batches"] == len(stored) else StreamDigest()
+    except (IndexError, KeyError, StorageError):
+        return StreamDigest()
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value for JSON: NumPy's values to numbers and lists, all others to text."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
 
 # Files that are read in one go.
 _TOGETHER = 32

@@ -18,8 +18,8 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.examples import Arrays, best_fit, concatenate, examples_digest, pack, pad
-from mouse_core.groups.index import FolderBatches
 from mouse_core.groups.records import NO_COLUMNS, Columns, RLExample, version_number
+from mouse_core.groups.stored import FolderBatches
 from mouse_core.ranks import Shard, check_shard, ranks_of
 from mouse_core.spec import check_count
 

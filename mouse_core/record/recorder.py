@@ -12,14 +12,7 @@ from mouse_core.columns.episode_rows import done_code
 from mouse_core.errors import ConfigError
 from mouse_core.record import _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import (
-    StoreWriter,
-    info_column,
-    infos_of,
-    kept_info,
-    recorder_of,
-    reward_of,
-)
+from mouse_core.record._episodes import StoreWriter, info_column, infos_of, kept_info, recorder_of, reward_of
 from mouse_core.spec import check_count, from_dm_env, from_gymnasium
 from mouse_core.store.dataset_store import DatasetStore
 

@@ -21,16 +21,7 @@ from mouse_core.dtypes import is_number
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.nested import FieldKey, flatten, path_of
 from mouse_core.randomness import Key
-from mouse_core.spec.domain import (
-    MOST_VALUES,
-    Array,
-    Change,
-    Domain,
-    Shape,
-    check_axis,
-    check_shape,
-    operate,
-)
+from mouse_core.spec.domain import MOST_VALUES, Array, Change, Domain, Shape, check_axis, check_shape, operate
 from mouse_core.spec.leaf import as_array, check_most
 from mouse_core.spec.numbers import Unbounded
 from mouse_core.spec.objects import NonTensor

@@ -680,7 +680,7 @@ def test_a_batch_that_was_not_stored_is_in_no_digest(tmp_path: Path, monkeypatch
     whole = buffer(tmp_path, digest=True)
     whole.add_rollouts(group(0, 8))
     with monkeypatch.context() as patched:
-        patched.setattr("mouse_core.groups.index.write_file", fail)
+        patched.setattr("mouse_core.groups.stored.write_file", fail)
         with pytest.raises(StorageError):
             whole.create_and_store_batch(3)
     assert whole.digest == StreamDigest()

@@ -31,7 +31,7 @@ from mouse_core.groups import (
     pad,
     plan_micro_batches,
 )
-from mouse_core.groups.index import FolderBatches
+from mouse_core.groups.stored import FolderBatches
 from tests.core.groups_cases import group, rollout
 
 KINDS = [("pack", None), ("pack", 12), ("pad", 12), ("concatenate", None)]

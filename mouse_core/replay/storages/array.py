@@ -13,14 +13,7 @@ from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import map_tree
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages.ring import (
-    RingStorage,
-    check_put,
-    is_all,
-    rows_state,
-    slot_error,
-    state_rows,
-)
+from mouse_core.replay.storages.ring import RingStorage, check_put, is_all, rows_state, slot_error, state_rows
 from mouse_core.spec import Alignment
 
 
