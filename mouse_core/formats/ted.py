@@ -768,7 +768,7 @@ def steps_of(
 def environments(found: Entries | Trajectories) -> tuple[int, ...]:
     """Return the shape of the environments; empty for one environment."""
     if has_next(found):
-        return _shape_of_steps(found)[1:]
+        return _steps_shape(found.shapes, found.name)[1:]
     shape = found.numbers.get("_storage_shape") or [0]
     return () if isinstance(shape, int) else tuple(shape[1:])
 
@@ -797,7 +797,7 @@ def has_next(entries: Entries | Trajectories) -> bool:
 def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     root = {key for key in entries.shapes if key[0] != "next"}
     inside = {key[1:] for key in entries.shapes if key[0] == "next"}
-    shape = _shape_of_steps(entries)
+    shape = _steps_shape(entries.shapes, entries.name)
     lanes = math.prod(shape[1:])
     both = sorted((root & inside).difference(_DONE))
     other = [*sorted(root.difference(both)), *(("next", *key) for key in sorted(inside.difference(both)))]
@@ -815,16 +815,16 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
             )
 
 
-def _shape_of_steps(entries: Entries | Trajectories) -> tuple[int, ...]:
-    """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
-    flag = next((key for key in _DONE if ("next", *key) in entries.shapes), None)
+def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, ...]:
+    """Return ``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
+    flag = next((("next", *key) for key in _DONE if ("next", *key) in shapes), None)
     if flag is None:
-        raise SchemaError(f"{entries.name}: expected next.done, found {_shown(entries.shapes)}")
-    shape = entries.shapes["next", *flag]
+        raise SchemaError(f"{where}: expected next.done, found {_shown(shapes)}")
+    shape = tuple(shapes[flag])
     shape = shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
-    for key, found in entries.shapes.items():
-        if found[: len(shape)] != shape:
-            raise damaged(entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
+    for key, found in shapes.items():
+        if tuple(found[: len(shape)]) != shape:
+            raise damaged(where, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
     return shape
 
 
@@ -1410,8 +1410,6 @@ class _FileWriter:
 
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
-_ABOUT = ("shift", "is_full", "_storage_shape")
-_FLAGS = tuple((name,) for name in DONE_KEYS)
 
 
 def write_checkpoint(
@@ -1457,7 +1455,7 @@ def write_checkpoint(
         batch_size = batch_size or steps.batch_size
     else:
         arrays, capacity, cursor = _of_steps(steps, capacity, cursor)
-    used, *lanes = _shape(arrays, "steps")
+    used, *lanes = _steps_shape({key: values.shape for key, values in arrays.items()}, "steps")
     shape, count = (capacity, *lanes), used * math.prod(lanes)
     if used < capacity:  # places that are not used hold zeros
         arrays = {
@@ -1473,19 +1471,26 @@ def write_checkpoint(
         convert = TED2Flat if layout == "flat" else TED2Nested
         changed = convert(changed, **options, done_keys=done_keys, reward_keys=reward_keys)
     with making(Path(path), "write_checkpoint") as partial:
-        storage = partial / "storage"
+        storage, is_file, nested = partial / "storage", layout == "h5", layout in ("nested", "h5")
         storage.mkdir()
-        if layout == "h5":
-            _write_file(storage / "checkpoint.h5", H5Split(changed), count)
-        else:
-            _write_folder(storage, changed, layout, shape)
-            said = {"metadata": {}, "is_pytree": False, "len": count}
-            (storage / "storage_metadata.json").write_text(json.dumps(said), encoding="utf-8")
         (partial / "writer").mkdir()
-        said = {"cursor": cursor, "write_count": count}
-        (partial / "writer" / "metadata.json").write_text(json.dumps(said), encoding="utf-8")
-        said = {"batch_size": batch_size, "consume_after_n_samples": None}
-        (partial / "buffer_metadata.json").write_text(json.dumps(said), encoding="utf-8")
+        notes: dict[str, dict[str, Any]] = {
+            "writer/metadata.json": {"cursor": cursor, "write_count": count},
+            "buffer_metadata.json": {"batch_size": batch_size, "consume_after_n_samples": None},
+        }
+        others = {} if layout == "ted" else {name: changed.pop(name) for name in ("shift", "is_full", _SHAPE)}
+        if is_file:
+            others["_len"] = count
+        else:
+            notes["storage/storage_metadata.json"] = {"metadata": {}, "is_pytree": False, "len": count}
+        make, place = (_FileWriter, storage / "checkpoint.h5") if is_file else (FolderWriter, storage)
+        with closing(make(place, nested=nested)) as writer:
+            for key, values in by_path(changed).items():
+                for part in values if nested else [values]:
+                    writer.append(key, part, ends=True)
+            writer.finish(batch=shape if layout == "ted" else (), others=others)
+        for name, note in notes.items():
+            (partial / name).write_text(json.dumps(note), encoding="utf-8")
     return count
 
 
@@ -1512,7 +1517,9 @@ def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, in
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
         raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")
     arrays = {key: np.asarray(value) for key, value in by_path(steps).items()}
-    used = _shape(arrays, "steps")[0]
+    used = _steps_shape({key: values.shape for key, values in arrays.items()}, "steps")[0]
+    if not used:
+        raise SchemaError("steps: expected steps, found none")
     capacity = used if capacity is None else capacity
     if capacity < used:
         raise ConfigError(f"capacity: expected at least the {used} steps there are, found {capacity}")
@@ -1521,40 +1528,6 @@ def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, in
             f"cursor: expected a place of a ring that is full, 0..{capacity - 1}, found {cursor} for {used} steps"
         )
     return arrays, capacity, cursor if used == capacity else used
-
-
-def _write_folder(folder: Path, changed: Mapping[str, Any], layout: str, shape: tuple[int, ...]) -> None:
-    others = {name: value for name, value in changed.items() if name in _ABOUT and layout != "ted"}
-    others |= {"_storage_shape": list(shape)} if others else {}
-    with closing(FolderWriter(folder, nested=layout == "nested")) as writer:
-        for key, values in by_path({name: value for name, value in changed.items() if name not in others}).items():
-            for part in values if layout == "nested" else [values]:
-                writer.append(key, part, ends=True)
-        writer.finish(batch=shape if layout == "ted" else (), others=others)
-
-
-def _write_file(file: Path, split: Mapping[str, Any], length: int) -> None:
-    with import_h5py().File(file, "w") as target:
-        for name, value in {**split, "_len": length}.items():
-            if isinstance(value, Mapping):
-                for key, values in by_path(value).items():
-                    target["/".join((name, *key))] = values
-            else:
-                target[name] = np.asarray(value)
-
-
-def _shape(arrays: Mapping[Key, npt.NDArray[Any]], where: str) -> tuple[int, ...]:
-    """``[n]``, or ``[n, environments]``: the shape of a done flag without the trailing 1."""
-    flag = next((arrays["next", *key] for key in _FLAGS if ("next", *key) in arrays), None)
-    if flag is None:
-        raise SchemaError(f"{where}: expected next.done, found {['.'.join(key) for key in arrays]}")
-    shape = flag.shape[:-1] if flag.ndim > 1 and flag.shape[-1] == 1 else flag.shape
-    if not flag.size:
-        raise SchemaError(f"{where}: expected steps, found none")
-    for key, values in arrays.items():
-        if values.shape[: len(shape)] != shape:
-            raise SchemaError(f"{where}: {'.'.join(key)}: expected {list(shape)} steps, found {list(values.shape)}")
-    return shape
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The stored content of a rollout buffer's folder: its index, its batches, and its rollouts, which are read when needed.
+"""The stored content of a rollout buffer: its index, its batches, and its rollouts, which are read when needed.
 
 The index is a log of sealed groups, batches and the rollouts that batches used, which is read when a folder is opened.
 It saves opening all files, remembers the order in which they came, and keeps the uids that batches used when old batch
