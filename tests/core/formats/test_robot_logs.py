@@ -75,7 +75,7 @@ def column(rows: Any, name: str) -> list[Any]:
 def test_a_tick_has_the_message_that_plain_python_finds(
     times: list[int], ticks: list[int], match: str, tolerance: float
 ) -> None:
-    from mouse_core.formats.robot_logs.reading import matched
+    from mouse_core.formats.robot_logs import matched
 
     found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
     for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):
@@ -286,7 +286,7 @@ def read_plain(one: Any) -> Any:
 
 @pytest.mark.parametrize("little", [True, False])
 def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
-    from mouse_core.formats.robot_logs.reading import COMMON, decoder
+    from mouse_core.formats.robot_logs import COMMON, decoder
 
     rng = np.random.default_rng(0)
     for name in COMMON:
@@ -625,7 +625,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_definitions(text: str, found: str) -> None:
-    from mouse_core.formats.robot_logs.reading import decoder
+    from mouse_core.formats.robot_logs import decoder
 
     with pytest.raises(DataError, match=found):
         decoder("mine/Self", "cdr", "ros2msg", text)
@@ -642,7 +642,7 @@ def test_hostile_definitions(text: str, found: str) -> None:
     ],
 )
 def test_hostile_messages(data: bytes, found: str) -> None:
-    from mouse_core.formats.robot_logs.reading import decoder
+    from mouse_core.formats.robot_logs import decoder
 
     with pytest.raises(DataError, match=found):
         decoder("mine/Texts", "cdr", "ros2msg", "string[] texts\nstd_msgs/Bool[] flags")(data)
