@@ -27,6 +27,7 @@ from mouse_core import BatchSource, DataError, DatasetStore, Field
 from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.column import _FEW as FEW
 from mouse_core._arrow.column import Alike, Column
+from mouse_core._arrow.windows import distinct
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.store import _segments
 from tests.core.worlds import numbered
@@ -178,6 +179,11 @@ def test_memory_that_is_no_file_is_like_nothing() -> None:
 
 
 # ---------------------------------------------------------------------- windows, in pieces of chunks
+
+
+@given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
+def test_distinct_numbers(numbers: list[int], count: int) -> None:
+    assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))
 
 
 # ---------------------------------------------------------------------- runs of row numbers
