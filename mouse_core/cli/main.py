@@ -320,7 +320,7 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
     status: 0 done, 2 unusable data, function or target
     """
     from mouse_core import formats
-    from mouse_core.formats.preprocessing import preprocess
+    from mouse_core.formats.converting import preprocess
 
     stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
     done = preprocess(

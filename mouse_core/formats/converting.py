@@ -1,20 +1,32 @@
-"""Convert recorded data of any size to a dataset on disk; a conversion is resumable and verified by digests."""
+"""Write recorded data of any size to a new dataset, as it is or changed by a function; an interrupted call resumes."""
 
 from __future__ import annotations
 
+import base64
 import os
-from collections.abc import Mapping, Sequence
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.processes import results
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.columns.episode_rows import Columns
+from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
+from mouse_core.files.checksum import RunningDigest
 from mouse_core.files.writing import link_or_copy, make_folder
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import (
+    BATCH_ROWS,
     RowDigest,
     RowStream,
     ShardWriter,
@@ -26,14 +38,21 @@ from mouse_core.formats.base import (
     link_parts,
     rows_digest,
 )
-from mouse_core.formats.columns import check_size
-from mouse_core.formats.jobs import Job, job_folder
+from mouse_core.formats.columns import check_size, from_arrow, to_arrow
+from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, job_folder, pickled, read_note
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
-from mouse_core.metadata import DatasetMetadata
+from mouse_core.formats.rows import read_rows
+from mouse_core.formats.store import as_schema
+from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
+from mouse_core.spec import check_count, check_list
+from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import Manifest, Sealed, new_identity, write_manifest
 from mouse_core.store.disk.segments import LAYOUTS, MOST_BYTES, one_batch, write_segment
 from mouse_core.store.evidence import FirstRows
+from mouse_core.store.fields import stored_types
+from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 from mouse_core.video.frames import carry_videos
 
 
@@ -266,3 +285,351 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
         )
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
+
+
+_MADE = "preprocessed.json"
+_BLOCK_BYTES = 64 << 20
+# So that 8 processes have 4 blocks each of rows that are small; as many for any number of processes, which may be
+# another one when a call goes on.
+_LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
+
+
+@dataclass(frozen=True)
+class Preprocessed:
+    """The result of ``preprocess``.
+
+    Args:
+        path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.open``.
+        rows: Number of rows.
+        digest: Digest of all rows; see ``rows_digest``.
+        resumed_rows: Number of rows that an interrupted call had made.
+        reopened: Whether the dataset was complete before the call, so that nothing was computed.
+    """
+
+    path: str
+    rows: int
+    digest: str
+    resumed_rows: int = 0
+    reopened: bool = False
+
+    def to_store(self, **options: Any) -> DatasetStore:
+        """Return the new dataset as a store, by reference, with options of ``DatasetStore``."""
+        return open_rows(self.path).to_store(**options)
+
+
+def preprocess(
+    rows: Any,
+    function: Callable[[dict[str, npt.NDArray[Any]]], Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    num_workers: int = 0,
+    version: str = "",
+    block_rows: int | None = None,
+    progress: bool = False,
+) -> Preprocessed:
+    """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
+
+    The function takes the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels. It
+    returns a dict of columns ``[n, ...]`` of the same rows: new and changed columns, and None for a column to leave
+    out. All other columns are copied as they are stored. The arrays that the function takes are read-only. The function
+    must be pure: blocks are made in any order, and again after an interruption.
+
+    Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are there and were read
+    back, the result gets the name ``path``. After an interruption at any moment the same call resumes, with any
+    ``num_workers``. If ``path`` already holds the result of the same rows and function, nothing is computed; all rows
+    are read to compare them. Images that rows name by path are compared by path. Two functions are the same if name,
+    code and arguments are equal, and what they read of their module, functions and classes included. Of installed
+    packages, the code of functions and the names of classes are compared: change ``version`` when they change.
+
+    Args:
+        rows: A store, a view of one or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
+            ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like the others.
+        function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
+            of one, or an object of a class at the top of a module.
+        path: The folder of the new dataset.
+        columns: Columns that the function takes; by default all.
+        num_workers: Number of processes that call the function; 0: a thread of this process. Processes start afresh, so
+            a script needs ``if __name__ == "__main__":``.
+        version: A text that you change when the function does something else. A function that reads an object that
+            cannot be pickled, such as a lock, needs one.
+        block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB, or a 32nd of
+            all rows if that is less, and at least 1,000. Unfinished work with another number starts again.
+        progress: Whether a bar shows the progress.
+
+    Returns:
+        The path and size of the new dataset; ``to_store()`` opens it.
+
+    Raises:
+        ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` holds
+            another dataset, or unfinished work of other rows or another function; or another process works on it.
+        WorkerError: The function raised an error, which is chained, or a process ended early.
+        DataError: Rows cannot become arrays, or the function returns something else than columns of these rows.
+        StorageError: Files cannot be written; the next call resumes. On a full disk the last blocks may be lost.
+    """
+    target = Path(path)
+    check_folder_name(target, wanted="the name of a folder")
+    check_count("num_workers", num_workers, 0)
+    if not isinstance(version, str):
+        raise ConfigError(f"version: expected a text, found {version!r}")
+    names = None if columns is None else check_list("columns", columns)
+    snapshot, metadata = _snapshot_of(rows)
+    schema = pa.schema(list(stored_types(snapshot.segments).items()))
+    for name in names or ():
+        if name not in schema.names:
+            raise ConfigError(f"columns: expected some of {schema.names}, found {name!r}")
+    made_of = {
+        "rows": f"{len(snapshot)} rows {snapshot.fingerprint}",
+        "columns of the rows": str(schema.remove_metadata()),
+        "metadata of the rows": metadata.to_json(),
+        **identity(function, version),
+        "columns": names,
+    }
+    work = Work(snapshot, schema, pickled(function), names, metadata, target)
+    if (target / _MADE).is_file():
+        return _reopened(target, made_of, work)
+    blocks = [(number, *edges) for number, edges in enumerate(pairwise(_edges(snapshot, schema, block_rows)))]
+    with (
+        job_folder(target, "preprocessing", "preprocess") as folder,
+        Job(folder, "preprocess", made_of, in_order=False) as job,
+    ):
+        if not {(number, part.first, part.first + part.rows) for number, part in job.parts.items()} <= {*blocks}:
+            job.begin_anew()
+        job.check_rows(work.source_digest)
+        resumed = job.rows
+        with progress_bar("preprocessing", total=len(snapshot), unit="rows", enabled=progress) as advance:
+            advance(resumed)
+            _make_parts(job, replace(work, folder=folder), blocks, num_workers, advance)
+        made = _noted_schema(job.facts)
+        parts, whole = [job.parts[number] for number, _, _ in blocks], RowDigest(made)
+        for part in parts:
+            digest = quick_digest(made)
+            file = folder / next(iter(part.files))
+            for batch in read_rows(file):
+                digest.update(batch)
+                whole.update(batch)
+            if digest.hexdigest() != part.facts:
+                file.unlink()
+                raise DataError(f"{file}: expected the rows that were written, found others; call again")
+        job.facts["digest"] = whole.hexdigest()
+        job.save()
+        result = job.result_folder()
+        counts = link_parts(folder, result, {name: part.rows for part in parts for name in part.files}, "arrow")
+        describe(result, dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
+        shutil.copyfile(folder / NOTE, result / _MADE)
+        job.finish(result, target)
+    return Preprocessed(str(target), len(snapshot), whole.hexdigest(), resumed)
+
+
+def _make_parts(
+    job: Job, work: Work, blocks: Sequence[tuple[int, int, int]], num_workers: int, advance: Callable[[int], None]
+) -> None:
+    """Write the missing parts. The first part that is finished fixes the columns of all parts."""
+    todo = [block for block in blocks if block[0] not in job.parts]
+    made = _noted_schema(job.facts) if job.parts else None
+    workers, ahead = min(num_workers, len(todo)), 2 * num_workers or 1
+    with closing(results(work.run, todo, workers, "preprocess", ahead=ahead, in_order=False)) as done:
+        for (number, begin, end), (part, schema) in done:
+            where = _called(begin, end)
+            if made is None:
+                (table,) = ([*read_rows(work.folder / name)] for name in part.files)
+                _check_opens(pa.Table.from_batches(table), work.metadata, where)
+                made, job.facts["schema"] = schema, base64.b64encode(schema.serialize()).decode()
+            elif schema != made:
+                raise DataError(f"{where}: expected columns as the first rows have them, {_in_words(made, schema)}")
+            job.add(part, number)
+            advance(part.rows)
+
+
+def _noted_schema(facts: Mapping[str, Any]) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(facts["schema"])))
+
+
+def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
+    """Return the snapshot and the metadata of ``rows``, in any form that ``preprocess`` takes."""
+    if isinstance(rows, str | os.PathLike):
+        rows = open_rows(rows)
+    if isinstance(rows, RowStream):
+        rows = rows.to_store()
+    elif not isinstance(rows, Store | Snapshot):
+        said = (
+            read_metadata(rows, label="rows").alignment if isinstance(rows, pa.Table) or hasattr(rows, "info") else None
+        )
+        rows = DatasetStore(alignment=said).from_dataset(rows)
+    snapshot = rows if isinstance(rows, Snapshot) else rows.snapshot()
+    if snapshot.has_shares:
+        raise ConfigError(
+            "rows: expected those of a member of a mixture, found the mixture, whose shares would be lost"
+        )
+    if not len(snapshot):
+        raise ConfigError("rows: expected some, found none")
+    return snapshot, rows.metadata
+
+
+def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
+    """Return the first row of each block, and the end. Blocks begin with episodes, about ``block_rows`` rows apart."""
+    if block_rows is None:
+        some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
+        share = max(_FEW_ROWS, -(-len(snapshot) // _LEAST_BLOCKS))
+        block_rows = max(1, min(_BLOCK_BYTES * len(some) // max(some.nbytes, 1), share))
+    check_count("block_rows", block_rows)
+    starts = snapshot.episode_starts
+    wanted = np.arange(0, len(snapshot), block_rows)
+    # The last block takes what is left of the rows.
+    edges = starts[np.searchsorted(starts, wanted, side="right") - 1]
+    return [*dict.fromkeys(edges.tolist()), len(snapshot)]
+
+
+def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
+    """Return what an earlier call made of the same rows and function."""
+    others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
+    noted, parts, facts, _ = read_note(target / _MADE, others[1])
+    check_same(noted, made_of, *others)
+    if sum(part.rows for part in parts.values()) != len(work.snapshot):
+        raise DataError(f"{target / _MADE}: expected parts of {len(work.snapshot)} rows, found {parts}")
+    check_rows(parts, work.source_digest, *others)
+    rows = read_rows(target).rows or 0
+    return Preprocessed(str(target), rows, str(facts.get("digest")), rows, reopened=True)
+
+
+# ---------------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work on every block of rows.
+
+    Args:
+        snapshot: The rows.
+        schema: Schema of the columns that all rows have.
+        function: The pickled function.
+        columns: The columns that the function receives; None for all.
+        metadata: Metadata of the new rows.
+        folder: Folder of the files.
+    """
+
+    snapshot: Snapshot
+    schema: pa.Schema
+    function: bytes
+    columns: tuple[str, ...] | None
+    metadata: DatasetMetadata
+    folder: Path
+
+    def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
+        """Write what the function makes of a block, given by number, first row and end; return the part and its schema.
+
+        Raises:
+            WorkerError: The function raises an error.
+            DataError: Rows that the function cannot be given, or it returns something else than columns of these rows.
+            OSError: The file cannot be written.
+        """
+        number, begin, end = block
+        where = _called(begin, end)
+        source = stored_rows(self.snapshot, begin, end, self.schema)
+        table = _with_images(source, self.snapshot, where)
+        given = {name: _values(table, name, where) for name in self.columns or table.schema.names}
+        function = pickle.loads(self.function)
+        try:
+            returned = function(dict(given))
+        except Exception as error:  # of code that is not ours
+            raise WorkerError(f"{where}: the function raised {type(error).__name__}: {error}") from error
+        table = _replaced(table, given, returned, where)
+        schema = dataset_schema(table.schema, self.metadata, "preprocess")
+        with ShardWriter(self.folder, number, "arrow", schema) as writer:
+            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+                writer.write(batch)
+            names, _ = writer.finish()
+        part = Part.written(self.folder, names, begin, end - begin, contents(source), contents(table))
+        return part, table.schema
+
+    def source_digest(self, part: Part) -> str:
+        """Return the digest of the rows of a part as the source has them now."""
+        return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
+
+
+def _called(begin: int, end: int) -> str:
+    return f"preprocess: rows {begin}..{end - 1}"
+
+
+def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> pa.Table:
+    """Return rows ``begin .. end - 1`` as a table in one piece; columns that a segment lacks are null."""
+    parts, first = [], 0
+    for segment in snapshot.segments:
+        low, high = max(begin - first, 0), min(end - first, segment.num_rows)
+        first += segment.num_rows
+        if low >= high:
+            continue
+        parts.append(as_schema(segment.take(low, high - low), schema))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def contents(table: pa.Table) -> str:
+    """Return a digest of the values of a table, whatever their Arrow encoding; an image by path counts by its path."""
+    digest = quick_digest(table.schema)
+    for batch in table.to_batches():
+        digest.update(batch)
+    return digest.hexdigest()
+
+
+def quick_digest(schema: pa.Schema) -> RowDigest:
+    """Return a digest of rows that detects accidental changes, many times as fast as SHA-256."""
+    return RowDigest(schema, RunningDigest)
+
+
+def _with_images(table: pa.Table, snapshot: Snapshot, where: str) -> pa.Table:
+    """Return the rows with the bytes of the images that they name by path."""
+    roots = tuple(dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots))
+    stream = RowStream(where, "rows", table.schema, lambda: iter(table.to_batches()), image_roots=roots)
+    inside = embedded(stream)
+    return table if inside is stream else pa.Table.from_batches(list(inside), table.schema).combine_chunks()
+
+
+def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
+    try:
+        values = from_arrow(table.column(name), where=f"{where}: column {name!r}")
+    except MouseError as error:
+        raise DataError(f"{error}; columns=[...] names those that the function is given") from error
+    # Changes in place would be lost for some types and not for others, as what comes back untouched stays as stored.
+    values.flags.writeable = False
+    return values
+
+
+def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
+    """Return the rows with the columns that a function returned: changed ones in their places, new ones at the end."""
+    if not isinstance(returned, Mapping):
+        raise DataError(f"{where}: expected a function that returns a dict of columns, found {returned!r:.80}")
+    for name, values in returned.items():
+        if not isinstance(name, str):
+            raise DataError(f"{where}: expected names of columns, found {name!r:.80}")
+        place = table.schema.get_field_index(name)
+        if values is None:
+            table = table.remove_column(place) if place >= 0 else table
+        elif values is not given.get(name):  # what comes back untouched stays as it is stored
+            array = np.asarray(values)
+            if array.shape[:1] != (table.num_rows,):
+                raise DataError(
+                    f"{where}: expected {table.num_rows} rows of column {name!r}, as many as the function was given, "
+                    f"found an array of shape {list(array.shape)}"
+                )
+            column = to_arrow(array, where=f"{where}: column {name!r}")
+            table = table.append_column(name, column) if place < 0 else table.set_column(place, name, column)
+    return table
+
+
+def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None:
+    """Raise DataError if no store can open such rows, before all of them are made."""
+    if {"action", "reward", "done"} <= {*table.schema.names}:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", AlignmentWarning)  # the source has said it, where it was opened
+                store = DatasetStore(alignment=metadata.alignment).from_dataset(with_metadata(table, metadata))
+            len(store.snapshot().spec)
+        except MouseError as error:
+            raise DataError(f"{where}: expected rows that a store takes: {error}") from error
+
+
+def _in_words(wanted: pa.Schema, found: pa.Schema) -> str:
+    types = {field.name: field.type for field in wanted}, {field.name: field.type for field in found}
+    differing = [name for name in dict.fromkeys([*types[0], *types[1]]) if types[0].get(name) != types[1].get(name)]
+    name = differing[0] if differing else wanted.names[0]
+    return f"{name!r} of {types[0].get(name, 'no values')}, found {types[1].get(name, 'none')}"

@@ -376,7 +376,7 @@ class FileSegment(Segment):
         image_roots: Folders in which images that rows name by path may lie, and videos.
         place: See ``Segment``.
         appended: Whether the rows were appended to a store, and are not those of a dataset.
-        load: Number of the dataset that the rows are of; see ``store.disk.manifest.Sealed``.
+        load: Number of the dataset that the rows are of; see ``store.disk.folder.Sealed``.
     """
 
     def __init__(

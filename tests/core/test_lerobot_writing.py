@@ -16,9 +16,8 @@ from mouse_core import ConfigError, DataError, DatasetStore, Field, SchemaError,
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns import to_arrow
-from mouse_core.formats.converting import convert
+from mouse_core.formats.converting import convert, preprocess
 from mouse_core.formats.lerobot import read_lerobot, write_lerobot
-from mouse_core.formats.preprocessing import preprocess
 from mouse_core.images import decode_image, encode_png
 from mouse_core.metadata import DatasetMetadata, with_metadata
 from tests.core.video_cases import SIDE, decoded, pictures

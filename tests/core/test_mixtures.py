@@ -27,7 +27,7 @@ from mouse_core import (
     WorkerError,
 )
 from mouse_core.augment import AugmentTokensConfig
-from mouse_core.formats.preprocessing import preprocess
+from mouse_core.formats.converting import preprocess
 from mouse_core.mixtures import Mixture, Schedule, Shares
 from mouse_core.replay import ReplayBuffer
 from mouse_core.store.derived import DerivedStore, TimeToEnd

@@ -398,7 +398,7 @@ class Frames:
         final: "drop" or "mark".
         cameras: Whether to read pictures.
         videos: Whether to read pictures in videos, too.
-        in_place: Whether video frames become numbers (``_videos.Videos.codes``) instead of being decoded.
+        in_place: Whether video frames become numbers (``Videos.codes``) instead of being decoded.
     """
 
     def __init__(

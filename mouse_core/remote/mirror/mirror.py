@@ -31,8 +31,11 @@ from mouse_core.errors import ClosedError, DataError, MouseError, StorageError
 from mouse_core.files.checksum import PAGE, PageChecksums
 from mouse_core.files.writing import make_folder
 from mouse_core.remote.clients.options import ObjectClient, ObjectInfo
-from mouse_core.remote.mirror.keeping import (
+from mouse_core.remote.mirror.table import (
+    BLOCK,
+    PAGES,
     Counters,
+    Int64s,
     Keeper,
     Known,
     Limits,
@@ -40,13 +43,6 @@ from mouse_core.remote.mirror.keeping import (
     Placed,
     Places,
     Runs,
-    key_of,
-    longer,
-)
-from mouse_core.remote.mirror.table import (
-    BLOCK,
-    PAGES,
-    Int64s,
     Sharer,
     SparseFile,
     Table,
@@ -54,6 +50,8 @@ from mouse_core.remote.mirror.table import (
     ascending,
     folder_of,
     joined,
+    key_of,
+    longer,
     pages_of,
     pieces,
     same_pages,

@@ -8,10 +8,17 @@ process derives from ``RingStorage``, which counts them. One that keeps rows as 
 """
 
 from mouse_core.columns.memory import FieldType, RowSchema
-from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.replay.storages.array import (
+    ArrayStorage,
+    RingStorage,
+    check_put,
+    is_all,
+    rows_state,
+    slot_error,
+    state_rows,
+)
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
-from mouse_core.replay.storages.ring import RingStorage, check_put, is_all, rows_state, slot_error, state_rows
 
 __all__ = [
     "ArrayStorage",

@@ -18,7 +18,7 @@ from mouse_core.metadata import joined, read_metadata
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import EPISODE, Draw, FieldKey, Slots, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
-from mouse_core.replay.storages.ring import check_slots
+from mouse_core.replay.storages.array import check_slots
 from mouse_core.sampling import Plan, RandomWindows
 from mouse_core.sampling.plan import MASK
 from mouse_core.spec import Alignment

@@ -34,7 +34,7 @@ from mouse_core.nested import (
     unflatten,
 )
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages.ring import RingStorage, check_put, check_state
+from mouse_core.replay.storages.array import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment
 
 _LeafSignature = tuple[Any, ...]

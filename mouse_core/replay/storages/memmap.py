@@ -53,7 +53,7 @@ from mouse_core.files.mapped import Word, set_aside
 from mouse_core.files.writing import make_folder, remove_leftovers, storing, sync_files, sync_folders, write_file
 from mouse_core.nested import FieldKey
 from mouse_core.replay.protocols import Slots
-from mouse_core.replay.storages.ring import RowStorage, check_put, check_slots, rows_state, slot_error, state_rows
+from mouse_core.replay.storages.array import RowStorage, check_put, check_slots, rows_state, slot_error, state_rows
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 _FORMAT = 1

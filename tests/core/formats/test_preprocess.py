@@ -23,7 +23,7 @@ from mouse_core import ConfigError, DataError, DatasetStore, StorageError, Worke
 from mouse_core import formats as every_format
 from mouse_core.cli.main import main
 from mouse_core.errors import AlignmentWarning
-from mouse_core.formats.preprocessing import preprocess
+from mouse_core.formats.converting import preprocess
 from mouse_core.images.pixels import encode_png
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.testing import example_columns, example_store
@@ -204,7 +204,7 @@ def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> No
 ANEW = """
 import sys
 from functools import partial
-from mouse_core.formats.preprocessing import preprocess
+from mouse_core.formats.converting import preprocess
 from mouse_core.testing import example_store
 
 def scaled(rows, *, names, factor=1):
@@ -259,7 +259,7 @@ KILLED = """
 import sys
 from functools import partial
 from tests.core.formats.test_preprocess import recorded, waiting
-from mouse_core.formats.preprocessing import preprocess
+from mouse_core.formats.converting import preprocess
 from mouse_core.images.pixels import encode_png
 from pathlib import Path
 
