@@ -82,16 +82,17 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Generations:
-    """The generation of every slot: 0, and 1 more for each row that is written into it after the first.
+    """The generation of every slot: the number of rows that were written into the slot, minus 1.
 
-    An index and its generation name a row for good. A row that is changed in place stays the same row.
+    An index together with its generation always names the same row. A row that is changed in place keeps its
+    generation.
     """
 
     def __init__(self) -> None:
         self._counts = np.zeros(0, np.int64)  # how many rows were written into each slot
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Count the rows of a write; each slot at most once, as a write has no more rows than there is room for."""
+        """Count the rows of a write. Each slot counts at most once, as a write has at most ``capacity`` rows."""
         if write.first is None or not write.slots.size:
             return
         size = int(write.slots.max()) + 1
@@ -108,10 +109,10 @@ class Generations:
             self._counts = np.concatenate([self._counts, np.ones(size - len(self._counts), np.int64)])
 
     def of(self, storage: Storage, index: Any) -> Int64s:
-        """The generation of the row in each slot, int64 of the same shape; -1 where there is none.
+        """Return the generation of the row in each slot, int64 of the same shape; -1 for a slot without a row.
 
         Raises:
-            ConfigError: An index that is not of integers.
+            ConfigError: The index does not consist of integers.
         """
         slots = to_numpy(index)
         if slots.dtype.kind not in "iu" and slots.size:
@@ -128,7 +129,7 @@ class Generations:
 
     @staticmethod
     def of_state(state: Any) -> Generations:
-        """Restore the generations of ``state``; StateError for anything else."""
+        """Restore the generations from ``state``; raise StateError for an invalid state."""
         counts = np.asarray(state.get("counts")) if isinstance(state, Mapping) else np.zeros(1)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
             raise StateError(f"state: expected generations as integers [n], found {state!r:.80}")
@@ -138,7 +139,7 @@ class Generations:
 
 
 def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
-    """Whether rows still have the generations of ``generation``, integers of the same shape; else ConfigError."""
+    """Whether rows still have the generations ``generation``, integers of the same shape; else ConfigError."""
     named = to_numpy(generation)
     if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
         raise ConfigError(
@@ -157,26 +158,28 @@ def query(
     traj_key: FieldKey | None = None,
     end_key: FieldKey | None = None,
 ) -> list[Slots]:
-    """The episodes of a buffer that a predicate holds for, as indices of their rows.
+    """Return the episodes of a buffer for which a predicate is true, as indices of their rows.
 
-    ``buffer[index]`` reads one, ``update_priority(index, ...)`` changes its priorities, and
-    ``other.extend(buffer[index])`` copies it. Episodes are as far there as their rows are: of the oldest one of a full
-    ring the first rows may be gone, and the newest may go on. (``store.where`` chooses episodes of a store.)
+    ``buffer[index]`` reads an episode, ``update_priority(index, ...)`` changes its priorities, and
+    ``other.extend(buffer[index])`` copies the episode. An episode consists of the rows that the buffer holds: in a full
+    ring the first rows of the oldest episode may be overwritten. The newest episode may be incomplete. (``store.where``
+    chooses episodes of a store.)
 
     Args:
         buffer: A ``ReplayBuffer`` of any package, with its rows in memory, in files, or in a store.
-        predicate: Called with the rows of each episode ``{field: [T, ...]}`` as they are stored, as ``buffer[index]``
-            gives them; what it returns is taken for true or false. None: all episodes.
-        fields: The only fields that it reads; by default it gets all. Large ones left out are not read.
-        traj_key, end_key: What says where episodes end, as for ``SliceSampler``.
+        predicate: Called with the stored rows of each episode, ``{field: [T, ...]}``, as ``buffer[index]`` returns
+            them; its result is converted to a bool. None: all episodes.
+        fields: The fields that ``predicate`` receives; by default all fields. Other fields are not read.
+        traj_key, end_key: The fields that mark where episodes end, as for ``SliceSampler``.
 
     Returns:
-        NumPy's int64 ``[T]`` for each, whatever the package, from its first row to its last; episodes in the order of
-        time, environment after environment. The lock is held meanwhile, so that they are those of one moment.
+        For each episode a NumPy array int64 ``[T]``, in every framework, from the first row to the last. Episodes are
+        in the order of time, one environment after another. The lock is held during the call, so all episodes are of
+        one moment.
 
     Raises:
-        ConfigError: No buffer, such as an ensemble; or a writer that keeps no order of rows.
-        MissingFieldError: Nothing says where episodes end, or the rows lack one of ``fields``.
+        ConfigError: ``buffer`` is no ``ReplayBuffer`` (such as an ensemble), or its writer keeps no order of rows.
+        MissingFieldError: No field marks where episodes end, or the rows lack one of ``fields``.
 
     Example:
         >>> import numpy as np

@@ -38,22 +38,23 @@ _BITS = 53  # of a uniform number
 
 
 class ReplayBufferEnsemble(BaseBuffer):
-    """Batches of which each member gives its share: recorded data and fresh data, say.
+    """Batches with rows from several buffers (the members), each with its share, such as recorded data and fresh data.
 
-    A batch has exactly as many rows as asked for. A member's share is its weight times the size; where that is no
-    whole number, it is rounded up or down at random, so that it is right on average (systematic sampling). Members are
-    drawn from by their own samplers, with seeds that come from the ensemble's, and their transforms are applied before
-    its own.
+    A batch has exactly ``batch_size`` windows. A member's share is its weight times this size. A fractional share is
+    rounded up or down at random, so that the share is exact on average (systematic sampling). Each member draws with
+    its own sampler, and with a seed derived from the ensemble's seed. The transforms of the members are applied before
+    the transform of the ensemble.
 
     Args:
         *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
-        p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
-            sample, as from recorded to fresh data.
+        p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
+            change with the number of the sample, for example from recorded to fresh data.
         transform: Changes the whole batch; see ``ReplayBuffer``.
-        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` gets none.
+        batch_size: Windows in a batch, B (single rows, or slices), if ``sample`` gets no ``batch_size``.
         seed: In ``[0, 2**64)``.
-        num_buffer_sampled: How many times a member is drawn for a batch, by the weights; each time it gives an equal
-            number of windows. None: every member with a weight gives windows to every batch.
+        num_buffer_sampled: The number of draws of a member for each batch, in proportion to the weights; each draw
+            contributes an equal number of windows. None: every member with a weight above 0 contributes windows to
+            every batch.
         collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
         device: "cpu" or None; the adapters have other devices.
@@ -102,7 +103,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         self._num_buffer_sampled = num_buffer_sampled
 
     def _check_slices(self, behind: Sequence[Any]) -> None:
-        """Raise ConfigError where the members' slices are not for their transforms and those ``behind``."""
+        """Raise ConfigError if the members' slices do not fit the members' transforms and those in ``behind``."""
         for member in self._buffers:
             own = getattr(member.transform, "transforms", ())
             if isinstance(member, ReplayBufferEnsemble):
@@ -134,7 +135,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last of an epoch of some member."""
+        """Whether the last sample was the last of an epoch of any member."""
         return any(member.ran_out for member in self._buffers)
 
     @property
@@ -158,7 +159,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
         Args:
             batch_size: As for ``sample``.
-            seed: Replaces the ensemble's seed, where the ensemble is a member of another one.
+            seed: Replaces the ensemble's seed, if the ensemble is a member of another ensemble.
 
         Raises:
             ConfigError: As ``sample``.
@@ -227,7 +228,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return self._transformed(batch, drawn)
 
     def _joined(self, batches: list[Any], numbers: list[int]) -> Any:
-        """One batch of those of the members, field by field, nested as the one with the most fields."""
+        """Join the members' batches field by field, nested like the batch with the most fields."""
         own = [{name: value for name, value in batch.items() if name != "buffer_ids"} for batch in batches]
         leaves = [flatten(batch) for batch in own]
         keys = dict.fromkeys(key for found in leaves for key in found)
@@ -237,7 +238,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {**unflatten(structure, fields), **extra}
 
     def _field(self, key: FieldKey, leaves: list[dict[FieldKey, Any]], numbers: list[int]) -> Any:
-        """One field of the batch, with the values of ``_WITHOUT`` for members without it."""
+        """Return one field of the batch, with the values of ``_WITHOUT`` for members without this field."""
         parts = []
         for number, found in zip(numbers, leaves, strict=True):
             if key not in found and key not in _WITHOUT:
@@ -246,7 +247,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return self._join(key, parts, numbers)
 
     def _join(self, key: FieldKey, parts: list[Any], numbers: list[int]) -> Any:
-        """One field of the batch from those of the members."""
+        """Join one field of the members' batches."""
         if all(isinstance(part, list) for part in parts):
             return [item for part in parts for item in part]
         arrays = [np.asarray(part) for part in parts]
@@ -259,20 +260,21 @@ class ReplayBufferEnsemble(BaseBuffer):
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def extend(self, rows: Any, buffer_ids: Any) -> Slots:
-        """Write rows to members: all of them, or none.
+        """Write rows to members; after an error no row is written.
 
         Args:
             rows: As for the ``extend`` of a buffer with ``ndim=1``.
             buffer_ids: The number of the member of each row, integers ``[n]``; or the field of the rows that holds it.
 
         Returns:
-            Their indices within their members, int64 ``[n]``.
+            The index of each row within its member, int64 ``[n]``.
 
         Raises:
-            ConfigError: A number without a member, or of a member that is an ensemble or has ``ndim=2``.
+            ConfigError: A number in ``buffer_ids`` has no member, or its member is an ensemble or has ``ndim=2``.
             SchemaError, DataError: As a buffer's ``extend``.
 
-        After an error no member has changed, as storages check rows beforehand (a ``ListStorage`` takes any).
+        After an error no member has changed: storages check rows before they write them (a ``ListStorage`` accepts all
+        rows).
         """
         refuse_traced("extend")
         rows = self._accept(rows)
@@ -296,18 +298,19 @@ class ReplayBufferEnsemble(BaseBuffer):
         """Set the priorities of rows.
 
         Args:
-            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` (each member's own) has
-                the priorities; rows that its ``mask`` excludes keep theirs.
-            priority: One for every index, from 0.
+            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` (of each member) has the
+                priorities. Rows that its ``mask`` excludes keep their priorities.
+            priority: One number of at least 0 for every index.
             buffer_ids: The number of the member of each index, as in the batch. Members whose samplers have no
                 priorities are skipped.
-            generation: The ``generation`` of the batch, for members that count generations; a batch has its own.
+            generation: The ``generation`` of the batch, for members that count generations. If ``index`` is a batch,
+                its field is used.
 
         Raises:
-            ConfigError: No ``buffer_ids``, or a number without a member.
+            ConfigError: ``buffer_ids`` is missing, or has a number without a member.
             DataError, IndexError: See ``ReplayBuffer.update_priority``.
 
-        After an error nothing has changed, in no member.
+        After an error no member has changed.
         """
         refuse_traced("update_priority")
         batch = self._accept(index) if priority is None else {"index": index}
@@ -343,7 +346,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The members' shares, by the number of the first sample that they hold for, as a state has them."""
+        """The members' shares by the number of the first sample to which they apply, as saved in a state."""
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
 
@@ -396,7 +399,7 @@ def check_weights(p: Any, n: int) -> Floats:
 
 
 def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
-    """The number of windows of each member in a batch of ``size``, by systematic sampling."""
+    """Return the number of windows of each member in a batch of ``size``, by systematic sampling."""
     # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
     ends = np.round(np.cumsum(p) * size, 9)
     ends[-1] = size
@@ -405,9 +408,9 @@ def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
 
 
 def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """The number of windows of each member, where members are drawn ``drawn`` times by their weights.
+    """Return the number of windows of each member, if members are drawn ``drawn`` times in proportion to their weights.
 
-    Of 10 windows for 3 members that are drawn the first gets 4.
+    With 10 windows and 3 drawn members, the first member gets 4 windows.
     """
     ends = np.cumsum(p)
     ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # no rounding leads behind the last member that has a weight
@@ -418,15 +421,15 @@ def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
 
 
 def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]:
-    """The number of rows, and for each member the places of its rows.
+    """Return the number of rows, and for each member the positions of its rows.
 
     Args:
         rows: A tree of arrays ``[n, ...]``, or a list of rows.
         buffer_ids: The number of the member of each row, or the field that holds it.
 
     Raises:
-        ConfigError: ``buffer_ids`` that are not one integer for each row.
-        MissingFieldError: There is no such field.
+        ConfigError: ``buffer_ids`` is not one integer for each row.
+        MissingFieldError: The rows lack the field ``buffer_ids``.
     """
     if isinstance(buffer_ids, str | tuple):
         parts = rows if isinstance(rows, list) else [rows]
@@ -441,19 +444,19 @@ def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]
 
 
 def member_seed(seed: int, number: int) -> int:
-    """The seed of a member, so that members of one seed draw different rows."""
+    """Return the seed of a member; members with equal seeds draw different rows."""
     return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
 
 
 class Shares(NamedTuple):
-    """The ends of the members' shares of a batch, before a random number is added and the sums are rounded down.
+    """The cumulative shares of the members in a batch, before a random number is added and the sums are rounded down.
 
     Attributes:
         first: The first sample of each stage, int64 ``[stages]``.
         whole: The integer below each end, int64 ``[stages, 1 + M]``, 0 first.
-        from_bits: From which random integer of 53 bits on it is one more, int64 ``[stages, M]``.
-        given: Which members give rows in any stage.
-        most: How many rows of a batch are at most of each member.
+        from_bits: The smallest random integer of 53 bits that raises the end by 1, int64 ``[stages, M]``.
+        given: The members that contribute rows in any stage.
+        most: The largest number of rows of each member in a batch.
     """
 
     first: npt.NDArray[np.int64]
@@ -463,16 +466,16 @@ class Shares(NamedTuple):
     most: tuple[int, ...]
 
     def offsets(self) -> list[int]:
-        """The first place of the rows of each member, with ``most`` rows of each member one behind the other."""
+        """The first position of each member's rows, if ``most`` rows of each member follow one another."""
         counts = [most if given else 0 for most, given in zip(self.most, self.given, strict=True)]
         return [sum(counts[:number]) for number in range(len(counts))]
 
 
 def shares_of(p: Any, members: int, size: int) -> Shares:
-    """The shares of members in batches of ``size`` rows.
+    """Return the shares of members in batches of ``size`` rows.
 
     Args:
-        p: A weight for each, from 0, a ``Schedule`` of them, or None: all alike.
+        p: A weight of at least 0 for each member, or a ``Schedule`` of weights; None: equal weights.
         members: The number of members.
         size: Rows in a batch.
 

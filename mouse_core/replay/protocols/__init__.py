@@ -1,12 +1,12 @@
 """The protocols of a replay buffer's parts: storage, writer, sampler and transform, and the values between them.
 
-Rows are numbered as they are written: row 0, 1, 2, ..., never reused. A *slot* is where a row lies, ``0 <= slot <
-capacity``; slots fill up from 0, so those in use are always ``0 .. len(storage) - 1``. Under a ring row ``n`` lies in
-slot ``n % capacity``. With ``ndim=2`` a storage is ``[time, env]``: slot ``time * num_envs + env``, so the rows of one
-stream lie ``num_envs`` apart.
+Rows are numbered in the order of writing: row 0, 1, 2, ...; a number is never reused. A *slot* is the position of a
+row, ``0 <= slot < capacity``. Slots fill up from 0, so the slots in use are always ``0 .. len(storage) - 1``. In a
+ring, row ``n`` lies in slot ``n % capacity``. With ``ndim=2`` a storage is ``[time, env]``: slot ``time * num_envs +
+env``, so the rows of one stream lie ``num_envs`` apart.
 
-A field is named by its name at the root of a row, and by a tuple of names where it is nested: ``"reward"``, ``("next",
-"reward")``. Rows that are a tuple have fields ``(0,)``, ``(1,)``; rows that are one array have the field ``()``.
+A field at the root of a row is named by its name, a nested field by a tuple of names: ``"reward"``, ``("next",
+"reward")``. A row that is a tuple has the fields ``(0,)``, ``(1,)``; a row that is one array has the field ``()``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Draw:
     """A sampler's decision about a batch.
 
     Args:
-        index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every one of them is in use,
-            also where ``mask`` is False.
+        index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every slot is in use, also where ``mask`` is
+            False.
         mask: The valid slots, bool, the shape of ``index``; None: all.
         priority_weight: Importance weights, float32, the shape of ``index`` or ``[B]``.
         pad: The value of all fields where ``mask`` is False; None keeps the values at ``index``.
@@ -64,9 +64,9 @@ class Write(NamedTuple):
     """The notice of a write that a sampler receives.
 
     Attributes:
-        slots: The slots written, int64 ``[n]``, in the order of the rows. Under a ring the rows are ``first .. first +
-            n - 1`` in the slots ``row % capacity``, never more than ``capacity`` of them.
-        first: The number of the first row; None where rows that exist were changed in place (``buf[i] = x``).
+        slots: The slots written, int64 ``[n]``, in the order of the rows. In a ring the rows are ``first .. first + n -
+            1`` in the slots ``row % capacity``, and ``n`` is at most ``capacity``.
+        first: The number of the first row; None if existing rows were changed in place (``buf[i] = x``).
         read: The values of a field of these rows, ``[n, ...]``, as ``read(key)``; valid during the call.
     """
 
@@ -79,11 +79,11 @@ class Write(NamedTuple):
 class Storage(Protocol):
     """The storage of rows. It is not thread-safe: the buffer holds its lock around every call.
 
-    It may have ``oldest_begins(ends, ids)``: the time steps with which the oldest episodes of its environments began,
-    int64 ``[E]``, also where rows were written over them; None where it does not know. ``ends`` are fields that are not
-    0 in an episode's last row, and ``ids``, which may be None, is one that changes with the episode.
+    A storage may have the method ``oldest_begins(ends, ids)``. It returns the first time step of the oldest episode of
+    each environment, int64 ``[E]``, also if that step was overwritten; None if the storage does not know it. ``ends``
+    are fields that are not 0 in an episode's last row. ``ids`` is None or a field that changes with the episode.
 
-    A method that raises leaves the storage as it was.
+    After an error in a method the storage is unchanged.
     """
 
     @property
@@ -96,7 +96,7 @@ class Storage(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """Streams of rows that lie side by side: 1 for ``ndim=1``; 1 until the first write for ``ndim=2``."""
+        """The number of environments: 1 for ``ndim=1``; 1 until the first write for ``ndim=2``."""
 
     @property
     def alignment(self) -> Alignment:
@@ -108,127 +108,127 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """The number of rows ever appended, by any process; the next one has this number. At least ``len``."""
+        """The number of rows ever appended by any process, at least ``len``. The next row gets this number."""
 
     @property
     def changes(self) -> int:
         """The number of changes to rows other than ``append``, by any process."""
 
     def __len__(self) -> int:
-        """Rows there are, in the slots ``0 .. len - 1``."""
+        """The number of rows; they lie in the slots ``0 .. len - 1``."""
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write rows behind the last, over the oldest where there is no room.
+        """Append rows; a full storage overwrites its oldest rows.
 
         Args:
             rows: ``[n, ...]`` in every leaf, ``[time, env, ...]`` for ``ndim=2``; or a list of single rows.
             one: ``rows`` is a single row, or for ``ndim=2`` a single time step, without the first axis.
 
         Returns:
-            The number of the first row, and how many rows there were. Of more than ``capacity`` only the last are
-            there afterwards.
+            The number of the first row, and the number of rows. Of more than ``capacity`` rows only the last
+            ``capacity`` remain.
         """
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` (int64 ``[n]``) by ``rows``, as for ``append``.
 
         Raises:
-            IndexError: A slot that is not in use.
+            IndexError: A slot is not in use.
         """
 
     def get(self, slots: Slots) -> Any:
-        """The rows in ``slots``, of any shape, in fresh memory: a tree whose leaves are ``[*slots.shape, ...]``."""
+        """Return a copy of the rows in ``slots``, of any shape: a tree whose leaves are ``[*slots.shape, ...]``."""
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows in ``slots`` as a NumPy array ``[*slots.shape, ...]``, possibly a view.
+        """Return one field of the rows in ``slots`` as a NumPy array ``[*slots.shape, ...]``, possibly a view.
 
         Raises:
-            MissingFieldError: The rows have no such field.
+            MissingFieldError: The rows lack the field.
         """
 
     def empty(self) -> None:
-        """Forget all rows; the next one has number 0. What a row looks like stays known."""
+        """Remove all rows; the next row has number 0. The schema of the rows stays."""
 
     def lock(self) -> AbstractContextManager[Any] | None:
         """Return the lock for a draw and its gather if other processes write too; None for no lock."""
 
     def state(self) -> dict[str, Any]:
-        """The rows and what describes them, as long as the data: nested dicts of plain values and NumPy arrays.
+        """Return the rows and their description, as large as the data: nested dicts of plain values and NumPy arrays.
 
         Arrays may be views, valid until the next write.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what ``state`` was taken from.
+        """Restore the storage from ``state``.
 
         Raises:
-            StateError: It is of a storage of another shape, or damaged.
+            StateError: The state is of a storage of another shape, or damaged.
         """
 
 
 @runtime_checkable
 class Writer(Protocol):
-    """Decides where rows go."""
+    """Chooses the slots of written rows."""
 
     @property
     def ordered(self) -> bool:
-        """Whether rows lie in the order they were written (slot = number % capacity), as slices need it."""
+        """Whether rows lie in the order of writing (slot = number % capacity), which slices need."""
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
         """Write rows; arguments as ``Storage.append``.
 
         Returns:
-            For every row its slot, or -1 if it was not kept, int64 ``[n]``; and what ``Write`` wants: the slots that
-            were written, and the number of the first row.
+            The slot of every row, or -1 if the row was not kept, int64 ``[n]``; and two values for ``Write``: the
+            written slots, and the number of the first row.
         """
 
     def reset(self, storage: Storage) -> None:
-        """The rows may all be others: look at them again, now or at the next write."""
+        """Discard what was computed from the rows, as any row may have changed; the next write may compute it again."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Decides which rows a batch consists of. The buffer's lock is held around every call.
+    """Chooses the rows of a batch. The buffer's lock is held around every call.
 
-    A draw depends on its key and on what was written and drawn before, on nothing else. A method that raises leaves
-    the sampler as it was. A sampler that keeps nothing has empty methods, and ``{}`` for a state.
+    A draw depends only on its key and on the earlier writes and draws. After an error in a method the sampler is
+    unchanged. A sampler without state has empty methods, and ``{}`` as its state.
 
-    It may have ``adds``, the names of the fields of its draws beside ``index`` and ``traj_id``: rows that have one are
-    then refused when they are written, otherwise when they are drawn.
+    A sampler may have ``adds``: the names of the fields of its draws beside ``index`` and ``traj_id``. Rows with a
+    field of such a name then raise an error when they are written; without ``adds``, when they are drawn.
 
-    It may have ``grew(storage)``: the storage has a larger capacity now, and room behind its rows, none of which was
-    ever overwritten; what came is told by ``wrote`` next. So it is where a buffer over a store takes later rows over.
-    A sampler without it is told to ``reset``.
+    A sampler may have ``grew(storage)``. A buffer over a store calls it when the storage has a larger capacity, before
+    it reports the new rows with ``wrote``. No row was overwritten until then. For a sampler without ``grew`` the buffer
+    calls ``reset``.
 
-    It may have ``dropped(storage, rows)``: the first ``rows`` rows are gone, those that were behind them lie in the
-    slots from 0 on, and what lies behind these is new, of which ``wrote`` tells nothing. So it is where the store of a
-    buffer drops its oldest rows. A sampler without it is told to ``reset``.
+    A sampler may have ``dropped(storage, rows)``. A buffer calls it when its store dropped its oldest ``rows`` rows.
+    The remaining rows lie in the slots from 0 on. Rows after them are new, and ``wrote`` does not report them. For a
+    sampler without ``dropped`` the buffer calls ``reset``.
     """
 
     @property
     def needs_order(self) -> bool:
-        """Whether rows must lie in the order they were written, as for slices."""
+        """Whether rows must lie in the order of writing, as for slices."""
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Rows were written. On the path of every ``append``: what can wait until the next draw, should."""
+        """Handle written rows. Every ``append`` calls this method, so defer work to the next draw where possible."""
 
     def reset(self, storage: Storage) -> None:
-        """The buffer was made, emptied, or all its rows may be others: look at them again, now or at the next draw."""
+        """Handle a new or emptied buffer, or changes to any rows; read the rows now or at the next draw."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The next draw of ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers of ``key``.
+        """Return the next draw of ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers of ``key``.
 
         ``key.call`` is 0 and may be raised up to ``TRANSFORM_CALLS``.
 
         Raises:
-            ConfigError: The storage has too few rows, or a batch size that the sampler cannot give.
+            ConfigError: The storage has too few rows, or the sampler cannot draw a batch of this size.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that draws depend on beside the rows: plain values and NumPy arrays, as long as the data."""
+        """Return the state on which draws depend, without rows: plain values and NumPy arrays, as large as the data."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken. The rows of that time are in the storage when the next draw is made.
+        """Restore ``state``. The storage holds the rows of that time before the next draw.
 
         Raises:
             StateError: The state is of another sampler or configuration, or damaged.
@@ -237,47 +237,50 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class PrioritySampler(Sampler, Protocol):
-    """A sampler that is told how important rows are.
+    """A sampler with a priority for each row.
 
-    It may have ``check_update(storage, index, priority)``, which raises what ``update_priority`` would and changes
-    nothing; ``index`` is None for rows that are not written yet. A buffer asks it before it writes rows that bring
-    their priorities along.
+    The sampler may have ``check_update(storage, index, priority)``, which raises the errors of ``update_priority``
+    without changing priorities. ``index`` is None for rows that are not written yet. A buffer calls it before it writes
+    rows that have a field of priorities.
     """
 
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of the rows in the slots ``index``, both of one shape.
+        """Set the priorities of the rows in the slots ``index``; ``index`` and ``priority`` have one shape.
 
-        Of a slot that comes twice the last one counts.
+        If a slot occurs twice, the last priority counts.
 
         Raises:
-            DataError: A priority that is negative, NaN or infinite.
-            IndexError: A slot that is not in use.
+            DataError: A priority is negative, NaN or infinite.
+            IndexError: A slot is not in use.
         """
 
 
 class Transform(Protocol):
-    """A transform of a delivered batch: any callable from a batch to a batch. It may have
+    """A transform of a delivered batch: any callable from a batch to a batch. A transform may have
 
-    - ``inverse(rows)``: what is done to rows on their way in, to one of ``append`` and to many of ``extend`` alike;
-    - ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose
-      ``call`` is ``TRANSFORM_CALLS`` or above;
-    - ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;
-    - ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes;
+    - ``inverse(rows)``: converts rows before they are written, one row of ``append`` or many rows of ``extend``;
+    - ``random = True``: the transform draws random numbers, and is called as ``transform(batch, key)`` with a ``Key``
+      whose ``call`` is at least ``TRANSFORM_CALLS``;
+    - ``takes``: "arrived" or "outgoing", the alignment of its input; a buffer with the other alignment raises
+      ConfigError;
+    - ``alignment``: "arrived" or "outgoing", the alignment of its output; None or absent: the alignment of its input;
     - ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the slots drawn, the
-      episodes of the storage's rows, and the key that the transform is called with later; gives further fields of the
-      batch by name, made of other rows of the same episodes. It has ``done``, the field that says where they end;
-    - ``reach``: how many rows behind a drawn one it needs. Single rows then arrive as slices ``[batch, 1 + reach]``,
-      with a ``mask`` and with ``index`` as it was drawn, ``[batch]``; afterwards the first step of each is kept.
+      episodes of the storage's rows, and the key with which the transform is called later. It returns further fields of
+      the batch by name, made from other rows of the same episodes. Such a transform has ``done``, the name of the field
+      that marks where episodes end;
+    - ``reach``: the number of rows that the transform needs after each drawn row. Single rows are then passed as slices
+      ``[batch, 1 + reach]``, with a ``mask`` and with the drawn ``index``, ``[batch]``; the result keeps the first step
+      of each slice.
 
-    One that keeps numbers of all rows (a running mean, as ``VecNorm``) has ``settled(storage)``, which is called under
-    the lock when a batch is drawn and gives nested dicts of plain values and NumPy arrays; and ``at(settled)``, the
-    transform by those, which is what the batch is passed to. It is told of writes as a ``Sampler``, by ``wrote``,
-    ``reset`` and ``dropped``, and by ``watch(storage)`` of the buffer it is in; ``state_dict()`` and
-    ``load_state_dict(state)`` are a part of the buffer's state.
+    A transform with statistics of all rows (a running mean, as ``VecNorm``) has two more methods. ``settled(storage)``
+    is called under the lock when a batch is drawn, and returns nested dicts of plain values and NumPy arrays.
+    ``at(settled)`` returns the transform with these statistics, and the batch is passed to it. The buffer calls
+    ``watch(storage)`` once, and reports writes by ``wrote``, ``reset`` and ``dropped``, as for a ``Sampler``. The
+    result of ``state_dict()`` is a part of the buffer's state, and ``load_state_dict(state)`` restores it.
 
-    It runs in a prefetching thread, outside the buffer's lock: it must not touch the buffer. It may change the dict
-    that it is given, and must not write to arrays in it.
+    A transform runs in a prefetching thread, outside the buffer's lock, so it must not use the buffer. It may change
+    the dict of the batch, but must not write to the arrays.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch out of a batch."""
+        """Return the transformed batch."""
