@@ -32,9 +32,9 @@ class Staleness(NamedTuple):
     """The age of a batch that was drawn ahead of time.
 
     Attributes:
-        batches: Batches delivered since it was drawn.
-        rows: Rows written since, by any process.
-        updates: Updates of priorities since.
+        batches: Batches delivered since the draw.
+        rows: Rows written since the draw, by any process.
+        updates: Updates of priorities since the draw.
     """
 
     batches: int = 0
@@ -45,15 +45,15 @@ class Staleness(NamedTuple):
 class BufferSource:
     """The batches of a buffer, drawn in the caller's thread ``ahead`` batches before they are delivered.
 
-    So the draws do not depend on the number and the timing of the threads that make batches of them.
+    So the draws do not depend on the number and timing of the threads that make batches.
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
-        batch_size: Windows in a batch; None: that of the buffer.
-        ahead: How many batches are drawn before the one that is delivered.
+        batch_size: Windows in a batch; None: the batch size of the buffer.
+        ahead: The number of batches that are drawn before the delivered batch.
 
     Raises:
-        ConfigError: No batch size.
+        ConfigError: Neither the argument nor the buffer has a batch size.
     """
 
     # What a loader asks of a feed; see ``prefetch.loader``.
@@ -80,17 +80,17 @@ class BufferSource:
 
     @property
     def source(self) -> BufferSource:
-        """The source of a loader's batches: this one."""
+        """The source of a loader's batches: this object."""
         return self
 
     def prepare(self, index: int, *, first: bool = False) -> bool:
         """Draw ahead, before batch ``index`` is delivered; in the caller's thread.
 
-        A draw that fails, as where a ``ConsumingSampler`` has run out, is tried again before the next batch, and raises
-        once it is the next batch itself.
+        A failed draw (for example, if a ``ConsumingSampler`` has no row left) is repeated before the next batch. It
+        raises only if the failed batch is the next one to deliver.
 
         Returns:
-            Whether batches were drawn that could not be drawn ahead before, when a thread may have asked for them.
+            Whether a batch was drawn whose earlier draw had failed; a thread may already have requested this batch.
 
         Raises:
             ConfigError: See ``ReplayBuffer.sample``.
@@ -112,15 +112,15 @@ class BufferSource:
         return lacked and drew
 
     def drawn(self, index: int) -> Drawn:
-        """The rows drawn for batch ``index``; safe in any thread."""
+        """Return the rows that were drawn for batch ``index``; safe in any thread."""
         return self._drawn[index]
 
     def __getitem__(self, index: int) -> Any:
-        """Batch ``index``, which has been drawn."""
+        """Return batch ``index``, which must be drawn already."""
         return self.buffer.finish(self.drawn(index))
 
     def delivered(self, index: int) -> None:
-        """Note that the caller has batch ``index``."""
+        """Record that batch ``index`` was delivered to the caller."""
         drawn = self._drawn.pop(index)
         rows, updates = self.buffer.counts
         self.staleness = Staleness(self._count, max(rows - drawn.written, 0), max(updates - drawn.updates, 0))
@@ -131,7 +131,7 @@ class BufferSource:
         return index in self._ends
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """The number of the next batch, and the draws that are not delivered."""
+        """Return the number of the next batch, and the draws that are not delivered yet."""
         numbers = sorted(number for number in self._drawn if number >= next_index)
         return {
             "next_index": next_index,
@@ -140,12 +140,12 @@ class BufferSource:
         }
 
     def refreshed(self, next_index: int) -> BufferSource:
-        """Refresh the buffer from its store; draws ahead stay unchanged."""
+        """Refresh the buffer from its store; earlier draws stay unchanged."""
         self.buffer.refresh()
         return self
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
-        """Restore a source from ``state``, and the number of its next batch.
+        """Return a source with the draws of ``state``, and the number of its next batch.
 
         Raises:
             StateError: The state is of another loader, or damaged.
@@ -199,7 +199,7 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
 
 
 def _nested_as_stored(rows: Any, structure: Any) -> Any:
-    """Rows of a state, whose named tuples may have become plain ones, in the structure of the storage."""
+    """Return the rows of a state in the structure of the storage, as its named tuples may have become plain tuples."""
     leaves = list(flatten(rows).values())
     keys = [] if structure is None else keys_of(structure)
     return unflatten(structure, dict(zip(keys, leaves, strict=True))) if len(keys) == len(leaves) else rows
@@ -216,7 +216,7 @@ def _copy(leaf: Any) -> Any:
 
 
 def _opened(tree: Any) -> Any:
-    """Rows with the object arrays that ``_copy`` took apart."""
+    """Return rows with the object arrays that ``_copy`` split."""
     if isinstance(tree, Mapping):
         if tree.keys() == {_LISTED, "shape"}:
             return object_array(tree[_LISTED], tuple(tree["shape"]))

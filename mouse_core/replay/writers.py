@@ -56,10 +56,10 @@ class ImmutableWriter:
 
 
 class MaxValueWriter:
-    """Keeps the rows that rank highest: once there is no room, a row replaces the lowest if it ranks above it.
+    """Keeps the rows that rank highest: in a full storage, a row replaces the lowest row if it ranks higher.
 
-    A row that ranks like the lowest is not kept; of several lowest, the one in the highest slot goes first. A row that
-    is not kept has the index -1.
+    A row with the same rank as the lowest row is not kept. Of several lowest rows, the row in the highest slot is
+    replaced first. A row that is not kept has the index -1.
 
     Args:
         rank_key: The field that rows are ranked by.
@@ -97,9 +97,9 @@ class MaxValueWriter:
         """Write the rows that rank high enough; see ``Writer.write``.
 
         Raises:
-            ConfigError: The storage has ``ndim=2``, whose time steps belong together.
-            MissingFieldError: Rows without the ranking field.
-            DataError: A rank that is NaN.
+            ConfigError: The storage has ``ndim=2``, in which the rows of a time step cannot be separated.
+            MissingFieldError: The rows lack the field ``rank_key``.
+            DataError: A rank is NaN.
         """
         self.check(storage)
         many = [rows] if one else rows
@@ -127,7 +127,7 @@ class MaxValueWriter:
         return slots, written, first
 
     def _store(self, storage: Storage, rows: Any, slots: Slots, numbers: Slots) -> None:
-        """Write the rows ``numbers`` to ``slots``, which rise."""
+        """Write the rows ``numbers`` to ``slots``, which are in ascending order."""
         check = getattr(storage, "check", None)
         if check is not None:  # rows that are not kept must be like the others too
             check(rows)
@@ -185,7 +185,7 @@ class MaxValueWriter:
 
 
 def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: Any) -> None:
-    """Raise ConfigError for a writer that does not go with the storage, the sampler or the transform."""
+    """Raise ConfigError for a writer that does not fit the storage, the sampler or the transform."""
     if not storage.writable and not isinstance(writer, ImmutableWriter):
         raise ConfigError(
             f"writer: expected an ImmutableWriter, as {storage!r:.80} cannot be written to, found {writer!r}"
@@ -199,7 +199,7 @@ def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: 
 
 
 def check_rows(writer: Writer, storage: Storage, rows: Any) -> None:
-    """Raise what a write of many rows would, as far as writer and storage say it beforehand."""
+    """Raise the errors of a write of many rows that writer and storage can check before the write."""
     if isinstance(writer, MaxValueWriter):
         writer.check(storage, rows)
     check = getattr(storage, "check", None)
@@ -208,7 +208,7 @@ def check_rows(writer: Writer, storage: Storage, rows: Any) -> None:
 
 
 def take(rows: Any, numbers: Slots) -> Any:
-    """Return some of many rows."""
+    """Return the rows with the given numbers."""
     if isinstance(rows, list):
         return [rows[number] for number in numbers.tolist()]
     return map_tree(lambda leaf: _pick(leaf, numbers), rows)

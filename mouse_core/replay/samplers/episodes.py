@@ -1,4 +1,4 @@
-"""The episodes of a storage: the fields that say where they end, and the index that follows its writes."""
+"""The episodes of a storage: the fields that mark where episodes end, and the episode index, updated by writes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ Read = Callable[[FieldKey], npt.NDArray[Any]]
 
 
 class EpisodeFields(NamedTuple):
-    """The fields that say where episodes end.
+    """The fields that mark where episodes end.
 
     Attributes:
         ends: The fields that are not 0 in an episode's last row.
-        ids: The field that numbers trajectories, if there is one.
-        numbers: Whether ``ids`` are the numbers of episodes; otherwise they only say where an episode ends.
-        other_ends, other_ids: Further fields beside those that the caller named. They are only compared: a warning
-            names the row where they end an episode and the named fields do not.
+        ids: The field that numbers trajectories; None without such a field.
+        numbers: Whether ``ids`` are the numbers of episodes; otherwise a change of ``ids`` only marks the end of an
+            episode.
+        other_ends, other_ids: Further fields beside the fields that the caller named. They are only compared: a warning
+            names a row where they end an episode but the named fields do not.
     """
 
     ends: tuple[FieldKey, ...]
@@ -37,7 +38,7 @@ class EpisodeFields(NamedTuple):
 
     @property
     def cuts(self) -> bool:
-        """Whether ``ids`` say where an episode ends, and are not its number."""
+        """Whether ``ids`` mark where an episode ends, and are not its number."""
         return self.ids is not None and not self.numbers
 
     @property
@@ -47,7 +48,7 @@ class EpisodeFields(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The values of the fields that say where episodes end, ``[n, E]`` each; None where there is no such field."""
+    """The values of the fields that mark where episodes end, ``[n, E]`` each; None for a missing field."""
 
     ends: Bools | None
     ids: npt.NDArray[Any] | None
@@ -59,11 +60,11 @@ class Marks(NamedTuple):
         return Marks(*[None if values is None else values[-1:].copy() for values in self])
 
     def others(self) -> Marks:
-        """The marks of the fields that decide nothing."""
+        """The marks of the fields that are only compared."""
         return Marks(self.other_ends, self.other_ids)
 
     def begins(self, before: Marks | None) -> Bools:
-        """Whether each step begins an episode, ``[n, E]``; ``before`` are the marks of the time step before them."""
+        """Whether each step begins an episode, ``[n, E]``; ``before`` holds the marks of the previous time step."""
         end = None if before is None or before.ends is None or self.ends is None else before.ends[-1]
         identity = None if before is None or before.ids is None else before.ids[-1]
         return step_begins(self.ends, end, ids=self.ids, id_before=identity)
@@ -77,10 +78,10 @@ def find_fields(
     Args:
         read: Returns a field's values.
         traj_key, end_keys: The named fields.
-        done: The field that stands for ``"done"`` in ``END_KEYS``; "terminated" and "truncated" stand beside it.
+        done: The field that replaces ``"done"`` in ``END_KEYS``; "terminated" and "truncated" lie on the same level.
 
     Raises:
-        MissingFieldError: None is named, and none is there.
+        MissingFieldError: The caller names no field, and the rows have no known one.
     """
     ends = _ends_there(read, done)
     there = [key for key in TRAJ_KEYS if _has(read, key)]
@@ -111,7 +112,7 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
 
 
 def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
-    """The first step at which fields contradict each other about the begin of an episode, and how they do."""
+    """Return the first step at which fields contradict each other about the begin of an episode, and a description."""
     if fields.others:
         other = None if before is None else before.others()
         missed = marks.others().begins(other) & ~marks.begins(before)
@@ -136,7 +137,7 @@ def _has(read: Read, key: FieldKey) -> bool:
 
 
 def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
-    """The values of the fields in some rows."""
+    """Return the values of the fields in some rows."""
 
     def ends(keys: tuple[FieldKey, ...]) -> Bools | None:
         flags = [_one_a_row(key, read(key)) != 0 for key in keys]
@@ -183,19 +184,19 @@ _SCANNED = 1 << 20
 
 
 class StorageEpisodes:
-    """The episodes of a storage under a ring, kept up to date write by write.
+    """The episodes of a ring of rows, updated with each write.
 
     Args:
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
         end_key: The field that is not 0 in the last row of an episode.
-        truncated_key: A second one.
-        done: What is called so in place of ``"done"``, where none of the three is given.
-        warns: Whether it warns of contradictions.
+        truncated_key: A second field that is not 0 in the last row of an episode.
+        done: The field that replaces ``"done"``, if none of the three fields is named.
+        warns: Whether contradictions between fields raise a warning.
 
-    Without any of them all count that are there: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
-    "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``, as numbers
-    of trajectories. Where they contradict each other, or those that were named miss an end that another one has, a
-    warning says so, once.
+    If no field is named, all known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and
+    ``("next", "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``,
+    as numbers of trajectories. One warning is raised if the fields contradict each other, or if the named fields miss
+    an end that another field marks.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class StorageEpisodes:
         return isinstance(other, StorageEpisodes) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of a write, in time proportional to its rows."""
+        """Update the index with a write, in time proportional to the number of written rows."""
         episodes = self._episodes
         if not self._is_whole or not len(write.slots):
             return
@@ -268,8 +269,9 @@ class StorageEpisodes:
 
         Raises:
             ConfigError: There are no rows.
-            MissingFieldError: The rows have none of the fields that say where episodes end.
-            SchemaError: Such a field has more than one value a row, or numbers of trajectories are no integers.
+            MissingFieldError: The rows have none of the fields that mark where episodes end.
+            SchemaError: Such a field has more than one value for each row, or the numbers of trajectories are not
+                integers.
         """
         if not len(storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
@@ -280,7 +282,7 @@ class StorageEpisodes:
         return episodes
 
     def coming_back(self, storage: Storage) -> FieldKey | None:
-        """The field whose numbers of trajectories come back behind others, as where environments take turns in rows."""
+        """The field whose trajectory numbers recur after other numbers, as if environments take turns in rows."""
         fields, episodes = self._found, self._episodes
         if fields is None or fields.ids is None or episodes is None or storage.ndim != 1:
             return None
@@ -292,9 +294,9 @@ class StorageEpisodes:
         return fields.ids if len(np.unique(heads)) < len(heads) else None
 
     def warn_of_turns(self, storage: Storage) -> None:
-        """Warn where slices are all too short because environments take turns in rows.
+        """Warn if all slices are too short because environments take turns in rows.
 
-        It looks at all rows, so it looks again only when there are twice as many.
+        The check reads all rows, so it is repeated only when the number of rows has doubled.
         """
         if len(storage) < 2 * self._rows_looked_at:
             return
@@ -313,7 +315,7 @@ class StorageEpisodes:
     # ------------------------------------------------------------------ reading
 
     def _extend(self, episodes: EpisodeIndex, fields: EpisodeFields, marks: Marks) -> None:
-        """Add the time steps behind the last."""
+        """Add the time steps after the last indexed one."""
         before = self._before
         if fields.cuts or fields.others:
             self._before = marks.last()
@@ -384,7 +386,7 @@ class StorageEpisodes:
         return marks_of(fields, lambda key: storage.read(key, slots), num_envs)
 
     def _change(self, storage: Storage, write: Write) -> None:
-        """Follow a write to rows that exist."""
+        """Update the index after existing rows were overwritten."""
         episodes = self._episodes
         self._before = None
         if episodes is None:
@@ -420,10 +422,10 @@ class StorageEpisodes:
         return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
 
     def load(self, state: Mapping[str, Int64s]) -> None:
-        """Restore ``state``; if it is empty, the next draw looks at the rows.
+        """Restore ``state``; if it is empty, the next draw reads the rows.
 
         Raises:
-            StateError: It is damaged; nothing has changed then.
+            StateError: The state is damaged; the index is unchanged.
         """
         whole = len(state["steps"]) > 0
         try:
@@ -443,7 +445,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 
 
 def of_turns(key: FieldKey) -> str:
-    """Return the hint for a field whose numbers of trajectories come back behind others."""
+    """Return the hint for a field in which a trajectory's number occurs again after another number."""
     return (
         f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
         "[time, env], each environment a stream of its own"

@@ -34,17 +34,19 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class SumTree:
-    """Integer weights of the numbers ``0 .. size - 1``: draws in proportion to them, their sum, the smallest above 0.
+    """Integer weights of the numbers ``0 .. size - 1``, with weighted draws, the sum, and the smallest weight above 0.
 
-    Sums are exact: nothing drifts, and nothing depends on the order of changes or on how the tree is built. All
-    operations take arrays and cost ``O(n log size)`` for ``n`` numbers.
+    Sums are exact integers: they have no rounding errors, and do not depend on the order of changes or on the shape of
+    the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` numbers.
 
-    With 2 children a node instead of 16, the weights 3, 0, 1, 2 have the nodes 3 and 3 above them, and the total is 6.
-    A random number of 3/4 looks for 4 (4.5, cut off): that is beyond the first node, so 1 is left for the second, whose
-    children are 1 and 2; it is beyond the first of these, too, so number 3 is drawn.
+    Example with 2 children for each node instead of 16: the weights 3, 0, 1, 2 have parent nodes 3 and 3, and the total
+    is 6. A random number 3/4 becomes the target 4 (4.5, rounded down). The target is beyond the first node (3), so the
+    rest 1 is searched in the second node, whose children are 1 and 2. The rest is beyond the first child (1), so the
+    second child, number 3, is drawn.
 
     Args:
-        size: How many numbers, at least 1. All weights are 0 at first. They must sum up to less than ``2**63``.
+        size: The count of numbers, at least 1. All weights are 0 at first. The sum of the weights must be less than
+            ``2**63``.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,16 +75,16 @@ class SumTree:
 
     @property
     def smallest(self) -> int:
-        """The smallest weight above zero; 0 where there is none."""
+        """The smallest weight above zero; 0 if all weights are 0."""
         words = self._mins[-1] if self._mins else self._sums[0].view(np.uint64) - _ONE
         return (int(words.min()) + 1) % (1 << 64)
 
     def set(self, numbers: Int64s, weights: Int64s | int) -> None:
-        """Give ``numbers`` (int64 ``[n]``) new weights, not negative; of a number that comes twice the last counts.
+        """Set the weights of ``numbers`` (int64 ``[n]``); if a number occurs twice, its last weight counts.
 
         Args:
             numbers: Each in ``0 .. size - 1``.
-            weights: Int64 ``[n]``, or one for all.
+            weights: Int64 ``[n]``, or one weight for all numbers; not negative.
         """
         self._sums[0][numbers] = weights
         self._cumulative = None
@@ -101,27 +103,28 @@ class SumTree:
             self._mins[level][nodes] = np.minimum.reduce(words, axis=1)
 
     def fill(self, begin: int, end: int, weight: int) -> None:
-        """Give the numbers ``begin .. end - 1`` one weight."""
+        """Set one weight for the numbers ``begin .. end - 1``."""
         self._sums[0][begin:end] = weight
         self._add_up_all(begin, end)
 
     def assign(self, weights: Int64s) -> None:
-        """Give the numbers ``0 .. len(weights) - 1`` these weights and all others 0."""
+        """Set the weights of the numbers ``0 .. len(weights) - 1``, and the weight 0 for all others."""
         self._sums[0][: len(weights)] = weights
         self._sums[0][len(weights) :] = 0
         self._add_up_all(0, self.size)
 
     def grown(self, size: int, most: int) -> SumTree:
-        """Return a tree of ``size`` numbers, at least as many, that has these weights, each at most ``most``."""
+        """Return a tree of ``size`` numbers, not fewer than now, with these weights limited to ``most``."""
         tree = SumTree(size)
         tree.assign(np.minimum(self.weights, most))
         return tree
 
     def draw(self, words: Words) -> Int64s:
-        """Numbers drawn in proportion to their weights; one of weight 0 is never drawn.
+        """Return numbers drawn in proportion to their weights; a number of weight 0 is never drawn.
 
         Args:
-            words: Where in the total to look, in ``2**-64`` of it, uint64 ``[n]``. The total must be above 0.
+            words: Random positions in the total, in units of ``total * 2**-64``, uint64 ``[n]``. The total must be
+                above 0.
 
         Returns:
             int64 ``[n]``.
@@ -143,7 +146,7 @@ class SumTree:
         return nodes
 
     def _sum_up(self) -> Int64s:
-        """The sums of the first 0, 1, 2, ... nodes of the topmost level."""
+        """Return the sums of the first 0, 1, 2, ... nodes of the topmost level."""
         if self._cumulative is None:
             top = self._sums[-1]
             cumulative = np.zeros(len(top) + 1, np.int64)
@@ -158,7 +161,7 @@ class SumTree:
             self._add_up(level, begin, end)
 
     def _add_up(self, level: int, begin: int, end: int) -> None:
-        """Make the nodes ``begin .. end - 1`` above ``level`` anew from their children."""
+        """Recompute the nodes ``begin .. end - 1`` above ``level`` from their children."""
         within = slice(begin * _FAN, end * _FAN)
         children = self._sums[level][within]
         words = self._mins[level - 1][within] if level else children.view(np.uint64) - _ONE
@@ -168,7 +171,7 @@ class SumTree:
 
 
 def _scaled(words: Words, total: int) -> Int64s:
-    """``floor(word * total / 2**64)`` of each, int64 ``[n]``; the total is below ``2**63``."""
+    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; the total is below ``2**63``."""
     high, low = np.uint64(total >> 32), np.uint64(total & 0xFFFFFFFF)
     upper, lower = words >> _HALF, words & _LOW
     # The product of halves, each of which has 64 bits with what is carried over from the one below.
@@ -179,7 +182,7 @@ def _scaled(words: Words, total: int) -> Int64s:
 
 
 def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
-    """``n`` slots in proportion to a tree's weights, int64 ``[n]``.
+    """Return ``n`` slots drawn in proportion to a tree's weights, int64 ``[n]``.
 
     Raises:
         ConfigError: All weights are 0.
@@ -190,7 +193,7 @@ def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
 
 
 def importance_weights(tree: SumTree, slots: Slots, beta: float) -> npt.NDArray[np.float32]:
-    """``(p_i / p_min) ** -beta`` of the ``slots``, float32 of their shape."""
+    """Return ``(p_i / p_min) ** -beta`` of the ``slots``, float32 of their shape."""
     return ((tree.weights[slots] / tree.smallest) ** -beta).astype(np.float32)
 
 
@@ -201,15 +204,15 @@ Beta = float | Callable[[int], float]
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """A number that goes from one value to another in equal steps and stays there.
+    """A number that changes from ``start`` to ``end`` in equal steps and then stays at ``end``.
 
     Args:
-        start: At sample 0.
-        end: From sample ``samples`` on.
-        samples: How many samples it takes, at least 1.
+        start: The value at sample 0.
+        end: The value from sample ``samples`` on.
+        samples: The number of samples until ``end``, at least 1.
 
     Raises:
-        ConfigError: A value that is not finite, or no samples.
+        ConfigError: A value is not finite, or ``samples`` is below 1.
     """
 
     start: float
@@ -223,7 +226,7 @@ class LinearSchedule:
             raise ConfigError(f"LinearSchedule: expected at least 1 sample, found {self.samples!r}")
 
     def __call__(self, sample: Any) -> Any:
-        """The value for sample number ``sample``, an integer or an array ``[]`` of any framework, also a traced one."""
+        """Return the value at ``sample``, an integer or a (possibly traced) array ``[]`` of any framework."""
         part = sample / self.samples
         return self.start + (self.end - self.start) * (
             min(part, 1.0) if isinstance(part, float) else part.clip(max=1.0)
@@ -233,28 +236,28 @@ class LinearSchedule:
 class PrioritizedSampler(BaseSampler):
     """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
 
-    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch has
-    importance weights ``(p_i / p_min) ** -beta`` beside it, with the smallest ``p`` of all rows: they are at most 1.
-    A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
+    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch also
+    has importance weights ``(p_i / p_min) ** -beta``, in which ``p_min`` is the smallest ``p`` of all rows: the weights
+    are at most 1. A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
 
-    Priorities are float32, and what a row weighs is an integer: ``p_i`` in units of ``2**-24``, at least one, that
-    differs from the power by at most ``2**-27`` of it and half a unit (for ``alpha`` up to 2). It is computed and
-    summed without floats, so that draws are the same to the last bit wherever they are made. The weights of all rows
-    together are less than ``2**63`` units: in a buffer of 1 million rows each ``p`` is at most 549,755, and in one of
-    10 million at most 54,975, which for ``alpha=0.6`` is a priority of 79 million. Rows that weigh more when a buffer
-    gets room for more weigh as much as they may from then on.
+    Priorities are float32. The weight of a row is an integer: ``p_i`` in units of ``2**-24``, at least one unit. For
+    ``alpha`` up to 2 its error is at most a relative ``2**-27`` plus half a unit. Weights are computed and summed
+    without floats, so draws are bit-identical on every machine. The sum of all weights is less than ``2**63`` units: in
+    a buffer of 1 million rows each ``p`` is at most 549,755. With 10 million rows ``p`` is at most 54,975, which is a
+    priority of 79 million for ``alpha=0.6``. If the capacity of a buffer grows, larger weights are reduced to the new
+    limit.
 
     Args:
-        alpha: How much priorities count, from 0 to 8; with 0 all rows are drawn alike.
-        beta: How much of the bias the weights take back, at least 0: a number, or a function from the number of the
-            sample (0, 1, 2, ...; the buffer counts) to one, such as ``LinearSchedule(0.4, 1.0, samples=100_000)``. It
-            may be set anew at any time.
-        eps: What is added to every priority: 0, or from ``2**-100`` to ``2**100``.
-        max_priority_within_buffer: Whether new rows have the largest priority that a row has now instead, so that an
-            outlier that was corrected is forgotten. Every update then looks at all priorities.
+        alpha: The exponent of priorities, from 0 to 8; with 0 all rows are drawn with equal probability.
+        beta: The exponent of the importance weights, at least 0; 1 corrects the whole bias. A number, or a function
+            from the number of the sample (0, 1, 2, ..., counted by the buffer) to a number, such as
+            ``LinearSchedule(0.4, 1.0, samples=100_000)``. The attribute can be set at any time.
+        eps: The number that is added to every priority: 0, or from ``2**-100`` to ``2**100``.
+        max_priority_within_buffer: Whether new rows get the largest current priority instead of the largest priority
+            ever set, so that a corrected outlier has no effect. Every update then reads all priorities.
 
     Raises:
-        ConfigError: A number out of range.
+        ConfigError: A number is out of range.
     """
 
     _kinds: Mapping[str, type | str] = {"weights": "i", "max_priority": float, "begin": int, "end": int, "beta": float}
@@ -304,7 +307,7 @@ class PrioritizedSampler(BaseSampler):
 
     @property
     def max_priority(self) -> float:
-        """The priority of new rows: the largest so far, at least 1; or the largest that there is."""
+        """The priority of new rows: the largest so far, at least 1; or the largest current priority."""
         return self._max_priority
 
     def _set_largest(self, largest: float) -> None:
@@ -313,7 +316,7 @@ class PrioritizedSampler(BaseSampler):
         self._max_priority = largest
 
     def _set_largest_weight(self, weight: int) -> None:
-        """New rows weigh as much as the heaviest there is; rows that replace others leave it as it is."""
+        """Set the weight of new rows to the largest current weight; rows that replace others do not change it."""
         if not weight:  # or no row would ever be drawn
             self._set_largest(1.0)
             return
@@ -329,7 +332,7 @@ class PrioritizedSampler(BaseSampler):
         return weighing.largest_weight(capacity, self._powers)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """The rows have the largest priority from now on."""
+        """Set the largest priority for the written rows."""
         slots, first, capacity = write.slots, write.first, storage.capacity
         if not len(slots):
             return
@@ -355,10 +358,10 @@ class PrioritizedSampler(BaseSampler):
             self._tree = self._tree.grown(storage.capacity, self._most(storage.capacity))
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """The first rows are gone, and those behind the others are new; see ``Sampler``.
+        """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``.
 
-        Of the priorities 5, 1, 3 of three rows, with the first of them gone and two more there, 1 and 3 are left, and
-        the new ones have 5.
+        If three rows have the priorities 5, 1, 3, the first row is dropped and two rows are new, the priorities are 1,
+        3, 5, 5.
         """
         known = self._loaded if self._tree is None else self._tree.weights
         self._loaded = np.zeros(0, np.int64) if known is None else known[rows : self._begin].copy()
@@ -368,7 +371,7 @@ class PrioritizedSampler(BaseSampler):
             self._set_largest_weight(int(self._loaded.max(initial=0)))
 
     def _settle(self, storage: Storage) -> SumTree:
-        """The tree, with the weights of all rows in it."""
+        """Return the tree with the weights of all rows."""
         tree = self._tree
         if tree is None or tree.size != storage.capacity:
             tree = SumTree(storage.capacity)
@@ -383,7 +386,7 @@ class PrioritizedSampler(BaseSampler):
         return tree
 
     def _add_new(self, tree: SumTree) -> None:
-        """Give the rows written since the last time their weights."""
+        """Set the weights of the rows that were written since the last call."""
         if self._begin == self._end:
             return
         weight = min(self._weight_of_new, self._most(tree.size))
@@ -396,10 +399,10 @@ class PrioritizedSampler(BaseSampler):
         self._begin = self._end
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slots in proportion to their weights, and importance weights float32 ``[batch_size]``.
+        """Draw ``batch_size`` slots in proportion to their weights, with importance weights float32 ``[batch_size]``.
 
         Raises:
-            ConfigError: The storage is empty, all weights are 0, or the schedule gives no usable beta.
+            ConfigError: The storage is empty, all weights are 0, or the schedule returns an invalid beta.
         """
         rows_in(storage)
         tree = self._settle(storage)
@@ -407,20 +410,20 @@ class PrioritizedSampler(BaseSampler):
         return Draw(index, priority_weight=importance_weights(tree, index, beta_at(self._beta, key.index)))
 
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
-        """Set the priorities of rows; of a slot that comes twice the last one counts.
+        """Set the priorities of rows; if a slot occurs twice, its last priority counts.
 
         Args:
-            storage: Where the rows are.
-            index: Their slots, integers of any shape, as ``sample`` gives them in ``index``.
-            priority: Numbers from 0, of the same shape, also with axes of length 1 behind it, or one for each slice:
-                ``[B]`` or ``[B, 1]``.
+            storage: The storage of the rows.
+            index: The slots of the rows, integers of any shape, like the field ``index`` of a batch.
+            priority: Numbers of at least 0, of the same shape, optionally followed by axes of length 1; or one number
+                for each slice, ``[B]`` or ``[B, 1]``.
 
         Raises:
-            DataError: A priority that is negative, NaN or not finite in float32, or larger than so many rows may have.
-            IndexError: A slot that is not in use.
-            ConfigError: Shapes that do not go together, or an index that is not of integers.
+            DataError: A priority is negative, NaN or not finite in float32, or above the limit for the number of rows.
+            IndexError: A slot is not in use.
+            ConfigError: The shapes do not fit each other, or the index does not consist of integers.
 
-        Nothing has changed after an error.
+        After an error the priorities are unchanged.
         """
         slots, weights, largest = self._checked(storage, index, priority)
         tree = self._settle(storage)
@@ -438,7 +441,7 @@ class PrioritizedSampler(BaseSampler):
             self._checked(storage, index, priority)
 
     def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Int64s, float]:
-        """Slots ``[n]``, their weights ``[n]`` and the largest priority of an update; raises as ``update_priority``."""
+        """Return the slots ``[n]``, weights ``[n]`` and largest priority of an update; raise as ``update_priority``."""
         slots = to_numpy(index)
         if slots.dtype.kind not in "iu" and slots.size:
             raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
@@ -455,7 +458,7 @@ class PrioritizedSampler(BaseSampler):
         self._settle(storage).set(slots, weighing.in_units(weights, self._most(storage.capacity)))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
-        """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape, multiples of 2**-24."""
+        """Return ``(priority + eps) ** alpha`` of the rows in ``slots``, float64 multiples of 2**-24."""
         return self._settle(storage).weights[slots] / weighing.UNIT
 
     def _state(self) -> dict[str, Any]:
@@ -490,9 +493,9 @@ class PrioritizedSampler(BaseSampler):
 
 
 def beta_at(beta: Beta, sample: int) -> float:
-    """The exponent for sample number ``sample``.
+    """Return the exponent for sample number ``sample``.
 
     Raises:
-        ConfigError: A schedule gives something else than a finite number from 0.
+        ConfigError: A schedule does not return a finite number of at least 0.
     """
     return check_number("beta", beta(sample)) if callable(beta) else beta

@@ -35,14 +35,14 @@ class BaseSampler:
         """Handle a reset: all rows may have changed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The configuration, and all that draws depend on besides the rows: plain values and arrays."""
+        """Return the configuration, and the state on which draws depend beside the rows: plain values and arrays."""
         return {**self._config(), **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
+        """Restore ``state``; the next draws continue from it.
 
         Raises:
-            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+            StateError: The state is of another sampler or configuration, or damaged; the sampler is unchanged.
         """
         self._restore(check_state(state, self._config(), self._kinds, self))
 
@@ -57,11 +57,11 @@ class BaseSampler:
 
 
 class Epochs(BaseSampler):
-    """Epochs over ``0 .. total - 1``, each in an order of its own.
+    """Epochs over ``0 .. total - 1``, each in a different order.
 
     Args:
-        drop_last: Whether what does not fill a batch at the end of an epoch is left out.
-        shuffle: Whether an epoch has an order of its own; otherwise the numbers ascend.
+        drop_last: Whether an incomplete batch at the end of an epoch is left out.
+        shuffle: Whether each epoch has a random order; otherwise the numbers ascend.
     """
 
     _kinds: Mapping[str, type | str] = dict.fromkeys(("over", "began", "position", "ran_out"), int)
@@ -72,7 +72,7 @@ class Epochs(BaseSampler):
         self._begin_anew()
 
     def reset(self, storage: Storage) -> None:
-        """Take note that all rows may be others: the next draw begins an epoch."""
+        """Discard the current epoch, as any row may have changed; the next draw begins an epoch."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -81,11 +81,11 @@ class Epochs(BaseSampler):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw was the last of its epoch, if the next one asks for as much."""
+        """Whether the last draw was the last of its epoch, if the next draw has the same batch size."""
         return self._ran_out
 
     def _begins(self, key: Key, over: int, total: int, count: int) -> bool:
-        """Begin an epoch if the last one was over something else, or has nothing left for a batch of ``count``."""
+        """Begin an epoch if the last one was over another number of rows, or cannot fill a batch of ``count``."""
         if over == self._over and not self._is_over(total, count):
             return False
         self._over, self._began, self._position, self._ran_out = over, key.index, 0, False
@@ -95,7 +95,7 @@ class Epochs(BaseSampler):
         return total - self._position < (count if self.drop_last else 1)
 
     def _take(self, key: Key, total: int, count: int) -> Int64s:
-        """The next ``count`` numbers of the epoch, or those left of it."""
+        """Return the next ``count`` numbers of the epoch, or the remaining ones."""
         ranks = np.arange(self._position, min(self._position + count, total))
         self._position += len(ranks)
         self._ran_out = self._is_over(total, count)
@@ -116,12 +116,12 @@ def _order(key: Key, total: int) -> Order:
 
 
 def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
-    """Return which rows of a batch count: all that its ``mask`` includes.
+    """Return the mask of the rows of a batch that count: all rows that its ``mask`` includes.
 
     Args:
-        where: The rows, of the shape of the index.
+        where: The mask of the rows to consider, of the shape of the index.
         batch: The batch.
-        masks: Whether the buffer makes a ``mask``; otherwise the field is the rows' own.
+        masks: Whether the buffer adds the field ``mask``; otherwise ``mask`` is a stored field of the rows.
     """
     if not masks or "mask" not in batch:
         return where
@@ -136,16 +136,17 @@ def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[
 def check_state(
     state: Any, fixed: Mapping[str, str], kinds: Mapping[str, type | str], sampler: object
 ) -> dict[str, Any]:
-    """The values of a sampler's state.
+    """Return the values of a sampler's state.
 
     Args:
-        state: What was given.
-        fixed: Values that must be these: what the sampler was made with.
-        kinds: What the others must be: ``int`` (from 0), ``float``, or the kinds of dtype of an array ``[n]`` ("iu").
-        sampler: For the message.
+        state: The state to check.
+        fixed: The configuration of the sampler, whose values the state must equal.
+        kinds: The types of the other values: ``int`` (at least 0), ``float``, or the dtype kinds of an array ``[n]``
+            ("iu").
+        sampler: The name of the sampler in the error message.
 
     Raises:
-        StateError: Other keys, or another value or type.
+        StateError: The state has other keys, or a value differs in type or configuration.
     """
     name = type(sampler).__name__
     expected = {*fixed, *kinds}
@@ -179,7 +180,7 @@ class RandomSampler(BaseSampler):
         return "RandomSampler()"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slots, each of all rows with the same probability.
+        """Draw ``batch_size`` slots, each uniformly from all rows.
 
         Raises:
             ConfigError: The storage is empty.
@@ -191,15 +192,15 @@ class RandomSampler(BaseSampler):
 
 
 class SamplerWithoutReplacement(Epochs):
-    """Epochs in which every row comes once; the next draw after an epoch begins another.
+    """Draws every row once in each epoch; the next draw after an epoch begins another epoch.
 
-    An epoch that is under way ends when the number of rows changes. While it does not, as in a ring that is full, a
-    row that is written takes the place of the one it overwrites.
+    The current epoch ends when the number of rows changes. In a full ring the number does not change: a written row
+    takes the place of the row that it overwrites.
 
     Args:
-        drop_last: Whether rows that do not fill a batch at the end of an epoch are left out; otherwise they come as a
+        drop_last: Whether the rows of an incomplete batch at the end of an epoch are left out; otherwise they are a
             short batch.
-        shuffle: Whether an epoch has an order of its own, a new one each time; otherwise the oldest row comes first.
+        shuffle: Whether each epoch has a new random order; otherwise rows come in order, the oldest first.
     """
 
     _kinds: Mapping[str, type | str] = {**Epochs._kinds, "oldest": int}
@@ -212,10 +213,10 @@ class SamplerWithoutReplacement(Epochs):
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The epoch's next ``batch_size`` slots, or those left of it.
+        """Return the next ``batch_size`` slots of the epoch, or the remaining ones.
 
         Raises:
-            ConfigError: There are fewer rows than ``batch_size``.
+            ConfigError: The storage has fewer rows than ``batch_size``.
         """
         rows = rows_in(storage)
         if batch_size > rows:
@@ -242,7 +243,7 @@ def rows_in(storage: Storage) -> int:
     """Return the number of rows of a storage.
 
     Raises:
-        ConfigError: None.
+        ConfigError: The storage is empty.
     """
     rows = len(storage)
     if not rows:
@@ -251,23 +252,24 @@ def rows_in(storage: Storage) -> int:
 
 
 class ConsumingSampler(BaseSampler):
-    """Every row is drawn ``times`` times after it was written, and then no more, until its slot is written anew.
+    """Draws every row ``times`` times after it was written, and then not again until its slot is overwritten.
 
-    A batch has no row twice, and with fewer rows left than it asks for it is short. Rows that came less often come
-    first, so that those that were written together are gone through in passes: 256 rows with ``times=4`` are 16 batches
-    of 64, 4 a pass; where a pass ends within a batch, the next one fills it up. So with ``times=1`` and
-    ``shuffle=False`` a buffer is a queue: each row comes once, in the order of writing, whole trajectories where these
-    are the rows. Rows that were consumed stay readable by their index until a ring writes over them, and rows that a
-    ring writes over before they were drawn never come. Finding what is left looks at all rows.
+    A batch contains a row at most once, and is short if fewer rows than ``batch_size`` are left. Rows that were drawn
+    less often come first, so rows that were written together are drawn in passes. For example, 256 rows with
+    ``times=4`` give 16 batches of 64, 4 batches for each pass. If a pass ends within a batch, the next pass fills the
+    batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the order of writing.
+    A row may be a whole trajectory. Consumed rows stay readable by their index until a ring overwrites them. Rows that
+    a ring overwrites before they were drawn are never drawn. Each draw reads the counts of all rows.
 
     Args:
-        times: How often a row is drawn.
-        shuffle: Whether each batch is drawn uniformly from the rows that came least often; otherwise the oldest of all
-            that are left come first.
-        drop_last: Whether too few rows for a batch are refused, so that whoever draws waits for more.
+        times: The number of draws of each row.
+        shuffle: Whether each batch is drawn uniformly from the rows that were drawn least often; otherwise the oldest
+            remaining rows come first.
+        drop_last: Whether a draw raises ConfigError if too few rows for a full batch are left, so that the caller waits
+            for more rows.
 
     Raises:
-        ConfigError: Fewer than one time.
+        ConfigError: ``times`` is below 1.
     """
 
     _kinds: Mapping[str, type | str] = {"left": "iu", "ran_out": int}
@@ -284,16 +286,16 @@ class ConsumingSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """The number of rows that are still to be drawn, of those that the buffer has reported before its last draw."""
+        """The number of rows that are still to be drawn, without rows written since the last draw."""
         return int(np.count_nonzero(self._left))
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw left nothing to draw."""
+        """Whether no row is left after the last draw."""
         return self._ran_out
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """The rows are new; those that are changed in place count as before."""
+        """Count the written rows as new; rows that are changed in place keep their counts."""
         if write.first is None:
             return
         self._rows = max(self._rows, int(write.slots.max(initial=-1)) + 1)
@@ -311,13 +313,13 @@ class ConsumingSampler(BaseSampler):
         """Do nothing for more capacity; see ``Sampler``."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """The first rows are gone, and those behind the others are new; see ``Sampler``."""
+        """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``."""
         kept = self._left[rows : self._rows]
         self._rows = len(storage)
         self._left = np.concatenate([kept, np.full(self._rows - len(kept), self.times, np.int64)])
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` of the slots whose rows are left, each once, or all that are left.
+        """Draw ``batch_size`` of the slots whose rows are left, each once, or all remaining slots.
 
         Raises:
             ConfigError: No row is left; with ``drop_last``, fewer than ``batch_size``.
@@ -368,15 +370,16 @@ class ReverseSampler(BaseSampler):
     """Rows backwards in time: a batch is the newest row and those ``stride``, ``2 * stride``, ... rows before it, and
     the next batch is the rows one before these (Rotinov, "Reverse Experience Replay", 2019).
 
-    So what a terminal step was worth is known when the steps that lead to it are drawn. When it has gone ``2 * stride``
-    rows back, it begins again with the newest row. Rows are counted in the order of writing, in a storage with
-    ``ndim=2`` environment by environment; where there are fewer than a batch reaches over, it goes on with the newest.
+    So the value of a terminal step is learned before the steps that lead to it are drawn. After ``2 * stride`` rows the
+    sampler begins again with the newest row. Rows are counted in the order of writing; with ``ndim=2``, the
+    environments of a time step follow one another. If a batch reaches beyond the oldest row, it continues with the
+    newest row.
 
     Args:
-        stride: How many rows lie between those of a batch.
+        stride: The distance between two rows of a batch, in rows.
 
     Raises:
-        ConfigError: A stride below 1.
+        ConfigError: ``stride`` is below 1.
     """
 
     needs_order = True
@@ -397,7 +400,7 @@ class ReverseSampler(BaseSampler):
         """Do nothing for more capacity; see ``Sampler``."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slots, the newest first.
+        """Return ``batch_size`` slots, the newest first.
 
         Raises:
             ConfigError: The storage is empty.
@@ -418,23 +421,24 @@ class ReverseSampler(BaseSampler):
 
 
 class StalenessSampler(BaseSampler):
-    """Rows by how many versions of the policy ago they were collected: none that is too old, and newer ones more often.
+    """Draws rows by the age of the policy version that collected them; excludes old rows, and may prefer newer ones.
 
-    A row's staleness is ``version - row[version_key]``, at least 0. It is in the batch as ``staleness``. Rows are drawn
-    independently of each other; their weights are made anew when rows were written or the version has changed, with a
-    look at all rows.
+    A row's staleness is ``version - row[version_key]``, at least 0, and is the field ``staleness`` of the batch. Rows
+    are drawn independently of each other. After a write or a change of the version, the next draw recomputes the
+    weights of all rows.
 
     Args:
         max_staleness: The largest staleness of a row that is drawn; None: any.
-        weight: A function from staleness, int64 ``[n]``, to weights from 0, ``[n]``, such as ``lambda age: 1 / (age +
-            1)``; None: all that may be drawn are drawn alike.
+        weight: A function from staleness, int64 ``[n]``, to weights of at least 0, ``[n]``, such as ``lambda age: 1 /
+            (age + 1)``; None: equal weights for all rows that are not too old.
         version_key: The field with the version of the policy that a row was collected with, an integer.
 
     Attributes:
-        version: The version that is trained now; set it when it changes. None: the newest among the rows.
+        version: The version of the trained policy; set ``version`` when it changes. None: the newest version among the
+            rows.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
     """
 
     _kinds: Mapping[str, type | str] = {"versions": int}
@@ -470,20 +474,21 @@ class StalenessSampler(BaseSampler):
         self._version = None if version is None else check_count("version", version, 0)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """The next draw reads the versions again."""
+        """Make the next draw read the versions again."""
         self._known = None
 
     def reset(self, storage: Storage) -> None:
-        """The next draw reads the versions again."""
+        """Make the next draw read the versions again."""
         self._known = None
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slots in proportion to their weights, and the ``staleness`` of their rows, int64 ``[n]``.
+        """Draw ``batch_size`` slots in proportion to their weights, with the ``staleness`` of the rows, int64 ``[n]``.
 
         Raises:
             ConfigError: The storage is empty, all rows are too old, or all weights are 0.
-            MissingFieldError, SchemaError: The rows have no such field, or it is no integer for each row.
-            DataError: A weight that is negative, NaN or infinite.
+            MissingFieldError, SchemaError: The rows lack the field ``version_key``, or it is not one integer for each
+                row.
+            DataError: A weight is negative, NaN or infinite.
         """
         rows_in(storage)
         set_to = self._version
@@ -519,7 +524,7 @@ class StalenessSampler(BaseSampler):
         return staleness, slots, self._sums(staleness[slots])
 
     def _sums(self, staleness: Int64s) -> Floats:
-        """The running sum of the weights of rows of this staleness; empty where all weigh alike."""
+        """Return the cumulative weights of rows of this staleness; empty if all weights are equal."""
         if self._weight is None:
             return np.zeros(0)
         weights = np.asarray(self._weight(staleness), np.float64)

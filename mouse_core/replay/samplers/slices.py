@@ -38,7 +38,7 @@ class SliceSampling(BaseSampler):
         keys: ``traj_key``, ``end_key`` and ``truncated_key`` of ``SliceSampler``.
         sequence_length, strict_length, pad, span, period, dilation, burn_in: See
             ``SliceSampler``.
-        tiled: Whether slices lie side by side.
+        tiled: Whether slices follow one another without overlap.
 
     Raises:
         ConfigError: See ``SliceSampler``.
@@ -90,7 +90,7 @@ class SliceSampling(BaseSampler):
 
     @property
     def dilation(self) -> int:
-        """The distance of a step from the next one, in rows."""
+        """The distance of consecutive steps, in rows."""
         return self._dilation
 
     @property
@@ -101,11 +101,11 @@ class SliceSampling(BaseSampler):
         return () if self._strict and not any(self._span) and not self._burn_in else ("slice_id",)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of the ends of episodes among the rows, in time proportional to their number."""
+        """Index the ends of episodes among the written rows, in time proportional to the number of rows."""
         self.episodes.wrote(storage, write)
 
     def reset(self, storage: Storage) -> None:
-        """The rows may all be others: the next draw looks at them once."""
+        """Mark the episode index as stale; the next draw rebuilds it."""
         self.episodes.reset(storage)
 
     def grew(self, storage: Storage) -> None:
@@ -166,7 +166,7 @@ class SliceSampling(BaseSampler):
     def _keep_within(
         self, slots: npt.NDArray[np.int64], windows: Windows, origin: npt.NDArray[np.int64], before: int
     ) -> npt.NDArray[np.bool_]:
-        """Have slots beyond an end of their episode be those of its first or last row; which are no others."""
+        """Replace slots beyond an end of their episode by its first or last row; return the mask of the other slots."""
         length, (_, start, begin, end, _) = self._rule.length, windows
         mask = np.ones(slots.shape, np.bool_)
         (lacking,) = np.nonzero((start - before < begin) | (start + length > end))
@@ -180,7 +180,7 @@ class SliceSampling(BaseSampler):
 
 
 def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
-    """Return the error where no episode has a window; ``again`` is a field whose trajectories come back."""
+    """Return the error if no episode has a window; ``again`` is a field whose trajectory numbers recur."""
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
@@ -194,7 +194,7 @@ def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) 
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """``value`` if it is True or False, else ConfigError."""
+    """Return ``value`` if it is True or False; else raise ConfigError."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}: expected True or False, found {value!r}")
     return bool(value)
@@ -211,46 +211,48 @@ class SliceSampler(SliceSampling):
     """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
     where the newest row meets the oldest.
 
-    A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. Beside the rows it has ``traj_id``, the
-    number of each row's trajectory: that of ``traj_key``, or a running number of the episode that no other one in the
-    buffer has. Rows that have a field ``traj_id`` themselves keep its values.
+    A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. A batch also has ``traj_id``, the number
+    of each row's trajectory: the value of ``traj_key``, or else a number of the episode that is unique in the buffer.
+    If the stored rows have a field ``traj_id``, its values stay.
 
-    The episodes are known as rows come in, so a slice costs the same in small and large buffers.
+    The episode index is updated with each write, so a slice costs the same in small and large buffers.
 
     Args:
         sequence_length: Steps in a slice, S.
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
         end_key: The field that is not 0 in the last row of an episode.
-        truncated_key: A second one, for episodes that are cut off rather than over. By default, without any of the
-            three, all that the rows have count: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
+        truncated_key: A second such field, for truncated episodes. By default, without any of the three arguments, all
+            known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
             "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector",
             "traj_ids")``, ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for
-            each row. Over a store, an episode also begins where its times do. A warning says, once, where these fields
-            contradict each other, or where those that were named miss an end.
-        strict_length: With ``pad=False``: whether shorter episodes are left out. If not, an episode that is too short
-            comes whole, and a batch is flat, ``[steps]``: slice after slice, each row with ``slice_id``, the number of
-            its slice.
-        pad: Whether episodes that are shorter than a slice come, filled up to ``sequence_length``: then ``mask`` says
-            which steps are there. True repeats the nearest step that is; a number is what all fields become in the
-            others. It is the default of windows within episodes everywhere: nothing is left out in silence.
-        span: How far slices may reach over the ends of their episodes, of which only what exists comes, as for short
-            episodes. True: at least one step is there; an integer: at least ``sequence_length - span`` are; False: all.
-            A pair says it for the begin and the end.
-        weighting: "step": every slice that there is comes equally often, so long episodes come more often;
-            "trajectory": every episode that has a slice comes equally often.
-        period: Only slices that begin at an episode's first step, or so many steps behind another: of slices of 4 steps
-            with a period of 3 those that begin at its steps 0, 3, 6, ... With a span they are counted from the first
-            that it allows. A step counts as an episode's first also when a ring has written over it, so that slices
-            keep their places, also in a mapped storage that is opened again and in ``with_parts``. Only where nothing
-            knows that step, as where a ring in memory had no sampler of slices and this one names its fields, the first
-            one there is counts. Of an episode that has lost its first steps, and has no whole slice any more, comes
-            what is left behind the next such step, unless shorter episodes are left out.
-        dilation: A slice is every so-many-th row. Of 4 steps with a dilation of 2 it is the rows 0, 2, 4 and 6 of an
-            episode, which must have 7 for all of them to be there. What lies between is left out, rewards included. So
-            a buffer refuses ``NextView``, ``NStep``, ``HindsightRelabel`` and ``ReturnsToGo`` of slices ``[B, S]``.
-        burn_in: How many of the first steps of a slice lie before the row that it begins with: those that bring the
-            state of a recurrent network about. Where the episode has no steps there, ``mask`` is False; slices begin as
-            if these steps were none of theirs. So with ``span=(False, True)`` every row has a slice of its own.
+            each row. Over a store, an episode also begins where its timestamps restart. One warning is given if these
+            fields contradict each other, or if the named fields miss an end.
+        strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, such an episode
+            is a short slice, and a batch is flat, ``[steps]``: one slice after another, and the field ``slice_id``
+            holds the number of each row's slice.
+        pad: Whether episodes shorter than a slice are padded to ``sequence_length``; ``mask`` then marks the existing
+            steps. With True, the nearest existing step is repeated; a number is the value of all fields in padded
+            steps. True is the default of all windows within episodes, so that no episode is left out silently.
+        span: The number of steps by which a slice may reach beyond the ends of its episode; missing steps are handled
+            as for short episodes. True: at least one step exists; an integer: at least ``sequence_length - span`` steps
+            exist; False: all steps exist. A pair sets the begin and the end separately.
+        weighting: "step": all slices have equal probability, so long episodes are drawn more often; "trajectory": all
+            episodes with a slice have equal probability.
+        period: The distance of the begins of slices, counted from the first step of an episode: with a period of 3,
+            slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
+            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also in
+            a mapped storage that is opened again and in ``with_parts``. If the first step is unknown, the oldest
+            existing step counts instead, for example if a ring in memory had no sampler of slices and this sampler
+            names its fields. An episode may have lost its first steps and have no whole slice left: its remaining steps
+            after the next begin are then a short slice, unless short episodes are left out.
+        dilation: The distance of consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice is
+            the rows 0, 2, 4 and 6, and a whole slice needs an episode of 7 rows. The rows between are left out, rewards
+            included. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of slices ``[B,
+            S]`` raises ConfigError.
+        burn_in: The number of extra first steps of a slice, which compute the state of a recurrent network. They lie
+            before the row at which the slice begins. ``mask`` is False where the episode has no such steps. The
+            positions of slices do not depend on ``burn_in``, so with ``span=(False, True)`` a slice begins at every
+            row.
 
     Raises:
         ConfigError: An argument out of range.
@@ -281,17 +283,17 @@ class SliceSampler(SliceSampling):
         return f"SliceSampler({self._shown()}, weighting={self.weighting!r})"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slices.
+        """Draw ``batch_size`` slices.
 
         Raises:
             ConfigError: No episode is long enough.
-            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
         """
         windows = self.windows(storage, batch_size, [key])
         return self.draw_of(windows, self.episodes.settled(storage), storage)
 
     def windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
-        """The slices of one draw or several, one behind the other."""
+        """Return the slices of one or several draws, one draw after another."""
         rule = self._rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
@@ -305,33 +307,34 @@ class SliceSampler(SliceSampling):
 
     @property
     def gives_windows(self) -> bool:
-        """Whether slices are windows of one length that begin in their episode, and may end behind it."""
+        """Whether slices are windows of one length that begin in their episode, and may end after it."""
         rule = self._rule
         moved = self._dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
 
     def is_whole(self, storage: Storage) -> bool:
-        """Whether every slice has all its steps; where short ones are padded, looks at all episodes."""
+        """Whether every slice has all its steps; reads all episodes if short ones are padded."""
         episodes = self.episodes.settled(storage)
         rule = replace(self._rule, strict=True)
         return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
 
 
 class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
-    """Epochs over slices that lie side by side: every episode is cut into slices from its first row on, and each comes
-    once, so no row comes twice in an epoch. The next draw after an epoch begins another.
+    """Draws slices without overlap: every episode is cut into slices from its first row on.
 
-    A write begins a new epoch. Slices of one episode may come in one batch.
+    Each epoch has every slice once. The next draw after an epoch begins another epoch.
+
+    A write begins a new epoch. A batch may contain several slices of one episode.
 
     Args:
         sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
-        strict_length: With ``pad=False``: whether what is left at the end of an episode and does not fill a slice is
-            left out; otherwise it comes as a shorter slice, as ``SliceSampler`` says.
-        pad: See ``SliceSampler``; what is left at the end of an episode is filled up, too.
-        drop_last: Whether slices that do not fill a batch at the end of an epoch are left out; otherwise they come as a
-            batch of fewer slices.
-        shuffle: Whether an epoch has an order of its own, a new one each time; otherwise slices come in the order of
-            their environments and then of time.
+        strict_length: With ``pad=False``: whether an incomplete slice at the end of an episode is left out; otherwise
+            it is a shorter slice, as in ``SliceSampler``.
+        pad: See ``SliceSampler``; an incomplete slice at the end of an episode is padded, too.
+        drop_last: Whether an incomplete batch at the end of an epoch is left out; otherwise it is a batch of fewer
+            slices.
+        shuffle: Whether each epoch has a new random order; otherwise slices are ordered by environment and then by
+            time.
 
     Raises:
         ConfigError: As ``SliceSampler``.
@@ -359,21 +362,21 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         return f"SliceSamplerWithoutReplacement({self._shown()}, drop_last={self.drop_last}, shuffle={self.shuffle})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of the ends of episodes among the rows; the next draw begins an epoch."""
+        """Index the ends of episodes among the written rows; the next draw begins an epoch."""
         super().wrote(storage, write)
         self._over = 0
 
     def reset(self, storage: Storage) -> None:
-        """Take note that all rows may be others: the next draw looks at them once and begins an epoch."""
+        """Mark the episode index as stale; the next draw rebuilds it and begins an epoch."""
         super().reset(storage)
         self._begin_anew()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The epoch's next ``batch_size`` slices, or those left of it.
+        """Return the next ``batch_size`` slices of the epoch, or the remaining ones.
 
         Raises:
-            ConfigError: There are fewer slices than ``batch_size``.
-            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+            ConfigError: The epoch has fewer slices than ``batch_size``.
+            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
         """
         rule = self._rule
         episodes = self.episodes.settled(storage)
@@ -404,20 +407,20 @@ _SCANNED = 1 << 18
 class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     """Slices whose first rows are drawn in proportion to their priorities, as ``PrioritizedSampler`` draws rows.
 
-    Only rows at which a whole slice begins are drawn, as ``SliceSampler`` says; with ``strict_length=False`` or ``pad``
-    also the first row of an episode that is shorter, and with a span those after it. All rows have priorities, so every
-    one counts as soon as a slice begins there. ``priority_weight`` is the same for all steps of a slice, and compares
-    with the smallest weight of all rows at which slices begin.
+    Only rows at which a whole slice begins are drawn, as in ``SliceSampler``. With ``strict_length=False`` or ``pad``,
+    the first row of a shorter episode is drawn, too, and with a span also the rows after it. All rows have priorities,
+    so the priority of a row applies as soon as a slice begins at this row. ``priority_weight`` is equal for all steps
+    of a slice, and is relative to the smallest weight of all rows at which slices begin.
 
     Args:
         alpha, beta, eps, max_priority_within_buffer: See ``PrioritizedSampler``.
         sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
-        span: See ``SliceSampler``; only over the end of an episode, ``(False, ...)``, as before its begin there is no
-            row with a priority.
+        span: See ``SliceSampler``; only beyond the end of an episode, ``(False, ...)``, as no row with a priority lies
+            before its begin.
         period, dilation, burn_in: See ``SliceSampler``; a slice is drawn by the priority of its row number ``burn_in``.
 
     Raises:
-        ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``, and a span over the begin.
+        ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``; also a span before the begin of an episode.
     """
 
     _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **PrioritizedSampler._kinds}
@@ -449,7 +452,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget where slices begin; the next draw looks at all rows."""
+        """Discard the begins of slices; the next draw reads all rows."""
         self._starting: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
@@ -465,14 +468,14 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         return ("priority_weight", *super().adds)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """The rows have the largest priority from now on; take note of the ends of episodes among them."""
+        """Set the largest priority for the written rows, and index the ends of episodes among them."""
         PrioritizedSampler.wrote(self, storage, write)
         SliceSampling.wrote(self, storage, write)
         if write.first is None:
             self._weigh(storage, write.slots)
 
     def reset(self, storage: Storage) -> None:
-        """All rows are new, and no priority was ever set."""
+        """Treat all rows as new rows, without any earlier priority."""
         PrioritizedSampler.reset(self, storage)
         SliceSampling.reset(self, storage)
         self._forget()
@@ -486,17 +489,17 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """The first rows are gone; see ``Sampler``. Episodes are looked at anew."""
+        """Remove the first rows; see ``Sampler``. The episode index is rebuilt."""
         PrioritizedSampler.dropped(self, storage, rows)
         SliceSampling.reset(self, storage)
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """``batch_size`` slices, and importance weights, float32 of the shape of ``index``.
+        """Draw ``batch_size`` slices, with importance weights, float32 of the shape of ``index``.
 
         Raises:
             ConfigError: As ``SliceSampler`` and ``PrioritizedSampler``.
-            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
         """
         rule = self._rule
         beta = beta_at(self.beta, key.index)
@@ -519,7 +522,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
         """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
 
-        Of slices ``[B, S]`` each row gets its own, or with priorities ``[B]`` all rows of a slice get one.
+        With slices ``[B, S]`` each row gets a priority of its own. With priorities ``[B]`` all rows of a slice get the
+        same priority.
         """
         super().update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))
@@ -530,7 +534,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._weigh(storage, slots)
 
     def _weigh(self, storage: Storage, slots: Slots) -> None:
-        """Put the weights of these rows into the tree, where slices begin at them."""
+        """Write the weights of the rows at which slices begin into the tree."""
         if self._starting is not None:
             slots = slots[self._begins[slots]]
             self._starting.set(slots, self._settle(storage).weights[slots])
@@ -538,7 +542,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     # ------------------------------------------------------------------ where slices begin
 
     def _settle_starting(self, storage: Storage, episodes: EpisodeIndex) -> SumTree:
-        """The tree of the weights of all rows at which slices begin."""
+        """Return the tree of the weights of all rows at which slices begin."""
         num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
         if self._changes != episodes.changes or not episodes.begin <= first <= episodes.end:
@@ -569,7 +573,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         return self._starting
 
     def _mark_begins(self, episodes: EpisodeIndex, begin: int, end: int) -> None:
-        """Mark which of the time steps ``begin .. end - 1`` slices begin at."""
+        """Mark at which of the time steps ``begin .. end - 1`` slices begin."""
         num_envs = episodes.num_envs
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)

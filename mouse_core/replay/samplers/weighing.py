@@ -1,8 +1,8 @@
-"""Priorities as integers: what a row weighs, computed alike to the last bit by NumPy, torch and JAX.
+"""Priorities as integers: the weight of a row, bit-identical in NumPy, torch and JAX.
 
-``x ** 0.6`` is not the same number everywhere: of float32 values it differs between NumPy and compiled JAX for one in
-five, and sums of floats depend on their order. So a priority becomes an integer by integer operations alone, integers
-are summed exactly, and the same rows are drawn on the host and on any device.
+``x ** 0.6`` depends on the framework: for one in five float32 values NumPy and compiled JAX have different results.
+Sums of floats depend on their order. So a priority is converted to an integer weight by integer operations alone.
+Integers are summed exactly, and the same rows are drawn on the host and on any device.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _TOGETHER = 1 << 13
 
 @dataclass(frozen=True, kw_only=True)
 class Priorities:
-    """The exponents by which priorities become probabilities and importance weights.
+    """The exponents that convert priorities to probabilities and importance weights.
 
     Args:
-        alpha, beta, eps: See ``PrioritizedSampler``. Of a framework beta may also be an array ``[]``.
+        alpha, beta, eps: See ``PrioritizedSampler``. ``beta`` may also be an array ``[]`` of a framework.
 
     Raises:
         ConfigError: A number out of range.
@@ -68,17 +68,18 @@ class Priorities:
 class Powers:
     """Tables for the powers of float32 numbers with one exponent: arrays of int64, NumPy's or another framework's.
 
-    Of ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power is that of the one times that of the other. The
-    first is ``2**(whole + part)``, of which ``2**part`` is a factor and ``2**whole`` a shift. The second is a
-    polynomial: with the upper 7 bits of m behind the point choosing a, b and c, and the lower 16 being t,
-    ``a + (b + c * t / 2**16) * t / 2**16``, each product cut off to an integer.
+    For ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power of x is the power of ``2**(e - 127)`` times the
+    power of m. The first power is ``2**(whole + part)``: ``2**part`` is a factor and ``2**whole`` a shift. The second
+    power is a polynomial. The upper 7 bits of the fraction of m choose a, b and c, the lower 16 bits are t, and the
+    value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
 
     Args:
-        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; 0 for e=0, which stands for the number 0.
-        shifts: For each e, by how many bits the product of both is shifted down for weights in half units; 0 to 63.
-        pieces: a, b and the absolute value of c, ``[3, 128]``; a with 24 to 31 bits behind the point.
-        bends_down: Whether c is subtracted: with exponents below 1.
-        most: No weight is larger than this, also not that of a larger number.
+        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; 0 for e=0, which represents the number 0.
+        shifts: For each e, the right shift of the product of both powers, in bits from 0 to 63, for weights in half
+            units.
+        pieces: a, b and the absolute value of c, ``[3, 128]``; a has 24 to 31 fractional bits.
+        bends_down: Whether c is subtracted, which is so for exponents below 1.
+        most: The largest weight; larger results are reduced to ``most``.
     """
 
     factors: Any
@@ -90,13 +91,13 @@ class Powers:
 
 @lru_cache(maxsize=64)
 def powers(alpha: float) -> Powers:
-    """The tables for an exponent, which are the same on all machines.
+    """Return the tables for an exponent, which are equal on all machines.
 
     Args:
-        alpha: From 0 to 8.
+        alpha: The exponent, from 0 to 8.
 
     Raises:
-        ConfigError: Another exponent.
+        ConfigError: The exponent is out of range.
     """
     from decimal import Decimal, localcontext  # computes as exactly as it is told to, and rounds alike everywhere
 
@@ -128,16 +129,16 @@ def powers(alpha: float) -> Powers:
 
 
 def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
-    """``x ** alpha`` of float32 numbers in units of ``2**-24``, for NumPy's and torch's arrays.
+    """Return ``x ** alpha`` of float32 numbers in units of ``2**-24``, for arrays of NumPy and torch.
 
-    An integer from 1 to ``tables.most``, and exactly 0 for 0 alone, unless alpha is 0: then all weigh ``2**24``. For
-    alpha up to 2 it differs from the power by at most ``2**-27`` of it and half a unit; above, by ``2**-18`` of it and
-    half a unit. With alpha 1 it is the number itself, rounded to a unit, halves up.
+    A weight is an integer from 1 to ``tables.most``, and 0 only for the number 0. With alpha 0 all weights are
+    ``2**24``. For alpha up to 2 the error is at most a relative ``2**-27`` plus half a unit; for a larger alpha, a
+    relative ``2**-18`` plus half a unit. With alpha 1 the weight is the number itself, rounded to a unit, halves up.
 
     Args:
-        bits: The bits of numbers from 0, int64 of any shape. Those below ``2**-126``, which some devices know no
-            numbers for, count as 0, and infinity as ``2**128``.
-        tables: What ``powers`` gave; for torch's arrays with tensors in it.
+        bits: The bits of numbers of at least 0, int64 of any shape. Numbers below ``2**-126`` (subnormal, not supported
+            by some devices) count as 0, and infinity counts as ``2**128``.
+        tables: The result of ``powers``; with tensors instead of arrays for torch.
         xp: The namespace of the arrays.
 
     Returns:
@@ -161,19 +162,20 @@ def _unbounded(bits: Any, tables: Powers) -> tuple[Any, Any]:
 
 
 def bits_of(eps: float) -> int:
-    """The bits of a number in float32."""
+    """Return the bits of a number in float32."""
     return int(np.float32(eps).view(np.uint32))
 
 
 def plus_bits(bits: A, other: int, xp: Any) -> A:
-    """The bits of the sum of two numbers in float32, rounded to nearest, ties to even, by integer operations alone.
+    """Return the bits of the float32 sum of two numbers, rounded to nearest, ties to even, by integer operations alone.
 
-    Compilers may join the addition with a multiplication before it, and round once where NumPy rounds twice.
+    A float addition could be fused with a multiplication before it by a compiler, which then rounds once where NumPy
+    rounds twice.
 
     Args:
-        bits: The bits of finite numbers from 0, or of infinity, of any integer dtype that holds 32 bits.
-        other: The bits of a number as ``check_eps`` gives it; see ``bits_of``.
-        xp: The namespace of the array: any that has ``where``.
+        bits: The bits of finite numbers of at least 0, or of infinity, in any integer dtype that holds 32 bits.
+        other: The bits of a number that ``check_eps`` returned; see ``bits_of``.
+        xp: The namespace of the array; it must have ``where``.
     """
     number: Any = bits
     if not other:
@@ -199,15 +201,15 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
 
 
 def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
-    """The bits of ``priority + eps``, as ``plus_bits`` gives them: NumPy rounds each addition by itself."""
+    """Return the bits of ``priority + eps``, equal to ``plus_bits``, as NumPy rounds each addition separately."""
     return (priority + np.float32(eps)).view(np.int32).astype(np.int64)
 
 
 def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float) -> Int64s:
-    """Return the weights of rows of these priorities, int64 of their shape, in a buffer of ``capacity`` rows.
+    """Return the weights for these priorities, int64 of their shape, in a buffer of ``capacity`` rows.
 
     Raises:
-        DataError: A priority is negative, NaN or not finite in float32, or larger than so many rows may have.
+        DataError: A priority is negative, NaN or not finite in float32, or above the limit for ``capacity`` rows.
     """
     narrow = narrowed(priority)
     # NaN fails every comparison, and comes through the minimum.
@@ -224,7 +226,7 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
 
 
 def _weighed(priority: npt.NDArray[np.float32], eps: float, tables: Powers) -> Int64s:
-    """``weights_of``, in which weights that are too large are some that are too large."""
+    """Return ``weights_of``; a weight above the limit may have any value above the limit."""
     if priority.size > _TOGETHER:
         flat, found = priority.reshape(-1), np.empty(priority.size, np.int64)
         for begin in range(0, priority.size, _TOGETHER):
@@ -247,7 +249,7 @@ def _refusal(expected: str, priority: Any, wrong: npt.NDArray[np.bool_], alpha: 
 
 
 def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Priorities as float32, infinite where that does not reach."""
+    """Return priorities as float32; numbers beyond its range become infinite."""
     if priority.dtype == np.float32:
         return priority
     with np.errstate(over="ignore"):
@@ -255,7 +257,7 @@ def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def in_units(weights: npt.NDArray[Any], most: int) -> Int64s:
-    """Powers as integers, at most so much; what is above 0 is at least one unit."""
+    """Return powers as integers, limited to ``most``; a power above 0 is at least one unit."""
     units = np.minimum(np.rint(np.asarray(weights, np.float64) * UNIT), float(most)).astype(np.int64)
     return np.minimum(np.maximum(units, weights > 0), most)
 
@@ -266,7 +268,7 @@ def largest_weight(capacity: int, tables: Powers) -> int:
 
 
 def largest_priority(most: int, alpha: float, eps: float) -> float:
-    """The largest priority whose weight is at most ``most``, a float32."""
+    """Return the largest priority whose weight is at most ``most``, a float32."""
     tables = powers(alpha)
     low, high = 0, 0x7F7FFFFF  # the order of floats is that of their bits, and their weights' but for rounding
     while low < high:
@@ -277,11 +279,11 @@ def largest_priority(most: int, alpha: float, eps: float) -> float:
 
 
 def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
-    """Priorities in the shape of ``slots``, where axes of length 1 may follow and one may stand for a whole slice.
+    """Return priorities in the shape of ``slots``; further axes of length 1, or one number for each slice, are allowed.
 
     Raises:
-        DataError: They are no numbers.
-        ConfigError: Their shape does not go with that of the slots.
+        DataError: The priorities are not numbers.
+        ConfigError: The shape of the priorities does not fit the shape of the slots.
     """
     values = np.asarray(priority)
     if number_kind(values.dtype) not in "biuf":
@@ -290,13 +292,13 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
-    """The shape of priorities that broadcasts to the ``shape`` of their slots, of priorities whose shape is ``given``.
+    """Return the shape in which priorities of the shape ``given`` broadcast to the ``shape`` of their slots.
 
-    Axes of length 1 may follow, as networks give one number for each row, and one priority may stand for a slice: of
-    slots ``[8, 4]`` priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
+    Priorities may end with axes of length 1, as networks return them, or have one number for each slice. For slots
+    ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
 
     Raises:
-        ConfigError: The shapes do not go together.
+        ConfigError: The shapes do not fit each other.
     """
     if given[: len(shape)] == shape and math.prod(given) == math.prod(shape):
         return shape
@@ -307,7 +309,7 @@ def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "up
 
 
 def check_alpha(value: Any) -> float:
-    """Return an exponent that ``powers`` takes, or raise ConfigError."""
+    """Return an exponent that ``powers`` accepts, or raise ConfigError."""
     alpha = check_number("alpha", value)
     if alpha > LARGEST_ALPHA:
         raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")
@@ -315,7 +317,7 @@ def check_alpha(value: Any) -> float:
 
 
 def check_beta(value: Any) -> None:
-    """Raise ConfigError unless ``value`` is a number from 0, an array ``[]`` of floats, or a function."""
+    """Raise ConfigError unless ``value`` is a number of at least 0, an array ``[]`` of floats, or a function."""
     if callable(value):
         return
     if not (hasattr(value, "dtype") and hasattr(value, "ndim")) or isinstance(value, np.generic):
@@ -325,7 +327,7 @@ def check_beta(value: Any) -> None:
 
 
 def check_eps(value: Any) -> float:
-    """Return a number that may be added to priorities, 0 or from 2**-100 to 2**100, or raise ConfigError."""
+    """Return ``value``, the number to add to priorities: 0, or from 2**-100 to 2**100; else raise ConfigError."""
     eps = check_number("eps", value)
     if eps and not _EPS[0] <= eps <= _EPS[1]:
         raise ConfigError(f"eps: expected 0 or a number from 2**-100 to 2**100, found {value!r}")

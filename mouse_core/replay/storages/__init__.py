@@ -1,10 +1,10 @@
 """Storages for the rows of a buffer, and the tools for custom storages.
 
-A storage is any object with the methods of ``mouse_core.replay.Storage``. One whose rows lie in the memory of this
-process derives from ``RingStorage``, which counts them. One that keeps rows as columns, wherever these lie, makes a
-``RowSchema`` of the first rows and checks all others by it; and it saves and restores them with ``rows_state`` and
-``state_rows``, so that checkpoints go from any such storage to any other.
-``mouse_core.testing.StorageConformance`` holds what all of them must do.
+A storage is any object with the methods of ``mouse_core.replay.Storage``. A storage with rows in the memory of this
+process derives from ``RingStorage``, which counts the rows. A storage of columns creates a ``RowSchema`` from the first
+rows, and checks all later rows with it. It saves and restores the columns with ``rows_state`` and ``state_rows``, so
+that checkpoints of any such storage fit any other. ``mouse_core.testing.StorageConformance`` tests the behaviour that
+all storages share.
 """
 
 from mouse_core.columns.memory import FieldType, RowSchema

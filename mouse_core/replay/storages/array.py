@@ -309,28 +309,29 @@ def slot_error(slots: Slots, size: int) -> RowIndexError:
 class ArrayStorage(RingStorage):
     """Rows as nested dicts or tuples of arrays in memory, which is allocated when the first row is written.
 
-    The first write says which fields there are, with which dtypes and shapes; every other must be alike. Python's own
-    numbers take the dtype of their field. Small fields of a row lie side by side, so that reading a row touches one
-    place.
+    The first write fixes the fields, dtypes and shapes; all later writes must match. Python numbers are converted to
+    the dtype of their field. Small fields of a row lie side by side, so a read of a row touches one block of memory.
 
     Args:
-        capacity: Rows it holds: with ``ndim=2`` all time steps of all environments together, as many as are whole time
-            steps. By default as many as ``arrays`` have.
-        ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
-        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
-            there from the beginning, and rows written later overwrite them. Or a replay buffer, whose rows are copied
-            in the order of time.
-        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
-        ragged: Fields whose rows are arrays of differing length. Those that already differ in the first write need not
-            be named, nor does text.
+        capacity: The most rows; with ``ndim=2`` all time steps of all environments, rounded down to whole time steps.
+            By default the number of rows in ``arrays``.
+        ndim: 1, or 2 for ``[time, env]``, in which every environment is a separate stream.
+        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: the storage
+            begins with their rows, and later rows overwrite them. Or a replay buffer, whose rows are copied in the
+            order of time.
+        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
+            transitions.
+        ragged: Fields whose rows are arrays of differing length. Text, and fields that already differ in the first
+            write, need not be named.
 
-    A pickle holds a copy of the rows. Sending it to a process that is started (``multiprocessing`` with "spawn", a
-    ``DataLoader``'s workers) is refused, as the two would go on apart: processes share a ``MemmapStorage``.
+    A pickle holds a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a
+    ``DataLoader``'s workers) raises ConfigError, as the copies would diverge. Use a ``MemmapStorage`` to share rows
+    between processes.
 
     Raises:
-        ConfigError: An argument out of range, or both or none of ``capacity`` and ``arrays``.
-        SchemaError: Arrays of differing length.
-        DataError: A buffer that cannot be copied; see ``ReplayBuffer.extend``.
+        ConfigError: An argument is out of range, or both or none of ``capacity`` and ``arrays`` are passed.
+        SchemaError: The arrays differ in length.
+        DataError: The buffer cannot be copied; see ``ReplayBuffer.extend``.
     """
 
     def __init__(
@@ -373,12 +374,12 @@ class ArrayStorage(RingStorage):
 
     @property
     def writable(self) -> bool:
-        """Whether rows may be written: not where arrays were given that may not."""
+        """Whether rows may be written; False over read-only ``arrays``."""
         return self._writable
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for all rows, used or not."""
+        """Bytes of memory for ``capacity`` rows, used or not."""
         return 0 if self._memory is None else self._memory.nbytes
 
     # ------------------------------------------------------------------ writing
@@ -439,26 +440,26 @@ class ArrayStorage(RingStorage):
         self._changes += 1
 
     def check(self, rows: Any) -> None:
-        """Raise what ``append(rows)`` would, and write nothing."""
+        """Raise the errors of ``append(rows)`` without writing."""
         self._check_writable()
         checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
 
     def empty(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._check_writable()
         super().empty()
 
     # ------------------------------------------------------------------ reading
 
     def get(self, slots: Slots) -> Any:
-        """The rows in ``slots`` in fresh memory; see ``Storage.get``."""
+        """Return a copy of the rows in ``slots``; see ``Storage.get``."""
         if self._memory is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
         return self._memory.get(slots)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows in ``slots``; see ``Storage.read``."""
+        """Return one field of the rows in ``slots``; see ``Storage.read``."""
         if self._memory is None:
             raise MissingFieldError(f"rows: expected a field {key!r}, found none")
         return self._memory.read(key, slots)
@@ -466,7 +467,7 @@ class ArrayStorage(RingStorage):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """The rows, as long as the data, and what describes them. The arrays are views."""
+        """Return the rows and their description, as large as the data. The arrays are views."""
         columns = [] if self._memory is None else self._memory.saved(slice(self._size))
         return rows_state(self, self._schema, columns)
 
@@ -486,7 +487,7 @@ class ArrayStorage(RingStorage):
         self._changes += 1
 
     def _begin(self, schema: RowSchema) -> None:
-        """Allocate memory for as many rows as are whole time steps."""
+        """Allocate memory for the capacity, rounded down to whole time steps."""
         asked, self._capacity = self._capacity, schema.whole_steps(self._capacity)
         try:
             self._take_memory(self._allocate(schema))

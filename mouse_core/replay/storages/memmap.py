@@ -358,7 +358,7 @@ class MappedValues(Values):
 class RowSums:
     """The checksums of rows: in each file the XXH3 of the row's bytes, with the number of the row as its seed.
 
-    So a row in the place of another one is damage, too. The folder's lock is held around every call; ``at`` comes
+    So a row in the place of another row is damage, too. The folder's lock is held around every call; ``at`` comes
     first.
     """
 
@@ -396,7 +396,7 @@ class RowSums:
             self._unread[places] = True
 
     def check(self, places: Slots, numbers: Callable[[Slots], Slots], summed: int) -> None:
-        """Raise StateError, naming row and file, where a watched row is not what was written.
+        """Raise StateError, naming row and file, if a watched row differs from the written row.
 
         Args:
             places: Places of the rows that are read.
@@ -449,7 +449,8 @@ class Begins:
     """The file with the ends of episodes among overwritten rows; all calls are made while the folder's lock is held.
 
     Args:
-        file: Where it lies. What it holds stands there twice, and its first word says which of the two counts.
+        file: The path of the file. The file holds two copies of its contents, and its first word selects the current
+            copy.
     """
 
     def __init__(self, file: Path) -> None:
@@ -558,19 +559,19 @@ _GROWTH = 1 << 16
 class MemmapStorage(RowStorage):
     """Rows as nested dicts or tuples of arrays in mapped files, which several processes may write and read.
 
-    The processes take turns. A row is whole or not there, even if its writer is killed in the middle of a write: new
-    rows go to places that no row in use has (the files have a few more places than ``capacity``) and count when they
-    are complete; a change in place goes to a journal first. The next process goes on from there.
+    The processes take turns. A row is complete or absent, even if its writer is killed in the middle of a write. New
+    rows are written to places without a row in use (the files have a few more places than ``capacity``), and count when
+    they are complete. A change in place is written to a journal first. The next process continues from this state.
 
-    The files are about as long as the data, and exactly as long after ``close()``. A full disk is found before a row is
-    written. Priorities are not shared.
+    The files are about as long as the data, and exactly as long after ``close()``. A full disk raises StorageError
+    before a row is written. Priorities are not shared.
 
-    Rows outlive the process as soon as a write returns. ``flush()`` and ``close()`` give all rows checksums. Which rows
-    with checksums outlive the machine depends on ``sync``:
+    Rows survive the process as soon as a write returns. ``flush()`` and ``close()`` compute the checksums of all rows.
+    ``sync`` decides which rows with checksums survive a crash of the machine:
 
-    - ``"none"``: nothing waits for the disk. After a power cut, the rows that had reached the disk are there.
-    - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine takes
-      later rows, and as many of the oldest rows, whose places the later ones took.
+    - ``"none"``: no call waits for the disk. After a power cut, only the rows that had reached the disk remain.
+    - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine loses the
+      later rows, and the same number of the oldest rows, whose places the later rows took.
     - ``"append"``: every write is flushed.
 
     After opening, each row is compared with its checksum when it is first read. If the machine was restarted and not
@@ -578,17 +579,17 @@ class MemmapStorage(RowStorage):
     warning counts the others.
 
     Args:
-        capacity: Rows that the storage holds, as for ``ArrayStorage``; None: as many as the one at ``path``.
-        path: A folder for this storage alone, made if it is missing. A storage that is there is opened, with its rows.
+        capacity: The most rows, as for ``ArrayStorage``; None: the capacity of the storage at ``path``.
+        path: A folder for this storage alone, created if it is missing. An existing storage is opened with its rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: Which transition a row's action, reward and done belong to; None: the alignment of the storage at
+        alignment: The transition that a row's action, reward and done belong to; None: the alignment of the storage at
             ``path``, or "outgoing" for a new one.
         ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``.
         sync: When the rows that this process writes reach the disk: "none", "flush" or "append".
 
     Raises:
         ConfigError: An argument out of range, or the buffer at ``path`` is of another size, ``ndim`` or alignment.
-        StateError: Its files are damaged, which may show when a row is read; or a newer release wrote them.
+        StateError: The files are damaged (also raised when a row is read), or a newer release wrote them.
         StorageError: The folder cannot be written to (also an OSError).
     """
 
@@ -645,7 +646,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def num_envs(self) -> int:
-        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
+        """The number of environments; 1 for ``ndim=1``, and until the first write."""
         if self._schema is None and self._head.written:
             with self.lock():
                 self._catch_up()
@@ -767,7 +768,7 @@ class MemmapStorage(RowStorage):
             self._written()
 
     def empty(self) -> None:
-        """Forget all rows; the files keep their places."""
+        """Remove all rows; the files keep their places."""
         with self._lock:
             now = self._writing()
             self._head.synced = 0
@@ -810,7 +811,7 @@ class MemmapStorage(RowStorage):
         """Compare all rows that have checksums with them.
 
         Raises:
-            StateError: A row is not what was written; the message names it and its file.
+            StateError: A row differs from the written row; the message names the row and its file.
         """
         with self._lock:
             now = self._catch_up()
@@ -834,7 +835,7 @@ class MemmapStorage(RowStorage):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the storage that ``state`` was taken from; see ``Storage.load``.
 
-        The rows are written to new files, so that a crash leaves those that were there.
+        The rows are written to new files, so that a crash leaves the old files intact.
         """
         with self._lock:
             now = self._writing()
@@ -1099,7 +1100,7 @@ class MemmapStorage(RowStorage):
     # ---------------------------------------------------------------------- where the oldest episodes began
 
     def _look_at_begins(self, now: Counters) -> None:
-        """Let ``Begins`` look at the rows that are out of use, before others are written over them."""
+        """Let ``Begins`` read the rows that are out of use, before other rows overwrite them."""
         assert self._schema is not None
         if now.written > self.capacity:
             self._begins.look(self._schema, self._steps_to_oldest(now), self._read_steps)
