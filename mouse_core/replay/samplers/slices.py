@@ -225,8 +225,8 @@ class SliceSampler(SliceSampling):
             known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
             "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector",
             "traj_ids")``, ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for
-            each row. Over a store, an episode also begins where an episode of the store begins. One warning is given if these
-            fields contradict each other, or if the named fields miss an end.
+            each row. Over a store, an episode also begins where an episode of the store begins. One warning is given if
+            these fields contradict each other, or if the named fields miss an end.
         strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, such an episode
             is a short slice, and a batch is flat, ``[steps]``: one slice after another, and the field ``slice_id``
             holds the number of each row's slice.

@@ -144,7 +144,7 @@ class RowStorage:
         ragged: Fields whose rows are declared to differ in length.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
     """
 
     def __init__(self, ndim: Any, ragged: Iterable[FieldKey]) -> None:
@@ -161,7 +161,7 @@ class RowStorage:
 
     @property
     def num_envs(self) -> int:
-        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
+        """The number of environments; 1 for ``ndim=1``, and until the first write."""
         return 1 if self._schema is None else self._schema.num_envs
 
     @property
@@ -171,7 +171,7 @@ class RowStorage:
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: those that were declared, and those that do since the first write."""
+        """Fields that differ in length: the declared fields, and the fields that differ in the first write."""
         return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
@@ -181,23 +181,25 @@ class RowStorage:
 
 
 class RingStorage(RowStorage):
-    """A ring of rows without the rows: its sizes and counters, and what is checked before rows are written or read.
+    """Base class of a ring of rows: sizes, counters, and the checks before rows are written or read.
 
-    A class that derives from it keeps the rows in the memory of this process. It has ``append``, ``put``, ``get``,
-    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says. For these it uses, although their names
-    begin with ``_``: ``_pieces(n)``, in which slots ``n`` more rows go; ``_appended(n)``, which counts them;
-    ``_check_slots(slots)``; ``_capacity``, ``_ndim`` and ``_alignment``, which stay; ``_size``, the rows there are, and
-    ``_written``, those ever appended, both of which ``load`` sets; ``_schema``, the ``RowSchema`` of the first write,
-    for rows that have one; and ``_changes``, to which ``put`` and ``load`` add one, so that samplers look again.
+    A subclass keeps the rows in the memory of this process. It defines ``append``, ``put``, ``get``, ``read``,
+    ``state`` and ``load`` of ``mouse_core.replay.Storage``. These methods may use the following names, although they
+    begin with ``_``. ``_pieces(n)`` returns the slots of the next ``n`` rows, ``_appended(n)`` counts the rows, and
+    ``_check_slots(slots)`` checks slots. ``_capacity``, ``_ndim`` and ``_alignment`` are constant. ``_size`` is the
+    number of rows and ``_written`` the number of rows ever appended; ``load`` sets both. ``_schema`` is the
+    ``RowSchema`` of the first write, if rows have one. ``put`` and ``load`` add 1 to ``_changes``, so that samplers
+    read the rows again.
 
     Args:
-        capacity: Rows it holds.
+        capacity: The most rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
+        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
+            transitions.
         ragged: Fields whose rows are declared to differ in length.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
     """
 
     def __init__(
@@ -241,15 +243,16 @@ class RingStorage(RowStorage):
         return None
 
     def empty(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._written = self._size = 0
         self._changes += 1
 
     def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
         """Return where the next ``n`` rows go: for each run of slots the first slot, the first row, and the count.
 
-        Where 5 rows are appended to a ring of 4 in which row 0 was written, row 1 would be overwritten at once. So rows
-        2 to 5, which are numbers 1 to 4 of those given, go to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3, 2)``.
+        If a ring of 4 slots holds row 0 and 5 rows are appended, row 1 would be overwritten at once. So only the rows 2
+        to 5, which are the appended rows 1 to 4, are written to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3,
+        2)``.
         """
         lost = max(0, n - self._capacity)
         for slot, begin, count in ring_pieces(self._written + lost, n - lost, self._capacity):
@@ -263,7 +266,7 @@ class RingStorage(RowStorage):
         return first
 
     def _check_slots(self, slots: Slots) -> None:
-        """Raise RowIndexError for slots of which some are not in use."""
+        """Raise RowIndexError if any slot is not in use."""
         check_slots(slots, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -294,14 +297,14 @@ def is_all(slots: Slots, size: int) -> bool:
 
 
 def check_slots(slots: Slots, size: int) -> None:
-    """Raise RowIndexError for slots of which some are not below ``size``."""
+    """Raise RowIndexError if any slot is not below ``size``."""
     # As unsigned numbers negative ones are the largest: one pass instead of two.
     if slots.size and int(slots.view(np.uint64).max()) >= size:
         raise slot_error(slots, size)
 
 
 def slot_error(slots: Slots, size: int) -> RowIndexError:
-    """Return the error for slots of which some are not in use."""
+    """Return the error for slots that are not all in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
 
