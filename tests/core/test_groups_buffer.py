@@ -210,6 +210,7 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
 
     abandoned = make("abandoned", seal_timeout=1000)
     abandoned.add_rollouts(group(0, 2))
+    gc.collect()  # of what tests before it left, whose files would be counted
     folder = Path("/proc/self/fd")
     files = len(list(folder.iterdir())) if folder.exists() else 0
     gone = weakref.ref(abandoned)
