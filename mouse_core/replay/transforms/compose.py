@@ -1,4 +1,4 @@
-"""Compose, which applies transforms one after another, and OnWrite, which applies one on the way in."""
+"""Compose, which applies transforms in order, and OnWrite, which applies a transform to written rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Array = Any
 
 @dataclass(frozen=True, init=False)
 class Compose:
-    """Applies transforms in order; their inverses, on the way in, in the opposite order.
+    """Applies transforms in order, and to written rows their inverses in reverse order.
 
-    It is a transform itself. Where single transitions are drawn and some transforms need the steps behind each
-    (``reach``), the buffer reads these, and they are left out again as soon as the last of those transforms is done.
+    A ``Compose`` is a transform itself. If single transitions are drawn and some transforms need the steps after each
+    transition (``reach``), the buffer reads these steps. They are removed after the last of those transforms.
 
     Args:
         transforms: Callables from a batch to a batch.
 
     Raises:
-        ConfigError: Something that cannot be called; or alignments that do not fit together.
+        ConfigError: A transform is not callable, or the alignments do not fit each other.
     """
 
     transforms: tuple[Callable[..., Any], ...]
@@ -56,32 +56,32 @@ class Compose:
 
     @property
     def random(self) -> bool:
-        """Whether one of them draws random numbers."""
+        """Whether any transform draws random numbers."""
         return bool(self._said("random"))
 
     @property
     def takes(self) -> Alignment | None:
-        """The alignment that the first of them that asks for one takes."""
+        """The alignment of the input, from the first transform that requires an alignment."""
         return next(iter(self._said("takes")), None)
 
     @property
     def alignment(self) -> Alignment | None:
-        """The alignment of what they give; None: that of what they take."""
+        """The alignment of the output; None: the alignment of the input."""
         return next(reversed(self._said("alignment")), None)
 
     @property
     def reach(self) -> int:
-        """The number of rows behind a drawn one that the transforms need together."""
+        """The number of rows after a drawn row that the transforms need together."""
         return sum(self._said("reach"))
 
     @property
     def _gathering(self) -> list[int]:
-        """The places of the transforms that have a ``gather``."""
+        """The positions of the transforms that have a ``gather``."""
         return [at for at, step in enumerate(self.transforms) if getattr(step, "gather", None)]
 
     @property
     def gather(self) -> Callable[..., dict[str, Any]] | None:
-        """Return what the transforms with a ``gather`` return, each called with the key that it gets later."""
+        """Return the results of each transform's ``gather``, called with the key of the transform's later call."""
         return self._gather if self._gathering else None
 
     def _gather(self, storage: Any, index: Any, episodes: Any, key: Key) -> dict[str, Any]:
@@ -93,17 +93,17 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """The field of episode ends of the transforms that gather, or else of those that reach behind a row."""
+        """The field of episode ends of the transforms with ``gather``, or else of the transforms with ``reach``."""
         reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
         return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
 
     @property
     def watchers(self) -> dict[str, Any]:
-        """The transforms that keep numbers of all rows of a buffer, by their place; see ``Transform``."""
+        """The transforms with statistics of all rows of a buffer, by position; see ``Transform``."""
         return {str(at): step for at, step in enumerate(self.transforms) if hasattr(step, "settled")}
 
     def at(self, settled: Mapping[str, Any] | None) -> Compose:
-        """Return the transforms as they were when their numbers were ``settled``."""
+        """Return the transforms with the statistics ``settled``."""
         if settled is None:
             return self
         watchers = self.watchers
@@ -116,7 +116,7 @@ class Compose:
         return made
 
     def check_gather(self) -> None:
-        """Raise ConfigError where rows are looked at whose fields other transforms change in the batch before."""
+        """Raise ConfigError if a transform gathers rows of a field that an earlier transform changes in the batch."""
         gathering = self._gathering
         looking = {*gathering, *map(int, self.watchers)}
         for number, other in enumerate(self.transforms[: max(looking, default=0)]):
@@ -134,10 +134,10 @@ class Compose:
                 )
 
     def __call__(self, batch: Any, key: Key | None = None) -> Any:
-        """Apply them all; ``key`` names the random numbers, of which each has its own.
+        """Apply all transforms; each derives its own random numbers from ``key``.
 
         Raises:
-            ConfigError: One of them draws random numbers, and there is no key; or one returned None.
+            ConfigError: A transform draws random numbers and ``key`` is None, or a transform returned None.
         """
         behind = [getattr(transform, "reach", 0) for transform in self.transforms]
         read = _read_ahead(batch) if any(behind) else None
@@ -173,10 +173,10 @@ class Compose:
 
 
 def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
-    """The alignment of what a transform gives for rows of ``alignment``.
+    """Return the alignment of a transform's output for rows of ``alignment``.
 
     Raises:
-        ConfigError: It takes rows of the other alignment.
+        ConfigError: The transform takes rows of the other alignment.
     """
     known, source = alignment, "the rows have"
     for step in getattr(transform, "transforms", (transform,)):
@@ -194,7 +194,7 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
 
 
 def _by_name(batch: Any) -> Any:
-    """Return a batch whose rows are a named tuple with its fields at the root, where transforms look for them."""
+    """Return a batch with the fields of a named tuple at the root, where transforms read them."""
     rows = batch.get("data") if isinstance(batch, Mapping) else None
     if not hasattr(rows, "_asdict") or not rows._asdict().keys().isdisjoint(batch):  # type: ignore[union-attr]
         return batch
@@ -202,9 +202,9 @@ def _by_name(batch: Any) -> Any:
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
-    """Return the number of single transitions with steps read behind them, and the fields without such steps.
+    """Return the number of single transitions with later steps, and the fields without these steps.
 
-    There fields have an axis more than ``index``; otherwise None.
+    Fields with steps have one axis more than ``index``; without such fields the result is None.
     """
     index, mask = find_any(batch, "index"), find_any(batch, "mask")
     if index is None or mask is None or index.ndim != 1 or mask.ndim != 2:
@@ -213,7 +213,7 @@ def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
 
 
 def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
-    """The batch without the steps that were read behind ``count`` transitions; ``single`` fields had none."""
+    """Return the batch without the steps after ``count`` transitions; ``single`` fields have no such steps."""
 
     def first(key: FieldKey, values: Array) -> Array:
         if key in single or values.ndim < 2 or values.shape[0] != count:
@@ -229,19 +229,19 @@ def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
 
 @dataclass(frozen=True)
 class OnWrite:
-    """Applies a transform to rows when they are written, and leaves batches alone.
+    """Applies a transform to rows when they are written; batches stay unchanged.
 
-    So ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which a transition read later does not know.
-    Rows that are written at once are one slice: hand over whole episodes with ``extend``, as ``[time, ...]``.
+    For example, ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which cannot be computed from a
+    single transition later. The rows of one write are one slice, so pass whole episodes to ``extend``, as ``[time,
+    ...]``.
 
     Args:
-        transform: Gives as many rows as it takes, and draws no random numbers.
+        transform: A transform that returns as many rows as it receives, and draws no random numbers.
 
     Raises:
-        ConfigError: Something that cannot be called, draws random numbers, or keeps numbers of all rows (``VecNorm``);
-            another ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which act on rows that are written by
-            themselves.
-        SchemaError: On the way in, a single row of ``append``; or the transform gave another number of rows.
+        ConfigError: The transform is not callable, draws random numbers, or has statistics of all rows (``VecNorm``);
+            or it is an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which already act on written rows.
+        SchemaError: A write of a single row by ``append``, or the transform returned another number of rows.
     """
 
     transform: Callable[..., Any]
@@ -264,16 +264,16 @@ class OnWrite:
 
     @property
     def takes(self) -> Alignment | None:
-        """The alignment that the transform takes."""
+        """The alignment of the transform's input."""
         takes: Alignment | None = getattr(self.transform, "takes", None)
         return takes
 
     def __call__(self, batch: Any) -> Any:
-        """The batch as it is."""
+        """Return the batch unchanged."""
         return batch
 
     def inverse(self, rows: Any) -> Any:
-        """The rows, transformed along their first axis."""
+        """Return the rows, transformed along their first axis."""
         arrays = map_tree(as_array, rows)
         lengths = {tuple(values.shape[:1]) for values in flatten(arrays).values()}
         if lengths == {()} or len(lengths) != 1:

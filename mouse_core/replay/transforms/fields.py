@@ -50,7 +50,7 @@ NEXT = "next"
 
 
 def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
-    """Field names as a tuple, or ConfigError for what is none."""
+    """Return field names as a tuple; raise ConfigError for an invalid name."""
     keys = check_list(where, keys)
     for key in keys:
         if not (isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(name, str | int) for name in key))):
@@ -59,13 +59,13 @@ def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
 
 
 def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
-    """Fields without those under ``next`` that follow one at the root which is named as well."""
+    """Return the fields without fields under ``next`` whose counterpart at the root is named as well."""
     named = {path_of(key) for key in keys}
     return tuple(key for key in keys if path_of(key)[0] != NEXT or path_of(key)[1:] not in named)
 
 
 def leaves(batch: Any) -> list[tuple[Path, Array]]:
-    """The fields of a batch with the paths that lead to them, in order."""
+    """Return the fields of a batch with their paths, in order."""
     return [(path_of(key), values) for key, values in flatten(batch).items()]
 
 
@@ -81,7 +81,7 @@ def find_any(batch: Any, key: FieldKey) -> Array | None:
 
 
 def replaced(batch: Any, changes: Mapping[FieldKey, Array]) -> Any:
-    """The batch with some fields set; the one that is given is not changed, and other fields are shared with it."""
+    """Return a batch with some fields replaced; the input is not changed, and its other fields are shared."""
     for key, values in changes.items():
         batch = _with(batch, path_of(key), values)
     return batch
@@ -102,7 +102,7 @@ def _with(node: Any, path: Path, values: Array) -> Any:
 
 
 def removed(batch: Any, key: FieldKey) -> Any:
-    """The batch without a field or node; a dict that becomes empty goes, too."""
+    """Return the batch without a field or node; a dict that becomes empty is removed, too."""
     path = path_of(key)
     parent = find(batch, path[:-1])
     if not isinstance(parent, Mapping):
@@ -114,10 +114,10 @@ def removed(batch: Any, key: FieldKey) -> Any:
 
 
 def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
-    """Return the part of a tree at ``path`` that has these fields, nested as it is; None if it has none.
+    """Return the part of a tree at ``path`` with these fields, in the same nesting; None if it has none of them.
 
     Raises:
-        SchemaError: Some of a tuple's fields, and not all.
+        SchemaError: Some, but not all, fields of a tuple are requested.
     """
     if isinstance(tree, Mapping):
         children = {name: only(child, fields, (*path, name)) for name, child in tree.items()}
@@ -137,7 +137,7 @@ def _kind(node: Any) -> str:
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
-    """Return the key of a field of a transition: under ``next`` if it exists there, or else as it is named."""
+    """Return the key of a field of a transition: under ``next`` if it exists there, or else ``key``."""
     inside = (NEXT, *path_of(key))
     return key if find_any(batch, inside) is None else inside
 
@@ -158,19 +158,19 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
 
 
 def device_of(values: Array) -> Any:
-    """The device of an array."""
+    """Return the device of an array."""
     if is_tensor(values):
         return values.device
     return "cpu" if type(values) is np.ndarray else device(values)
 
 
 def as_array(value: Any) -> Array:
-    """Python's own numbers as an array; an array stays what it is."""
+    """Convert Python numbers to an array; an array is returned unchanged."""
     return value if hasattr(value, "shape") else np.asarray(value)
 
 
 def on_host(values: Array) -> npt.NDArray[Any]:
-    """An array of NumPy or torch, on whatever device, as one of NumPy."""
+    """Convert an array of NumPy or torch, on any device, to a NumPy array."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
 
 
@@ -190,7 +190,7 @@ def flat_flags(values: Array, steps: tuple[int, int], *, where: str, key: FieldK
 
 
 def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
-    """The fields that say how an episode ends: ``done``, and ``terminated`` and ``truncated`` beside it."""
+    """Return the fields that mark ends of episodes: ``done``, and ``terminated`` and ``truncated`` on its level."""
     found: dict[str, FieldKey] = {}
     for name, path in (
         ("done", path_of(done)),
@@ -204,16 +204,17 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 
 
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
-    """Return how each step ends its episode, int8 ``[N, T]``: 0 not at all, 1 at a terminal state, 2 cut short.
+    """Return the end code of each step, int8 ``[N, T]``: 0 no end, 1 terminal, 2 truncated.
 
-    ``done`` holds these codes, or is boolean. Where ``terminated`` and ``truncated`` stand beside it, they say which of
-    the two a boolean ``done`` means (a step that is both is terminal), and ``done`` may be missing. Where the number of
-    the trajectory changes behind a step (``TRAJ_KEYS``, or the ``traj_id`` of slices), it was cut short there.
+    ``done`` holds these codes, or is boolean. If ``terminated`` and ``truncated`` exist, they decide between the two
+    codes for a boolean ``done`` (a step that is both is terminal), and ``done`` may be missing. If the number of the
+    trajectory changes after a step (``TRAJ_KEYS``, or the ``traj_id`` of slices), the step is truncated.
 
     Raises:
-        MissingFieldError: Neither one of the three nor a number of trajectories is there.
-        SchemaError: One of the three is not a single value a step.
-        DataError: Another code; arrays on a device, of JAX, or in what torch compiles are not looked at.
+        MissingFieldError: The batch has none of the three fields, and no number of trajectories.
+        SchemaError: One of the three fields is not a single value for each step.
+        DataError: A code is not 0, 1 or 2; not checked for arrays on a device, arrays of JAX, and in code that torch
+            compiles.
     """
     fields = end_fields(batch, done)
     if not fields:
@@ -249,7 +250,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 
 
 def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
-    """Raise DataError for a code of one's own, which would be taken for a terminal state."""
+    """Raise DataError for an unknown code, which would count as a terminal state."""
     if not may_look(done) or 0 in done.shape:
         return
     for code in (done.min().item(), done.max().item()):
@@ -261,7 +262,7 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
-    """The codes with an end where the number of the trajectory changes; None: without codes, and no number is there."""
+    """Add an end to the codes where the number of the trajectory changes; None without codes and without numbers."""
     for key in TRAJ_KEYS:
         ids = find_any(batch, key)
         if ids is None or len(getattr(ids, "shape", ())) < 2 or prod(ids.shape[2:]) != 1:
@@ -279,7 +280,7 @@ def _cut_short(batch: Any, codes: Array | None) -> Array | None:
 
 
 def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
-    """Return which steps exist, bool ``[N, T]``: those of the mask, or all."""
+    """Return the mask of existing steps, bool ``[N, T]``; without a mask all steps exist."""
     xp = namespace(codes)
     found = find_any(batch, mask)
     if found is None:
@@ -288,21 +289,21 @@ def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Arra
 
 
 def beside(flags: Array, values: Array) -> Array:
-    """Flags ``[N, T]`` with as many further axes as ``values`` have."""
+    """Return flags ``[N, T]``, extended by axes of length 1 to the number of axes of ``values``."""
     return flags.reshape((*flags.shape, *[1] * (values.ndim - 2)))
 
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames fields, also from one level to another; on the way in it renames them back.
+    """Renames fields, also from one level to another; written rows are renamed back.
 
     Args:
-        names: New names by the names that are stored: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
+        names: New names by stored names: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
 
     Raises:
-        ConfigError: Two fields that would have one name.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with a batch that has a field of a new name already.
+        ConfigError: Two fields would have the same name.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: The batch already has a field of a new name.
     """
 
     names: Mapping[FieldKey, FieldKey]
@@ -315,11 +316,11 @@ class Rename:
         vars(self).update(names=MappingProxyType(names))
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with the new names."""
+        """Return the batch with the new names."""
         return _renamed(batch, {old: (new, find(batch, old, where="Rename")) for old, new in self.names.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Rows with the names that are stored; those that have them already stay, and keep fields of the new names."""
+        """Return rows with the stored names; rows that already have these names stay unchanged."""
         moved = {path_of(new) for new in self.names.values()}
         lacking = {new: old for old, new in self.names.items() if path_of(old) in moved or find_any(rows, old) is None}
         found = {new: (old, find_any(rows, new)) for new, old in lacking.items()}
@@ -353,18 +354,18 @@ class _OfFields:
 
 
 class Select(_OfFields):
-    """Keeps some fields, and what the sampler added (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
+    """Keeps fields ``keys``, and those of the sampler (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
-        keys: Names of fields, or of nodes with all fields below.
+        keys: Names of fields, or of nodes with all their fields.
 
     Raises:
-        ConfigError: A name that is none.
-        MissingFieldError: Called with a batch that lacks a field.
+        ConfigError: A name is invalid.
+        MissingFieldError: The batch lacks a field.
     """
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with these fields, in the order of the batch."""
+        """Return the batch with these fields, in the order of the batch."""
         for key in self.keys:
             find(batch, key, where="Select")
         wanted = [path_of(key) for key in self.keys] + [(name,) for name in BOOKKEEPING]
@@ -373,18 +374,18 @@ class Select(_OfFields):
 
 
 class Exclude(_OfFields):
-    """Leaves fields out.
+    """Removes fields.
 
     Args:
-        keys: Names of fields, or of nodes with all fields below.
+        keys: Names of fields, or of nodes with all their fields.
 
     Raises:
-        ConfigError: A name that is none.
-        MissingFieldError: Called with a batch that lacks a field.
+        ConfigError: A name is invalid.
+        MissingFieldError: The batch lacks a field.
     """
 
     def __call__(self, batch: Any) -> Any:
-        """The batch without these fields."""
+        """Return the batch without these fields."""
         for key in self.keys:
             find(batch, key, where="Exclude")
             batch = removed(batch, key)
@@ -393,18 +394,19 @@ class Exclude(_OfFields):
 
 @dataclass(frozen=True)
 class Cast:
-    """Converts dtypes. A value that does not fit is an error, never a silent wrap; floats may be rounded.
+    """Converts dtypes. A value that does not fit raises DataError; floats may be rounded.
 
     Args:
-        dtypes: What to deliver, by field.
-        stored: What to store, by field: rows are converted on their way in.
-        every: What to deliver instead of a dtype, for all fields that ``dtypes`` does not name, but for those of the
+        dtypes: The dtype of delivered batches, by field.
+        stored: The dtype of stored rows, by field; rows are converted when they are written.
+        every: The delivered dtype by stored dtype, for all fields that ``dtypes`` does not name, except fields of the
             sampler: ``{"float64": "float32"}``.
 
     Raises:
-        ConfigError: Something that is no dtype of numbers.
-        MissingFieldError: Called with a batch that lacks a field.
-        DataError: A value that does not fit; the message names the field. (NumPy arrays; torch converts as it does.)
+        ConfigError: A dtype is not a dtype of numbers.
+        MissingFieldError: The batch lacks a field.
+        DataError: A value does not fit; the message names the field. (Only for NumPy arrays; torch tensors are
+            converted unchecked.)
     """
 
     dtypes: Mapping[FieldKey, npt.DTypeLike] = field(default_factory=dict)
@@ -425,7 +427,7 @@ class Cast:
         vars(self)["_every"] = {str(old): new for old, new in made["every"].items()}
 
     def __call__(self, batch: Any) -> Any:
-        """The batch in the dtypes to deliver."""
+        """Return the batch in the delivered dtypes."""
         changes: dict[FieldKey, Any] = {
             key: _converted(find(batch, key, where="Cast"), dtype, key) for key, dtype in self.dtypes.items()
         }
@@ -438,7 +440,7 @@ class Cast:
         return replaced(batch, changes)
 
     def inverse(self, rows: Any) -> Any:
-        """Rows in the dtypes to store."""
+        """Return rows in the stored dtypes."""
         changes = {
             key: _converted(as_array(find(rows, key, where="Cast")), dtype, key) for key, dtype in self.stored.items()
         }
@@ -462,17 +464,18 @@ def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
 
 @dataclass(frozen=True)
 class Apply:
-    """Changes fields by a function each: a scale, an offset, a limit, or what ``mouse_core.statistics`` normalises by.
+    """Changes each field by a function: a scale, an offset, a limit, or a normalisation of ``mouse_core.statistics``.
 
     Args:
-        functions: By field: from the array of a batch, ``[B, ...]`` or ``[B, S, ...]``, to one with as many rows.
-        stored: By field: what is done to rows on their way in, to one of ``append`` (without a first axis) and to many
-            of ``extend`` alike.
+        functions: By field, a function from the array of a batch, ``[B, ...]`` or ``[B, S, ...]``, to an array with as
+            many rows.
+        stored: By field, a function that converts written rows: one row of ``append`` (without a first axis) or many
+            rows of ``extend``.
 
     Raises:
-        ConfigError: A name that is none, or something that cannot be called.
-        MissingFieldError: Called with a batch, or rows, without the field.
-        SchemaError: A function gave no array, or another number of rows.
+        ConfigError: A name is invalid, or a function is not callable.
+        MissingFieldError: The batch, or the written rows, lack the field.
+        SchemaError: A function did not return an array, or returned another number of rows.
 
     Example:
         >>> import numpy as np
@@ -494,11 +497,11 @@ class Apply:
             vars(self)[name] = MappingProxyType(given)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with these fields changed."""
+        """Return the batch with the changed fields."""
         return replaced(batch, {key: _applied(batch, key, function) for key, function in self.functions.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Rows as they are stored."""
+        """Return the rows to store."""
         return replaced(rows, {key: _applied(rows, key, function) for key, function in self.stored.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -518,20 +521,21 @@ def _applied(batch: Any, key: FieldKey, function: Callable[[Array], Array]) -> A
 
 @dataclass(frozen=True, init=False)
 class Concatenate:
-    """Joins fields along their last axis into one, as a position and a velocity become one vector.
+    """Joins fields along their last axis, for example a position and a velocity into one vector.
 
-    A field of one number a step counts as a vector of one. It knows steps by the axes of ``index`` and ``mask``; in a
-    batch without them the field with the most axes is of vectors, and where all have a single axis, of numbers.
+    A field of one number for each step counts as a vector of length 1. The axes of ``index`` and ``mask`` define the
+    steps. In a batch without these fields, the field with the most axes holds vectors; if all fields have one axis,
+    they hold numbers.
 
     Args:
-        keys: The fields, in this order, of one dtype.
-        to: The name of the new one.
-        keep: Whether the fields stay beside it.
+        keys: The fields to join, in this order, of one dtype.
+        to: The name of the new field.
+        keep: Whether the joined fields stay in the batch.
 
     Raises:
-        ConfigError: Fewer than two fields, or a name that is none.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that differ in dtype, or in more than their last axis.
+        ConfigError: Fewer than two fields, or an invalid name.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: The fields differ in dtype, or in more than their last axis.
 
     Example:
         >>> import numpy as np
@@ -553,7 +557,7 @@ class Concatenate:
             raise ConfigError(f"Concatenate: expected at least two fields, found {list(keys)}")
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with the new field, ``[..., n]``."""
+        """Return the batch with the new field, ``[..., n]``."""
         parts = {key: as_array(find(batch, key, where="Concatenate")) for key in self.keys}
         first = parts[self.keys[0]]
         xp = namespace(first)
@@ -576,21 +580,21 @@ class Concatenate:
 class Pad:
     """Pads ragged fields to one length, and adds the mask ``<name>_mask``.
 
-    A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]``, and its mask, bool ``[batch, L]``, stands
-    beside it. So a batch is arrays alone, as ``jax.jit`` and most models need it. Text has to become numbers first.
+    A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]`` with a mask, bool ``[batch, L]``. So a
+    batch consists only of arrays, as ``jax.jit`` and most models need it. Convert text to numbers first.
 
     Args:
-        keys: Names of fields; none: all that are ragged.
-        length: L; None: that of the longest row of the batch, so that batches differ in shape.
-        value: What rows are filled up with.
-        side: At which end: "right" behind what is there, "left" before it, as for generation.
-        truncate: Whether what is beyond ``length`` is left out, at the end that is filled up; else it is an error.
+        keys: Names of fields; without names, all ragged fields.
+        length: The padded length L; None: the length of the longest row in the batch, so that batches differ in shape.
+        value: The value of padded elements.
+        side: The padded side: "right" after the row, or "left" before the row, as for generation.
+        truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise they raise DataError.
 
     Raises:
-        ConfigError: An argument out of range.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: A field of text, or of arrays that differ in more than their length.
-        DataError: A row that is longer than ``length``, or a value that the dtype does not hold.
+        ConfigError: An argument is out of range.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field holds text, or arrays that differ in more than their length.
+        DataError: A row is longer than ``length``, or the dtype cannot represent ``value``.
     """
 
     keys: tuple[FieldKey, ...]
@@ -614,7 +618,7 @@ class Pad:
         vars(self).update(keys=check_keys(keys, where="Pad"), length=length, value=value, side=side, truncate=truncate)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with arrays of one shape, and their masks."""
+        """Return the batch with padded arrays and their masks."""
         keys = self.keys or tuple(key for key, values in flatten(batch).items() if _is_ragged(values))
         index = find_any(batch, "index")
         lead = 1 if index is None else index.ndim
@@ -672,24 +676,24 @@ Pack = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, init=False)
 class Compress:
-    """Stores fields row by row as compressed bytes, in any storage, and delivers them as they were.
+    """Stores each row of a field as compressed bytes, in any storage, and delivers the original arrays.
 
-    On the way in a row's bytes are packed; a batch's are unpacked where transforms run, in the threads of a
-    ``PrefetchBatchifier`` too, which zlib does not keep from each other. Rows that are bytes already stay as they are,
-    such as those that ``buffer[index]`` gave.
+    The bytes of a row are packed when the row is written. A batch is unpacked where transforms run, also in the threads
+    of a ``PrefetchBatchifier``: zlib lets them run in parallel. Rows that are bytes already, such as rows from
+    ``buffer[index]``, stay unchanged.
 
     Args:
         keys: Fields of numbers, all of one shape and dtype.
-        shape: That of a row, ``(84, 84, 3)``.
-        dtype: Theirs.
-        level: Of zlib, 0 to 9; 1 is the fastest that packs.
-        pack, unpack: What else packs bytes and unpacks them, in place of zlib: ``lz4.frame.compress``.
+        shape: The shape of a row, such as ``(84, 84, 3)``.
+        dtype: The dtype of the fields.
+        level: The level of zlib, 0 to 9; 1 is the fastest level with compression.
+        pack, unpack: Functions that pack and unpack bytes instead of zlib, such as ``lz4.frame.compress``.
 
     Raises:
-        ConfigError: No fields, a shape or dtype that is none, a level out of range, or one of the two functions alone.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: On the way in, rows of another shape or dtype.
-        DataError: Bytes that are not those of such a row.
+        ConfigError: No fields, an invalid shape or dtype, a level out of range, or only one of the two functions.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: Written rows have another shape or dtype.
+        DataError: The bytes do not hold a row of this shape and dtype.
 
     Example:
         >>> import numpy as np
@@ -729,11 +733,11 @@ class Compress:
         vars(self).update(pack=pack or partial(zlib.compress, level=int(level)), unpack=unpack or zlib.decompress)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with arrays in place of bytes."""
+        """Return the batch with arrays in place of bytes."""
         return replaced(batch, {key: self._unpacked(find(batch, key, where="Compress"), key) for key in self.keys})
 
     def inverse(self, rows: Any) -> Any:
-        """Rows with bytes in place of arrays."""
+        """Return rows with bytes in place of arrays."""
         return replaced(rows, {key: self._packed(find(rows, key, where="Compress"), key) for key in self.keys})
 
     def _packed(self, values: Any, key: FieldKey) -> Any:
@@ -768,7 +772,7 @@ class Compress:
 
 
 def _holds_bytes(values: Any) -> bool:
-    """Whether these are rows of bytes: a list of them, or an array of objects."""
+    """Whether the rows are bytes: a list of bytes, or an array of objects."""
     if isinstance(values, list):
         return bool(values) and isinstance(values[0], bytes)
     dtype = getattr(values, "dtype", None)

@@ -1,4 +1,4 @@
-"""Resize, CenterCrop, GrayScale and ToFloatImage: images as networks want them."""
+"""Resize, CenterCrop, GrayScale and ToFloatImage: transforms of images for networks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _OfImages:
         vars(self).update(own, keys=check_keys(keys, where=where), image_shape=shape, layout=layout)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with changed images."""
+        """Return the batch with changed images."""
         where = type(self).__name__
         return replaced(batch, {key: self._changed(find(batch, key, where=where), key) for key in self.keys})
 
@@ -55,7 +55,7 @@ class _OfImages:
         raise NotImplementedError
 
     def _images(self, values: Array, key: FieldKey) -> Array:
-        """Images ``[..., H, W, C]``."""
+        """Return images ``[..., H, W, C]``."""
         expected = f"{type(self).__name__}: {key!r}: expected"
         if self.image_shape is not None:
             if values.ndim < 1 or values.shape[-1] != math.prod(self.image_shape):
@@ -72,7 +72,7 @@ class _OfImages:
         return _moved(values, to="last") if self.layout == "CHW" else values
 
     def _laid_out(self, images: Array, values: Array) -> Array:
-        """Images ``[..., H, W, C]`` as ``values`` were laid out, in memory of their own."""
+        """Return images ``[..., H, W, C]`` in the layout of ``values``, as a copy."""
         if self.layout == "CHW":
             images = _moved(images, to="first")
         # A part of an image, or one whose channels were moved, has its bytes elsewhere; frameworks want them in order.
@@ -84,21 +84,21 @@ class _OfImages:
 class Resize(_OfImages):
     """Resizes images ``[..., H, W, C]`` or ``[..., C, H, W]`` to ``size``, keeping their dtype and layout.
 
-    "bilinear" weighs the pixels that a new one covers with a triangle, which is as wide as the new pixel where images
-    shrink, so that nothing is skipped (as Pillow's BILINEAR and torch's ``interpolate(antialias=True)``); integers are
-    rounded to the nearest. "nearest" takes the pixel in the middle.
+    "bilinear" weights the pixels under a new pixel with a triangle. If images shrink, the triangle is as wide as the
+    new pixel, so that no pixel is skipped (as Pillow's BILINEAR and torch's ``interpolate(antialias=True)``). Integers
+    are rounded to the nearest. "nearest" takes the pixel in the middle.
 
     Args:
         keys: Fields of images.
         size: ``(height, width)`` to deliver.
         method: "bilinear" or "nearest".
-        image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``, and delivered so.
-        layout: "HWC" or "CHW", as torch has images. By default the last dimension must be 1 to 4 channels.
+        image_shape: ``(H, W, C)`` of images that are stored and delivered flattened, ``[..., H * W * C]``.
+        layout: "HWC", or "CHW" as in torch. By default the last dimension must be 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, a size that is none, an unknown method or layout.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images, or without ``layout`` with what may be of another one.
+        ConfigError: No fields, an invalid size, an unknown method or layout.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field does not hold images, or its layout is ambiguous without ``layout``.
     """
 
     size: tuple[int, int]
@@ -134,7 +134,7 @@ class Resize(_OfImages):
 class CenterCrop(_OfImages):
     """Cuts the middle out of images ``[..., H, W, C]``, keeping their dtype and layout.
 
-    Of an odd number of lines too many, Python's ``round`` says which side loses one more, as in torchvision.
+    If the number of removed lines is odd, Python's ``round`` decides which side loses one line more, as in torchvision.
 
     Args:
         keys: Fields of images.
@@ -142,9 +142,9 @@ class CenterCrop(_OfImages):
         image_shape, layout: See ``Resize``.
 
     Raises:
-        ConfigError: No fields, a size that is none, an unknown layout.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images, or smaller ones.
+        ConfigError: No fields, an invalid size, an unknown layout.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field does not hold images, or the images are smaller than ``size``.
     """
 
     size: tuple[int, int]
@@ -174,9 +174,9 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, init=False)
 class GrayScale(_OfImages):
-    """Turns images of red, green and blue into images of one channel, keeping their dtype and layout.
+    """Converts RGB images to images of one channel, keeping their dtype and layout.
 
-    What it gives is ``0.299 R + 0.587 G + 0.114 B`` (ITU-R BT.601), computed in float32; integers are rounded to the
+    The result is ``0.299 R + 0.587 G + 0.114 B`` (ITU-R BT.601), computed in float32; integers are rounded to the
     nearest.
 
     Args:
@@ -185,8 +185,8 @@ class GrayScale(_OfImages):
 
     Raises:
         ConfigError: No fields, an unknown layout.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images of three channels.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field does not hold images of three channels.
     """
 
     def __init__(
@@ -211,25 +211,24 @@ class GrayScale(_OfImages):
 
 @dataclass(frozen=True, init=False)
 class ToFloatImage(_OfImages):
-    """Turns images of whole numbers 0..255 into floating numbers 0..1.
+    """Converts images of integers 0..255 to floats 0..1.
 
-    Pixels outside 0..255 raise DataError. In compiled code and on devices, where values are not looked at, they become
+    Pixels outside 0..255 raise DataError. In compiled code and on devices, where values are not checked, they become
     NaN.
 
     Args:
         keys: Fields of images, ``[..., H, W, C]`` or ``[..., C, H, W]``.
-        channels: Where the channels of the result are: "last", ``[..., H, W, C]`` as Flax expects, or "first",
+        channels: The position of the channels in the result: "last", ``[..., H, W, C]`` as Flax expects, or "first",
             ``[..., C, H, W]`` as torch does.
         dtype: A floating dtype.
         image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``.
-        layout: "HWC" or "CHW": where the channels are. By default the last dimension must be 1 to 4 channels.
+        layout: "HWC" or "CHW": the layout of the stored images. By default the last dimension must be 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, an unknown place of channels or layout, a dtype that is not floating.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images of whole numbers, or without ``layout`` with what may be of
-            another one.
-        DataError: Called with pixels outside 0..255.
+        ConfigError: No fields, unknown ``channels`` or ``layout``, or a dtype that is not floating.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field does not hold images of integers, or its layout is ambiguous without ``layout``.
+        DataError: A pixel is outside 0..255.
     """
 
     channels: Literal["first", "last"]
@@ -310,7 +309,7 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """Return a table for two sizes on the device of images; for torch's devices it is made there, as a copy waits."""
+    """Return a table for two sizes on the device of the images; torch computes it there, as a copy would block."""
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)
     known = _kept(make, old, new)
@@ -333,7 +332,7 @@ def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
 
 
 def _nearest(old: int, new: int, xp: Any, **where: Any) -> Array:
-    """The old pixel in the middle of each new one, int64 ``[new]``."""
+    """Return the old pixel in the middle of each new one, int64 ``[new]``."""
     middle = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * (old / new)
     return xp.clip(xp.astype(middle, xp.int64), None, old - 1)
 
@@ -349,7 +348,7 @@ def _sizes(sizes: object, count: int, where: str) -> tuple[int, ...]:
 
 
 def _moved(images: Array, *, to: Literal["first", "last"]) -> Array:
-    """Images whose channels are last with these first, or the other way round."""
+    """Move the channels of images from the last to the first position, or back."""
     axes = tuple(range(images.ndim))
     *lead, one, two, three = axes
     order = (three, one, two) if to == "first" else (two, three, one)

@@ -40,18 +40,20 @@ Array = Any
 
 @dataclass(frozen=True)
 class RandomTimeCrop:
-    """Takes a random sub-trajectory of ``sequence_length`` steps out of every slice, or of rows that are trajectories.
+    """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from rows that are trajectories.
 
-    Where it begins is drawn uniformly from all places at which so many steps of the mask follow; a slice with fewer
-    begins where they begin, and its mask says how many there are. (``mouse_core.RandomCrop`` crops images.)
+    The first step is drawn uniformly from all steps that are followed by enough steps of the mask. A shorter slice is
+    cropped from its first existing step, and its mask marks the existing steps. (``mouse_core.RandomCrop`` crops
+    images.)
 
     Args:
         sequence_length: Steps of a sub-trajectory.
-        mask: The field that says which steps are there: a stretch of each slice. Without such a field all are.
+        mask: The field that marks the existing steps, a contiguous range of each slice. Without this field all steps
+            exist.
 
     Raises:
-        ConfigError: A length that is no positive integer.
-        SchemaError: Called with slices that are shorter, or with a mask that is no stretch.
+        ConfigError: The length is not a positive integer.
+        SchemaError: The slices are shorter, or the mask is not a contiguous range.
     """
 
     sequence_length: int
@@ -64,7 +66,7 @@ class RandomTimeCrop:
         check_count("RandomTimeCrop: sequence_length", self.sequence_length)
 
     def __call__(self, batch: Any, key: Key) -> Any:
-        """The batch, ``[B, sequence_length, ...]`` in every field that was ``[B, S, ...]``."""
+        """Return the batch, with fields ``[B, sequence_length, ...]`` in place of ``[B, S, ...]``."""
         steps = _steps(batch, "RandomTimeCrop")
         count, length = steps
         if length < self.sequence_length:
@@ -105,20 +107,19 @@ class RandomTimeCrop:
 class MarkSlices:
     """Adds fields to the batch that mark the first and last step of each slice; stored rows are not changed.
 
-    A recurrent network that is trained on slices starts anew at the first step of each, and what is summed along time
-    stops at the last one, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"),
-    ("next", "done")])`` makes of a slice what an episode is that was cut off there. Steps that are not there have no
-    mark. Fields are bool, of the shape of ``index``; where the batch has one of that name, a step that is marked in it
-    stays so.
+    A recurrent network that is trained on slices resets its state at the first step of each slice. Sums along time stop
+    at the last step, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"), ("next",
+    "done")])`` marks a slice like a truncated episode. Missing steps have no mark. Fields are bool, of the shape of
+    ``index``. If the batch already has a field of that name, its marks stay.
 
     Args:
         first: The field, or a list of fields, that are True in the first step of each slice.
-        last: Those that are True in the last.
-        mask: The field that says which steps are there; without such a field all are.
+        last: The field, or a list of fields, that are True in the last step of each slice.
+        mask: The field that marks the existing steps; without this field all steps exist.
 
     Raises:
         ConfigError: Neither a first nor a last field.
-        SchemaError: Called with single rows, or a field that is there has other values than one bool for each step.
+        SchemaError: The batch has single rows, or an existing field is not one bool for each step.
     """
 
     first: tuple[FieldKey, ...]
@@ -138,7 +139,7 @@ class MarkSlices:
         vars(self).update(first=made[0], last=made[1], mask=mask)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with the marks."""
+        """Return the batch with the marks."""
         index, there, slices = (find_any(batch, key) for key in ("index", self.mask, "slice_id"))
         if index is None:
             raise MissingFieldError("MarkSlices: expected the index of a batch, found none")
@@ -158,7 +159,7 @@ class MarkSlices:
         return batch
 
     def _marked(self, batch: Any, key: FieldKey, marks: Array) -> Array:
-        """The marks, together with those that the batch has already."""
+        """Return the marks, merged with the existing marks of the batch."""
         known = find_any(batch, key)
         if known is None:
             return marks
@@ -169,31 +170,32 @@ class MarkSlices:
 
 
 def _names(keys: Any, name: str) -> tuple[FieldKey, ...]:
-    """One field or a list of them as a tuple; a tuple is the name of one nested field, as everywhere."""
+    """Return one field or a list of fields as a tuple; a tuple is the name of one nested field."""
     names: list[FieldKey] = keys if isinstance(keys, list) else [keys] if keys else []
     return check_keys(names, where=f"MarkSlices: {name}")
 
 
 @dataclass(frozen=True)
 class BurnIn:
-    """Takes the first steps off every slice and has a function make the state of a recurrent network of them.
+    """Removes the first steps of every slice, from which a function computes the state of a recurrent network.
 
-    Slices are drawn as many steps longer: ``SliceSampler(sequence_length=burn_in + learned)``. The function is called
-    with the first ``steps`` of a batch, as a batch, ``mask`` included, and gives the fields that the others begin with.
-    (Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", ICLR 2019.)
+    Draw slices that are longer by these steps: ``SliceSampler(sequence_length=burn_in + learned)``. The function is
+    called with a batch of the first ``steps``, ``mask`` included, and returns fields with the initial state for the
+    remaining steps. (Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", ICLR
+    2019.)
 
-    What it gives depends on the weights that the network has then. In a buffer it runs where transforms do, in the
-    threads of a ``PrefetchBatchifier`` too; without one batches are a function of the draws and of those weights. It
-    may as well be called with a batch that was delivered, a dict of arrays of NumPy, torch or JAX.
+    The state depends on the current weights of the network. In a buffer the function runs where transforms run, also in
+    the threads of a ``PrefetchBatchifier``. Without a prefetcher, batches depend only on the draws and the weights. The
+    transform may also be called with a delivered batch, a dict of arrays of NumPy, torch or JAX.
 
     Args:
-        function: From a batch ``[B, steps, ...]`` to a dict of fields ``[B, ...]``.
+        function: A function from a batch ``[B, steps, ...]`` to a dict of fields ``[B, ...]``.
         steps: Steps to burn in, at least 1.
 
     Raises:
-        ConfigError: No function, or a number of steps below 1.
-        SchemaError: Called with slices that have no step more; or the function gave no fields of the batch's slices, or
-            one that is there.
+        ConfigError: ``function`` is not callable, or ``steps`` is below 1.
+        SchemaError: The slices have no step after ``steps``; or the function did not return one value for each slice,
+            or returned a field that the batch already has.
 
     Example:
         >>> import numpy as np
@@ -215,7 +217,7 @@ class BurnIn:
         check_count("BurnIn: steps", self.steps)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch without its first steps, and with what the function made of them."""
+        """Return the batch without its first steps, with the fields that the function returned."""
         found = _steps(batch, "BurnIn")
         if found[1] <= self.steps:
             raise SchemaError(f"BurnIn: expected slices of more than {self.steps} steps, found {found[1]}")
@@ -239,7 +241,7 @@ class BurnIn:
 def _steps(batch: Any, where: str) -> tuple[int, int]:
     """Return the number of slices and their length: the first axes of the index, or else of all fields.
 
-    Where the index is of single rows, the rows are whole trajectories, which all their fields must say.
+    If the index has single rows, the rows are whole trajectories, and all fields must have the axis of time.
     """
     index = find_any(batch, "index")
     if index is not None and index.ndim == 2:
@@ -260,30 +262,30 @@ def _steps(batch: Any, where: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, init=False)
 class CatFrames:
-    """Makes of each observation the last ``frames`` of its episode, side by side, oldest first.
+    """Replaces each observation by the last ``frames`` observations of its episode, concatenated, oldest first.
 
-    Frames are stored once. A buffer reads those before a drawn row, or before the first of a slice, from its episode,
-    as far as its rows are there; where episodes begin is known as ``SliceSampler`` knows it. Before the first frame of
-    an episode there are none, and that one stands for them. What lies under ``next``, if it is there, follows the last
-    frame, and changes nothing where it is named beside the root's. So the transform stands before others that change
-    what it reads; only ``NextView`` and ``HindsightRelabel`` may come first, and an ``NStep`` behind it moves whole
+    Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
+    rows of its episode that still exist. The begin of an episode is found as in ``SliceSampler``. Before the first
+    frame of an episode, the first frame is repeated. An observation under ``next`` follows the last frame of the stack;
+    naming it as well as the field at the root has no effect. So this transform must precede other transforms that
+    change its fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep`` moves whole
     stacks.
 
-    Called by itself, on slices ``[N, T]``, it knows an episode as far as the slice reaches.
+    If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
     Args:
         keys: Fields of a step's shape ``[..., C]``: 4 frames of 3 channels become ``[..., 12]``.
-        frames: How many, k, at least 1.
-        axis: Along which of a step's axes, from the last one: -1, or -3 for images ``[C, H, W]``.
-        pad: A number that stands for frames before an episode's first one, instead of that.
-        done: Where episodes end, as in ``NextView``.
-        mask: The field that says which steps are there.
+        frames: The number of frames, k, at least 1.
+        axis: The axis of a step, counted from the last one: -1, or -3 for images ``[C, H, W]``.
+        pad: The value of frames before the first frame of an episode; None repeats the first frame.
+        done: The field that marks where episodes end, as in ``NextView``.
+        mask: The field that marks the existing steps.
 
     Raises:
         ConfigError: No fields, a number of frames below 1, or an axis that is not negative.
-        MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with a field that has no such axis.
-        DataError: A ``pad`` that the field's dtype does not hold.
+        MissingFieldError: The batch lacks a field.
+        SchemaError: A field has no such axis.
+        DataError: The field's dtype cannot represent ``pad``.
 
     Example:
         >>> import numpy as np
@@ -318,10 +320,10 @@ class CatFrames:
         vars(self).update(zip(("done", "mask"), check_keys((done, mask), where="CatFrames"), strict=True))
 
     def gather(self, storage: Storage, index: Slots, episodes: EpisodeIndex, key: Key) -> dict[str, Any]:
-        """The frames before drawn rows, or before the first ones of slices; see ``Transform``.
+        """Return the frames before drawn rows, or before the first rows of slices; see ``Transform``.
 
         Returns:
-            For each field ``[N, 1, k - 1, ...]``, oldest first; of slices whose steps lie apart ``[N, S, k - 1, ...]``.
+            For each field ``[N, 1, k - 1, ...]``, oldest first; for slices with a dilation ``[N, S, k - 1, ...]``.
         """
         if self.frames == 1:
             return {}
@@ -343,7 +345,7 @@ class CatFrames:
         return found
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with stacks in place of frames, ``[..., k * C]``."""
+        """Return the batch with stacks in place of frames, ``[..., k * C]``."""
         timed = _has_time(batch, self.mask)
         begins: npt.NDArray[np.int64] | None = None
         for key in self.keys:
@@ -369,7 +371,7 @@ class CatFrames:
         return batch
 
     def _stacked(self, steps: Array, begins: npt.NDArray[np.int64], before: Array | None) -> Array:
-        """Stacks of frames ``[N, T, ...]`` of steps, with what ``gather`` gave, if anything did."""
+        """Return stacks of frames ``[N, T, ...]``, with the earlier frames from ``gather`` if it was called."""
         xp, place = namespace(steps), device_of(steps)
         if before is not None:
             before = xp.asarray(before, device=place)
@@ -409,7 +411,7 @@ class CatFrames:
 
 
 def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
-    """The number ``[1]`` in a dtype of NumPy or torch; DataError where that does not hold it."""
+    """Return the number as ``[1]`` of a dtype of NumPy or torch; DataError if the dtype cannot represent it."""
     try:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))
     except ValueError as error:
@@ -417,6 +419,6 @@ def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
 
 
 def _has_time(batch: Any, mask: FieldKey) -> bool:
-    """Whether a batch has an axis of time: slices, or single rows and those that were read behind them."""
+    """Whether a batch has an axis of time: slices, or single rows with later steps."""
     index, flags = find_any(batch, "index"), find_any(batch, mask)
     return index is None or index.ndim == 2 or (flags is not None and flags.ndim == 2)

@@ -49,48 +49,50 @@ Strategy = Literal["future", "final", "episode", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class HindsightRelabel:
-    """Replaces goals by what was achieved later, and computes the rewards anew (hindsight experience replay).
+    """Replaces goals by goals that were achieved later, and recomputes the rewards (hindsight experience replay).
 
-    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). Of the transitions of a batch a share ``ratio``,
-    drawn one by one, gets as its goal what some transition achieved:
+    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). A share ``ratio`` of the transitions of a batch,
+    drawn independently, gets the achieved goal of another transition as its goal:
 
-    - "future": one of its episode from itself on, uniformly,
-    - "final": the last of its episode,
-    - "episode": any of its episode, uniformly,
-    - "random": any of the batch, uniformly.
+    - "future": this transition or a later one of its episode, uniformly,
+    - "final": the last transition of its episode,
+    - "episode": any transition of its episode, uniformly,
+    - "random": any transition of the batch, uniformly.
 
-    A buffer draws goals from whole episodes, as far as their rows are in it, for single transitions and slices alike,
-    and reads the goal alone: an episode may be as long as you like. Where episodes end is known as ``SliceSampler``
-    knows it, from done, terminated and truncated and from the numbers of trajectories. So the transform stands before
-    others that change goals; only ``NextView`` may come first. The steps that are read behind a single transition get
-    its goal, so that an ``NStep`` behind it sums the rewards of one goal. In slices each step has a goal of its own, so
-    a buffer refuses slices with ``NStep`` or ``ReturnsToGo`` beside this transform.
+    A buffer draws goals from all rows of an episode that it holds, for single transitions and for slices. Only the
+    field of the goal is read, so episodes may be of any length. Ends of episodes are found as in ``SliceSampler``, from
+    done, terminated and truncated and from the numbers of trajectories. This transform must precede other transforms
+    that change goals; only ``NextView`` may precede it. The steps that are read after a single transition get the goal
+    of the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step has a goal of its
+    own, so a buffer of slices with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
 
-    Called by itself, on slices ``[N, T]``, it knows an episode as far as the slice reaches.
+    If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
-    The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with what
-    the transition achieved (under ``next``). A field ``relabelled``, bool, says which transitions have a new goal.
+    The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with the
+    achieved goal of the transition (under ``next``). A field ``relabelled``, bool, marks the transitions with a new
+    goal.
 
-    What the last transition of an episode achieved is not stored in "outgoing" rows without ``next``: it keeps its goal
-    and is none, and the sum of an ``NStep`` for a new goal ends before it. Store ``next``, or "arrived" rows, to use it
-    as well.
+    "Outgoing" rows without ``next`` do not store the achieved goal of the last transition of an episode. This
+    transition keeps its goal, is never drawn as a goal, and ends the sum of an ``NStep`` for a new goal before itself.
+    To use the last transition as well, store ``next`` or "arrived" rows.
 
     Args:
         compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
-            gives rewards ``[N, T]``. gymnasium's ``GoalEnv.compute_reward`` fits.
-        compute_done: Called likewise; says which relabelled transitions are terminal. None: ``done`` stays.
+            returns rewards ``[N, T]``. gymnasium's ``GoalEnv.compute_reward`` can be passed.
+        compute_done: Called with the same arguments; returns a mask of the relabelled transitions that are terminal.
+            None: ``done`` stays.
         strategy: "future", "final", "episode" or "random".
-        ratio: How many transitions get a new goal, in ``[0, 1]``: 0.8 are four new goals for each old one.
-        takes: The alignment of the rows. "arrived" rows, and "outgoing" ones without ``next``, pass through
+        ratio: The share of transitions with a new goal, in ``[0, 1]``: 0.8 gives four new goals for each old one.
+        takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
             ``NextView`` first.
-        horizon: How many steps away a goal may be, in a buffer; None: as far as the episode reaches.
+        horizon: The largest distance of a goal in steps, in a buffer; None: up to the end of the episode.
         goal, achieved, reward, done, mask: The names of these fields; goals may be nested, as in ``("observation",
             "desired_goal")``.
 
     Raises:
-        ConfigError: An argument out of range, or a function that does not take the three arguments.
-        MissingFieldError: Called with a batch that lacks one of the fields.
-        SchemaError: Called with a batch that is no slices; rewards of another shape.
+        ConfigError: An argument is out of range, or a function does not accept the three arguments.
+        MissingFieldError: The batch lacks one of the fields.
+        SchemaError: The batch does not consist of slices, or the rewards have another shape.
     """
 
     compute_reward: Callable[[Array, Array, Any], Array]
@@ -121,7 +123,7 @@ class HindsightRelabel:
         check_keys((self.goal, self.achieved, self.reward, self.done, self.mask), where="HindsightRelabel")
 
     def gather(self, storage: Storage, index: Slots, episodes: EpisodeIndex, key: Key) -> dict[str, Any]:
-        """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
+        """Return goals for drawn rows, and the mask of the rows that get a new goal; see ``Transform``.
 
         Returns:
             ``hindsight_goal`` ``[N, T, ...]``, ``hindsight_drawn`` bool ``[N, T]`` and ``hindsight_left`` int64
@@ -159,7 +161,7 @@ class HindsightRelabel:
         return dict(zip(GATHERED, (goals, drawn, left), strict=True))
 
     def __call__(self, batch: Any, key: Key) -> Any:
-        """The batch ``{field: [N, T, ...]}`` with new goals and rewards."""
+        """Return the batch ``{field: [N, T, ...]}`` with new goals and rewards."""
         where = "HindsightRelabel"
         complete = find_any(batch, NEXT) is not None
         if not complete or self.takes == "arrived":
@@ -208,7 +210,7 @@ class HindsightRelabel:
         return replaced(made, changes)
 
     def _drawn_here(self, batch: Any, achieved: Array, codes: Array, valid: Array, key: Key) -> tuple[Array, Array]:
-        """Goals out of the batch itself, and which transitions get theirs."""
+        """Return goals from the batch itself, and the mask of the transitions that get a new goal."""
         index = find_any(batch, "index")
         single = index is not None and index.ndim == 1
         if single and self.strategy != "random":
@@ -230,7 +232,7 @@ class HindsightRelabel:
     def _draw(
         self, codes: npt.NDArray[Any], valid: npt.NDArray[Any], key: Key
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return which transitions get a new goal, and the transition it comes from, as an index into all."""
+        """Return the mask of transitions with a new goal, and the flat indices of the transitions with the goals."""
         count, length = codes.shape
         uniform = key.uniform(2 * count * length).reshape(2, count, length)
         chosen = (uniform[0] < self.ratio) & valid
@@ -300,34 +302,36 @@ OUTCOME: tuple[FieldKey, ...] = ("reward", "done", "terminated", "truncated")
 
 @dataclass(frozen=True, kw_only=True)
 class NextView:
-    """Turns rows into transitions with a ``next`` entry: what an action led to.
+    """Converts rows to transitions with a ``next`` entry, which holds the result of the action.
 
-    What a transition led to stands under ``next``: the observation, and reward, done, terminated and truncated, which
-    leave the root (the layout that TorchRL calls TED). The action and what a sampler added stay at the root.
+    ``next`` holds the next observation, and reward, done, terminated and truncated, which are removed from the root
+    (the layout TED of TorchRL). The action and the fields of the sampler stay at the root.
 
     - Taken from "outgoing" rows (row t: observation t, and the action, reward and done that leave it), slices of T rows
-      become T transitions, whose ``next`` holds the observation of row t+1. After the last row of an episode
-      there is none, for the final observation is not stored. A terminal transition does not need it: it stays, with its
-      own observation under ``next``. A truncated one would, and is masked, as is a step at which the slice ends before
-      the episode does.
-    - Taken from "arrived" rows (row t: observation t, and what led to it), T rows become T-1 transitions: observation
-      t, and action, reward, done and observation of row t+1. Nothing is lost.
+      become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode has no next
+      observation, as the final observation is not stored. A terminal transition does not need the next observation: it
+      stays, with its own observation under ``next``. A truncated transition needs it, and is masked. The last step of a
+      slice within an episode is masked, too.
+    - Taken from "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become
+      T-1 transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is
+      lost.
 
-    The batch has a field ``mask`` afterwards, bool, which says what transitions are whole: leave the others out of the
-    loss. Single transitions that a buffer draws become single transitions, as it reads the row behind each as well.
+    The result has a field ``mask``, bool, which is True for complete transitions: exclude the others from the loss.
+    Single transitions of a buffer stay single transitions, as the buffer also reads the row after each of them.
 
     Args:
         takes: The alignment of the rows.
-        action: Fields that say what was done.
-        outcome: Fields that say what came of it, those of them that are there.
-        keep: Further fields that have no next one, such as the number of a task.
-        done: Where episodes end: 0, 1 terminal or 2 truncated, or boolean with ``terminated`` and ``truncated`` beside.
-        mask: The field that says which steps are there; made if it is missing.
+        action: Fields of the action.
+        outcome: Fields of the result of the action; missing fields are skipped.
+        keep: Further fields without a next value, such as the number of a task.
+        done: The field of the ends of episodes: 0, 1 (terminal) or 2 (truncated), or a bool with ``terminated`` and
+            ``truncated`` on the same level.
+        mask: The field that marks the existing steps; added if it is missing.
 
     Raises:
-        ConfigError: An unknown alignment, or a name that is none.
-        MissingFieldError: Called with a batch in which nothing says where episodes end.
-        SchemaError: Called with a batch that is no slices, or that has a ``next`` already.
+        ConfigError: An unknown alignment, or an invalid name.
+        MissingFieldError: No field of the batch marks where episodes end.
+        SchemaError: The batch does not consist of slices, or already has a ``next``.
 
     Example:
         >>> import numpy as np
@@ -355,7 +359,7 @@ class NextView:
             check_keys(getattr(self, name), where=f"NextView: {name}")
 
     def __call__(self, batch: Any) -> Any:
-        """Transitions ``[N, T]`` or ``[N, T - 1]`` out of slices ``[N, T]``."""
+        """Return transitions ``[N, T]`` or ``[N, T - 1]`` from slices ``[N, T]``."""
         if find_any(batch, NEXT) is not None:
             made = find_any(batch, "relabelled") is not None
             hint = "; HindsightRelabel makes it: put NextView before it, or leave it out" if made else ""
@@ -412,12 +416,12 @@ class NextView:
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions(NextView):
-    """Turns rows into transitions with the fields that sources with ``transitions=True`` have: flat, as ``NextView``.
+    """Converts rows to flat transitions, with the fields of sources with ``transitions=True``; see ``NextView``.
 
     A batch has the observation, the action that was taken there, its ``reward``, ``terminated``, ``truncated`` and the
-    next observation: each field whose name begins with "obs" has another one ``next_<name>``. ``mask`` says which
-    transitions are there. Other fields are those of the observation. ``ReplayBuffer(transitions=True)`` has this
-    transform for the alignment of its rows.
+    next observation: each field whose name begins with "obs" has a second field ``next_<name>``. ``mask`` marks the
+    complete transitions. Other fields have the values of the row of the observation. ``ReplayBuffer(transitions=True)``
+    has this transform for the alignment of its rows.
 
     Args:
         takes, action, outcome, keep, done, mask: See ``NextView``; ``done`` is a field at the root.
@@ -434,7 +438,7 @@ class Transitions(NextView):
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Transitions ``[N, T]`` or ``[N, T - 1]`` out of slices ``[N, T]``."""
+        """Return transitions ``[N, T]`` or ``[N, T - 1]`` from slices ``[N, T]``."""
         made = super().__call__(batch)
         codes = end_codes(made, self.done, where="Transitions")
         flat = {name: child for name, child in made.items() if name != NEXT}
@@ -449,37 +453,37 @@ class Transitions(NextView):
 
 @dataclass(frozen=True)
 class NStep:
-    """Turns transitions into transitions of up to ``n`` steps, for n-step bootstrapping.
+    """Converts transitions to transitions of up to ``n`` steps, for n-step bootstrapping.
 
-    For step t of an episode let ``m`` be the number of steps taken: ``n``, or fewer where the episode or the slice ends
-    before. Then the batch holds at t
+    For step t of an episode let ``m`` be the number of steps taken: ``n``, or fewer if the episode or the slice ends
+    before. Then the batch has at t
 
     - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``,
-    - ``done``, and ``terminated`` and ``truncated`` where they are: those of step ``t + m - 1``,
-    - every field under ``next``, and every field whose name begins with ``next_``: that of step ``t + m - 1``,
+    - ``done``, and ``terminated`` and ``truncated`` if they exist: the values of step ``t + m - 1``,
+    - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
     So a target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step whose
-    target is the terminal observation has done 1; one whose target is where the episode was cut short has done 2, and
-    bootstraps. Where a slice just ends, the sum stops, too, and the bootstrap comes earlier.
+    target is the terminal observation has done 1. A step whose target is the observation of a truncation has done 2,
+    and bootstraps. The end of a slice stops the sum, too, and the bootstrap uses fewer steps.
 
-    The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with episodes cut short
-    treated as Pardo et al., "Time limits in reinforcement learning" (ICML 2018), say.
+    The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
+    as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
 
-    A buffer that draws single transitions reads the steps behind each as well.
+    A buffer that draws single transitions also reads the steps after each transition.
 
     Args:
-        n: Steps, at least 1.
-        discount: Of one step, in ``[0, 1]``.
+        n: The most steps of a sum, at least 1.
+        discount: The discount of one step, in ``[0, 1]``.
         takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
-        reward, done: The names of these fields; looked for in ``next`` first. ``done`` as in ``NextView``.
-        mask: The field that says which steps are there.
-        view: How "arrived" rows become transitions, instead of ``NextView(takes="arrived")``.
+        reward, done: The names of these fields, which are first searched under ``next``. ``done`` as in ``NextView``.
+        mask: The field that marks the existing steps.
+        view: The transform that converts "arrived" rows to transitions, instead of ``NextView(takes="arrived")``.
 
     Raises:
         ConfigError: ``n`` or ``discount`` out of range.
-        MissingFieldError: Called with a batch without a reward, or in which nothing says where episodes end.
-        SchemaError: Called with a batch that is no slices, or that has a field ``discount`` or ``steps``.
+        MissingFieldError: The batch has no reward, or no field that marks where episodes end.
+        SchemaError: The batch does not consist of slices, or already has a field ``discount`` or ``steps``.
 
     Example:
         >>> import numpy as np
@@ -507,11 +511,11 @@ class NStep:
 
     @property
     def reach(self) -> int:
-        """The number of rows that are read behind a drawn one; at least 1, so that there is an axis of time."""
+        """The number of rows that are read after a drawn row; at least 1, so that the batch has an axis of time."""
         return max(1, int(self.n) - 1 + (self.takes == "arrived"))
 
     def __call__(self, batch: Any) -> Any:
-        """The batch ``{field: [N, T, ...]}`` with the fields named above."""
+        """Return the batch ``{field: [N, T, ...]}`` with the fields of the class docstring."""
         if self.takes == "arrived":
             batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
         for name in ("discount", "steps"):
@@ -545,7 +549,7 @@ class NStep:
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
-    """Return numbers on the device of an array; for torch's devices they are made there, as a copy waits."""
+    """Return numbers on the device of an array; torch computes them there, as a copy would block."""
     xp, device = namespace(beside), device_of(beside)
     if not is_tensor(beside) or device.type == "cpu":
         return xp.asarray(values, device=device)
@@ -553,22 +557,22 @@ def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
 
 
 def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: float) -> tuple[Array, Array]:
-    """The sums of up to ``n`` rewards from each step on, and how many were summed.
+    """Return the sum of up to ``n`` rewards from each step on, and the number of summed rewards.
 
-    Of the rewards 4, 2, 8 with n=2 and a discount of 0.5, where the second step ends its episode: the first step sums 4
-    and half of 2, two steps; the second only 2, since the third is of another episode; the third only 8, since nothing
-    is behind it: 5, 2, 8 and 2, 1, 1.
+    Example: the rewards are 4, 2, 8, n is 2, the discount is 0.5, and the second step ends its episode. The first step
+        sums 4 and half of 2, the second step only 2 (the third step is of another episode), the third step only 8 (no
+        step follows). The sums are 5, 2, 8 and the numbers of rewards 2, 1, 1.
 
     Args:
-        reward: ``[N, T, ...]``; element t is what follows observation t.
+        reward: ``[N, T, ...]``; element t is the reward after observation t.
         ended: Whether step t is the last of its episode, bool ``[N, T]``.
-        valid: Whether step t is there, bool ``[N, T]``.
+        valid: Whether step t exists, bool ``[N, T]``.
         n: The most steps, at least 1.
-        discount: Of one step.
+        discount: The discount of one step.
 
     Returns:
-        Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 where that is no floating dtype, computed in
-        float64; and steps, int64 ``[N, T]``, 0 where a step is not there.
+        Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 if that is not a floating dtype, computed in
+        float64; and the numbers of steps, int64 ``[N, T]``, 0 for a missing step.
     """
     xp = namespace(reward)
     length = valid.shape[1]
@@ -598,17 +602,17 @@ def _ending_in_zeros(values: Array, count: int) -> Array:
 
 @dataclass(frozen=True)
 class ReturnsToGo:
-    """Adds the sum of the rewards that still come, ``return_to_go``, to every step.
+    """Adds the sum of the future rewards, ``return_to_go``, to every step.
 
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, and
     ``G[t + 1]`` counts if step t + 1 is of the same episode: for "outgoing" rows ``r = reward[t]``, for "arrived" ones
     ``r = reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
 
-    Only what is in the slice is summed. For returns up to the ends of episodes draw whole episodes, or compute them
-    when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
+    Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole episodes, or compute the
+    returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
 
     Args:
-        discount: Of one step, in ``[0, 1]``.
+        discount: The discount of one step, in ``[0, 1]``.
         takes: The alignment of the rows.
         reward, done, mask: See ``NStep``.
         to: The name of the new field, which has the dtype of the reward.
@@ -636,7 +640,7 @@ class ReturnsToGo:
         check_keys((self.reward, self.done, self.mask, self.to), where="ReturnsToGo")
 
     def __call__(self, batch: Any) -> Any:
-        """The batch ``{field: [N, T, ...]}`` with the new field."""
+        """Return the batch ``{field: [N, T, ...]}`` with the new field."""
         codes = end_codes(batch, self.done, where="ReturnsToGo")
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
         reward = find(batch, place_of(batch, self.reward), where="ReturnsToGo")

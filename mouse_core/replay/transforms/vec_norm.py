@@ -1,4 +1,4 @@
-"""VecNorm: fields normalised by the mean and deviation of all rows that were written."""
+"""VecNorm: normalises fields by the mean and standard deviation of all written rows."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _COUNTED = 1 << 16
 
 
 class VecNorm:
-    """Normalises fields by the running mean and deviation of what a buffer holds and held (``(x - mean) / std``).
+    """Normalises fields by the running mean and standard deviation of all rows ever written (``(x - mean) / std``).
 
-    Every row counts once, when it was written, and goes on counting when it is overwritten. Rows that are there when a
-    buffer is made count as well, and those that another process or buffer writes when this one next draws or writes, as
-    far as they are still there; what one write overwrites itself, and changes in place (``buffer[i] = row``), do not.
-    NaN and infinities count for nothing. A batch is normalised by the numbers of the
-    moment at which it was drawn, however many threads transform it, and these are saved with it; the numbers are a part
-    of the buffer's state. They are kept on the host in float64, so that all frameworks have the same.
+    Every written row counts once, also after it is overwritten. Rows that exist when a buffer is created count as well.
+    Rows of another process or buffer count at the next draw or write, if they still exist. Rows that are overwritten by
+    the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities are ignored. A batch is
+    normalised by the statistics at its draw, in any number of threads. These statistics are saved with the batch and
+    are a part of the buffer's state. They are computed on the host in float64, so that all frameworks have equal
+    values.
 
-    It stands before others that change its fields; ``NextView``, ``HindsightRelabel`` and a ``CatFrames`` of vectors
-    may come first. A field under ``next`` is normalised by the numbers of the field at the root, and need not be named
-    beside it.
+    ``VecNorm`` must precede other transforms that change its fields; only ``NextView``, ``HindsightRelabel`` and a
+    ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the
+    field at the root, and need not be named.
 
-    Mean and deviation of two parts together are by Chan, Golub and LeVeque (1979), here with weights: a row that came
-    ``n`` rows before the last weighs ``decay**n``.
+    The statistics of two parts are merged as in Chan, Golub and LeVeque (1979), with weights: a row that was written
+    ``n`` rows before the last one has the weight ``decay**n``.
 
     Args:
         keys: Fields of numbers, at the root or under ``next``.
-        decay: How much a row weighs beside the next one, in ``(0, 1]``; 1 counts all alike.
-        eps: The least deviation to divide by. A number that never varied is only shifted.
+        decay: The weight of a row relative to the next row, in ``(0, 1]``; with 1 all rows have equal weights.
+        eps: The smallest standard deviation to divide by. A constant number is only shifted.
 
     Raises:
-        ConfigError: No fields, or a number out of range; in a buffer whose writer keeps no order of rows, in an
-            ensemble, or in buffers over two storages.
+        ConfigError: No fields, or a number out of range; or the transform is used in a buffer whose writer keeps no
+            order of rows, in an ensemble, or in buffers over two storages.
         MissingFieldError: The rows lack a field.
-        SchemaError: A field is of no numbers.
+        SchemaError: A field does not hold numbers.
 
     Example:
         >>> import numpy as np
@@ -88,7 +88,7 @@ class VecNorm:
     # ------------------------------------------------------------------ rows
 
     def watch(self, storage: Storage) -> None:
-        """Belong to a buffer over this storage from now on; see ``Transform``."""
+        """Attach the transform to a buffer over this storage; see ``Transform``."""
         if self._storage is not None and self._storage is not storage:
             raise ConfigError("VecNorm: expected one storage, found a second; give each buffer one of its own")
         self._storage = storage
@@ -106,7 +106,7 @@ class VecNorm:
             pass  # the rows are written; the next draw raises the error
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """The first rows are gone, and those behind them have the numbers from 0 on."""
+        """Remove the first rows; the remaining rows are numbered from 0."""
         self._next = max(self._next - rows, 0)
         self.reset(storage)
 
@@ -128,7 +128,7 @@ class VecNorm:
     # ------------------------------------------------------------------ batches
 
     def settled(self, storage: Storage) -> dict[str, Any]:
-        """Return the numbers by which batches drawn now are normalised: arrays that are never modified."""
+        """Return the statistics that normalise batches drawn now: arrays that are never modified."""
         self._count(storage)
         return self._numbers()
 
@@ -147,7 +147,7 @@ class VecNorm:
 
     @property
     def normalizer(self) -> Normalizer:
-        """The scalings of now by field, for what is not in the buffer: an observation that a policy acts on.
+        """The current scalings by field, for values outside the buffer, such as an observation on which a policy acts.
 
         Raises:
             ConfigError: No row was counted yet.
@@ -155,7 +155,7 @@ class VecNorm:
         return Normalizer(self.at(self._numbers()).scalings)
 
     def at(self, settled: Mapping[str, Any]) -> _Normalize:
-        """The transform by what ``settled`` gave."""
+        """Return the transform with the statistics ``settled``."""
         scalings: dict[Any, Scaling] = {}
         for place, key in enumerate(self.keys):
             centre, spread = (np.asarray(settled[str(place)][name], np.float64) for name in ("centre", "spread"))
@@ -164,21 +164,21 @@ class VecNorm:
         return _Normalize(scalings)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch normalised by the numbers of now, in float32."""
+        """Return the batch, normalised by the current statistics, in float32."""
         return self.at(self._numbers())(batch)
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counted moments: plain values and NumPy arrays, by the place of the field."""
+        """Return the counted moments: plain values and NumPy arrays, by the position of the field."""
         fields = {str(place): self._moments[key].state() for place, key in enumerate(self.keys) if key in self._moments}
         return {"transform": repr(self), "next": self._next, "fields": fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken; with ``{}`` as if nothing had been counted.
+        """Restore ``state``; ``{}`` means that no row was counted.
 
         Raises:
-            StateError: The state is of another transform, or damaged; nothing has changed then.
+            StateError: The state is of another transform, or damaged; the transform is unchanged.
         """
         moments: dict[FieldKey, _Moments] = {}
         following = 0
@@ -192,7 +192,7 @@ class VecNorm:
 
 @dataclass(frozen=True)
 class _Normalize:
-    """Fields by these scalings, at the root and under ``next``."""
+    """The fields with these scalings, at the root and under ``next``."""
 
     scalings: Mapping[Any, Scaling]
 
@@ -208,7 +208,7 @@ class _Normalize:
 
 @dataclass(frozen=True)
 class _Moments:
-    """The weight, mean and squared deviation of what was counted, float64 ``[width]`` each, of steps of a shape."""
+    """The weight, mean and squared deviation of the counted rows, float64 ``[width]`` each, for steps of one shape."""
 
     shape: tuple[int, ...]
     weight: Floats = field(default_factory=lambda: np.zeros(1))
@@ -216,7 +216,7 @@ class _Moments:
     squares: Floats = field(default_factory=lambda: np.zeros(1))
 
     def scale(self, eps: float) -> tuple[Floats, Floats]:
-        """Mean and deviation, of a step's shape."""
+        """Return mean and standard deviation, of a step's shape."""
         deviation = np.sqrt(self.squares / np.where(self.weight > 0, self.weight, 1.0))
         spread = np.where(deviation > 0, np.maximum(deviation, eps), 1.0)
         return self.mean.reshape(self.shape), spread.reshape(self.shape)
@@ -242,10 +242,10 @@ _SUMS = ("weight", "mean", "squares")
 
 
 def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, decay: float) -> _Moments:
-    """Return the moments together with ``[n, *shape]`` more rows.
+    """Return the moments after ``[n, *shape]`` more rows.
 
-    With a decay of 0.5 the rows 4 and 2 weigh 0.5 and 1: a weight of 1.5 and a mean of 8/3. Before them lies what
-    weighed 1 and weighs 0.25 now.
+    With a decay of 0.5 the rows 4 and 2 have the weights 0.5 and 1: a total weight of 1.5 and a mean of 8/3. An earlier
+    weight of 1 becomes 0.25.
     """
     shape = rows.shape[1:]
     if known is None:
