@@ -1,4 +1,4 @@
-"""Augmentation of batches while training: ``draw`` what is random, ``apply`` it, in NumPy, PyTorch and JAX."""
+"""Augmentation of training batches: ``draw`` the random numbers, ``apply`` them, in NumPy, PyTorch and JAX."""
 
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
 from mouse_core.augment.config import (

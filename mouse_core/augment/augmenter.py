@@ -1,4 +1,4 @@
-"""TokenAugmenter: a small stateful shell around ``draw`` and ``apply``."""
+"""TokenAugmenter: a small stateful wrapper of ``draw`` and ``apply``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE_KEYS = {"seed", "updates", "calls"}
 class Augmenter(Generic[T]):
     """Base of the augmenters of all frameworks; see ``TokenAugmenter``.
 
-    An adapter overrides ``_read`` and ``_write``, and where draws belong on a device also ``_checked_device``,
+    An adapter overrides ``_read`` and ``_write``. If draws belong on a device, it also overrides ``_checked_device``,
     ``_place`` and ``_checks``.
     """
 
@@ -58,12 +58,12 @@ class Augmenter(Generic[T]):
         return self._config
 
     def update_augmentations(self, step_stream: T) -> None:
-        """Draw permutations, scalars and crops for this batch; they hold until the next update.
+        """Draw permutations, scalars and crops for this batch; they stay until the next update.
 
         Raises:
-            ConfigError: A number of actions or states that is needed and not known, a crop larger than the image, or a
-                field by name that the batch lacks.
-            SchemaError: A batch without its leading dimensions.
+            ConfigError: A needed number of actions or states is unknown, a crop is larger than the image, or the batch
+                lacks a field that is augmented by name.
+            SchemaError: The batch lacks its leading dimensions.
         """
         if self._config.active:
             fields = self._read(step_stream)
@@ -73,11 +73,11 @@ class Augmenter(Generic[T]):
         self._calls = 0
 
     def next_draws(self, step_stream: T) -> Draws:
-        """The draws for the next call, which ``apply`` takes, also inside ``jax.jit``; masks are drawn anew each time.
+        """Return the draws for the next call, for ``apply``, also inside ``jax.jit``; each call draws new masks.
 
         Raises:
             StateError: ``update_augmentations`` has not been called.
-            SchemaError: Another ``(B, S)`` than that of the batch of the last update.
+            SchemaError: The batch has another ``(B, S)`` than the batch of the last update.
         """
         fields = self._read(step_stream)
         refuse_traced("next_draws")
@@ -95,11 +95,11 @@ class Augmenter(Generic[T]):
         return self._place(draws, fields)
 
     def __call__(self, step_stream: T) -> T:
-        """The augmented batch; the batch that is given is not modified, and comes back itself if nothing is enabled.
+        """Return the augmented batch. The input is not modified; without augmentation, the input itself is returned.
 
         Raises:
             StateError, SchemaError: See ``next_draws``.
-            DataError: An action, done code or state out of range, where that is checked.
+            DataError: An action, done code or state is out of range, and is checked.
         """
         if not self._config.active:
             return step_stream
@@ -118,14 +118,14 @@ class Augmenter(Generic[T]):
         )
 
     def state_dict(self) -> dict[str, int]:
-        """Everything needed to go on: plain integers, the same in every framework."""
+        """Return the state that is needed to continue: integers, equal in every framework."""
         return {"seed": self._seed, "updates": self._updates, "calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, with its seed.
+        """Continue where ``state`` was taken, with its seed.
 
         Raises:
-            StateError: Not a state of an augmenter; nothing has changed then.
+            StateError: ``state`` is not a state of an augmenter; the augmenter has not changed.
         """
         if set(state) != _STATE_KEYS or any(type(value) is not int or value < 0 for value in state.values()):
             raise StateError(f"state: expected {sorted(_STATE_KEYS)} as integers from 0, found {dict(state)}")
@@ -149,7 +149,7 @@ class Augmenter(Generic[T]):
         return shape, self._place(shared, fields)
 
     def _shape(self, fields: Mapping[str, Any]) -> tuple[int, int]:
-        """``(B, S)`` of a batch; ``(B, 1)`` without steps."""
+        """Return ``(B, S)`` of a batch; ``(B, 1)`` without steps."""
         for name, values in fields.items():
             if values.ndim < self._batch_dims:
                 axes = "[B, S, ...]" if self._batch_dims == 2 else "[B, ...]"
@@ -161,45 +161,45 @@ class Augmenter(Generic[T]):
         return Key(self._seed, Purpose.AUGMENT, update, call)
 
     def _read(self, step_stream: T) -> Mapping[str, Any]:
-        """The arrays of a batch by field."""
+        """Return the arrays of a batch by field."""
         raise NotImplementedError
 
     def _write(self, step_stream: T, changed: Mapping[str, Any]) -> T:
-        """A new batch with ``changed`` in place of, or beside, the fields of ``step_stream``."""
+        """Return a new batch, with the fields ``changed`` added to or replacing the fields of ``step_stream``."""
         raise NotImplementedError
 
     def _checked_device(self, device: Any) -> Any:
-        """Return the argument ``device`` as the framework has it; ConfigError if it is none."""
+        """Return ``device`` in the framework's form; raise ConfigError if it is invalid."""
         return device
 
     def _checks(self, fields: Mapping[str, Any]) -> bool | None:
-        """Whether ``apply`` looks for codes out of range; None: as it sees fit."""
+        """Return whether ``apply`` checks codes; None: the default of ``apply``."""
         return self._validate
 
     def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
-        """The draws where ``fields`` are."""
+        """Return the draws on the device of ``fields``."""
         return draws
 
 
 class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
     """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
 
-    ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
-    fresh masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments; for one seed, all draw
-    the same numbers.
+    ``update_augmentations(batch)`` draws permutations, scalars and crops once; every call then applies these, with new
+    masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments; with one seed, all draw the
+    same numbers.
 
     Args:
-        augment: What is augmented.
-        max_num_actions: Number of actions; 0: as ``augment`` says, or as many as ``q_star`` has columns.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
+        augment: The augmentations.
+        max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
         device: None or "cpu".
         seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped, or of several fields by name.
-        validate: Whether actions, done codes and states out of range are an error; None: yes.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped, or of several fields by name.
+        validate: Whether actions, done codes and states out of range raise DataError; None: True.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with ``windows=``.
 
     Raises:
-        ConfigError: Arguments of another kind.
+        ConfigError: An argument has a wrong type.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Configuration of augmentation, frozen and validated; each augmentation of fields draws its random numbers."""
+"""Configuration of augmentation, immutable and validated; each augmentation of fields draws its random numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ C = TypeVar("C")
 
 
 def check_number(where: str, value: Any) -> float:
-    """``value`` as a float, or ConfigError if it is not a finite number."""
+    """Return ``value`` as a float; raise ConfigError if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ConfigError(f"{where}: expected a number, found {value!r}")
     if not math.isfinite(value):
@@ -41,7 +41,7 @@ def check_number(where: str, value: Any) -> float:
 
 
 def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> None:
-    """ConfigError if ``value`` is not of ``kind``, nor None where that is allowed."""
+    """Raise ConfigError unless ``value`` is of ``kind``, or None if ``optional``."""
     if not (isinstance(value, kind) or (optional and value is None)):
         name = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"{where}: expected {name}{' or None' if optional else ''}, found {value!r}")
@@ -49,17 +49,17 @@ def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> 
 
 @dataclass(frozen=True)
 class AugmentScalarSpec:
-    """The distribution of one random scalar a batch: uniform on ``[low, high)`` if both are given, else Gaussian.
+    """The distribution of a random scalar for each batch: uniform on ``[low, high)`` if both are given, else Gaussian.
 
     Args:
-        mean: Mean of the Gaussian; may be left out where ``low`` and ``high`` are given, and does nothing there.
+        mean: Mean of the Gaussian; not needed and not used if ``low`` and ``high`` are given.
         std: Standard deviation of the Gaussian, at least 0; with 0 the scalar is ``mean``.
         low: Lowest value of the uniform distribution.
-        high: End of the uniform distribution, itself excluded; with ``low == high`` the scalar is that value.
+        high: End of the uniform distribution, exclusive; with ``low == high`` the scalar is that value.
 
     Raises:
-        ConfigError: Only one bound, ``low > high``, a negative ``std``, a number that is not finite, or neither
-            bounds nor ``mean``.
+        ConfigError: Only one bound is given, ``low > high``, ``std`` is negative, a number is not finite, or neither
+            bounds nor ``mean`` are given.
     """
 
     mean: float | None = None
@@ -90,7 +90,7 @@ class AugmentScalarSpec:
         return self.std == 0 and self.mean == value
 
     def draw(self, key: Key) -> float:
-        """The scalar of a key."""
+        """Return the random scalar of a key."""
         if self.low is not None and self.high is not None:
             if self.low == self.high:
                 return self.low
@@ -101,7 +101,7 @@ class AugmentScalarSpec:
 
 
 class Affine(NamedTuple):
-    """``x * scale + shift``; None leaves a part out.
+    """``x * scale + shift``; None omits a part.
 
     Args:
         scale: float64 ``[]``, or None.
@@ -123,19 +123,19 @@ MASKED_AS = {"time": -1}
 
 @dataclass(frozen=True)
 class PermuteFields:
-    """One permutation of codes for all fields that speak of them: drawn once a sequence row, for all its steps.
+    """One permutation of codes for all fields that contain these codes; drawn once for each sequence.
 
-    Of 3 actions and the permutation ``[2, 0, 1]``, action 0 is called 2 afterwards, in every field of ``codes``, and
-    what a field of ``columns`` says of it stands in column 2.
+    Example: with 3 actions and the permutation ``[2, 0, 1]``, action 0 becomes 2 in every field of ``codes``, and its
+    values in the fields of ``columns`` move to column 2.
 
     Args:
-        size: How many codes there are, at least 1: they are ``0..size - 1``.
-        codes: Fields of integers that get other codes, as ``action`` and ``previous_action``.
-        columns: Fields whose last axis has a value for every code, and whose columns move: ``q_star``, logits, which
-            actions are legal.
+        size: Number of codes, from 1; the codes are ``0..size - 1``.
+        codes: Integer fields whose codes are replaced, such as ``action`` and ``previous_action``.
+        columns: Fields whose last axis has one value for every code, and whose columns move: ``q_star``, logits, the
+            mask of legal actions.
 
     Raises:
-        ConfigError: No field, or one that is named twice.
+        ConfigError: No field is given, or a field is given twice.
     """
 
     size: int
@@ -154,7 +154,7 @@ class PermuteFields:
         return (*self.codes, *self.columns)
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw one permutation for each row."""
+        """Draw one permutation for each sequence."""
         codes, columns = there(self.codes), there(self.columns)
         if not codes and not columns:
             return {}
@@ -164,17 +164,17 @@ class PermuteFields:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """``x * scale + shift`` for fields of floating numbers, with the same two scalars for all: drawn once a batch.
+    """``x * scale + shift`` for floating-point fields, with the same two scalars for all; drawn once for each batch.
 
     Args:
-        fields: Their names.
-        scale, shift: What is drawn; None: 1 and 0.
-        endpoints: Instead of both, two pairs of numbers: what becomes of one number, and of another. With
-            ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0; nothing is drawn.
+        fields: Names of the fields.
+        scale, shift: Distributions of the scalars; None: 1 and 0.
+        endpoints: Instead of both, two pairs ``(number, its result)``. With ``((0, -1), (255, 1))``, 0 becomes -1, 255
+            becomes 1, and 127.5 becomes 0; nothing is random.
 
     Raises:
-        ConfigError: No field, or one that is named twice; nothing that is done to them; endpoints beside a scale or a
-            shift, or two of one number.
+        ConfigError: No field is given, or a field twice; no change is given; endpoints are given beside a scale or a
+            shift, or are two pairs of one number.
     """
 
     fields: Names
@@ -199,7 +199,7 @@ class ScaleFields:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Scale and shift of the straight line through the endpoints; None without any.
+        """Scale and shift of the straight line through the endpoints; None without endpoints.
 
         From 0 to -1 and from 255 to 1, the scale is 2 / 255, and the shift -1.
         """
@@ -221,17 +221,18 @@ class ScaleFields:
 
 @dataclass(frozen=True)
 class ImageFields:
-    """Images of any fields, cropped and with other pixels: what is drawn is the same for all of them.
+    """Random crops and pixel changes of image fields; all fields of one ``ImageFields`` share the same draws.
 
-    Cameras in one entry move together, and have images of one size; those of several entries move each for itself.
+    Cameras in one ``ImageFields`` move together, and must have images of one size; cameras in separate ones move
+    independently.
 
     Args:
-        fields: Their names.
-        crop: A ``RandomShift`` or ``RandomCrop``; None: none.
-        scale, shift: ``pixel * scale + shift``, rounded half to even, clamped to 0..255, drawn once a batch.
+        fields: Names of the fields.
+        crop: A ``RandomShift`` or ``RandomCrop``; None: no crop.
+        scale, shift: ``pixel * scale + shift``, rounded half to even, clamped to 0..255, drawn once for each batch.
 
     Raises:
-        ConfigError: No field, or one that is named twice; nothing that is done to them.
+        ConfigError: No field is given, or a field twice, or no change is given.
     """
 
     fields: Names
@@ -251,7 +252,7 @@ class ImageFields:
 
     @property
     def scalars(self) -> dict[str, AugmentScalarSpec]:
-        """Return the scale and the shift of pixels that are set."""
+        """The distributions of the pixels' scale and shift that are set, by name."""
         both = {"scale": self.scale, "shift": self.shift}
         return {option: spec for option, spec in both.items() if spec is not None}
 
@@ -271,16 +272,16 @@ class ImageFields:
 
 @dataclass(frozen=True)
 class MaskFields:
-    """Fields that are hidden together, at some steps: all of them, or none. Drawn anew for every step and every view.
+    """Fields that are masked together at random steps: all of them, or none; drawn anew for every step and view.
 
     Args:
-        fields: Their names.
-        probability: That a step is hidden.
-        value: What values become there, a number that all the fields hold; NaN for floating ones. None: 0, and -1 for
-            ``time``.
+        fields: Names of the fields.
+        probability: Probability that a step is masked.
+        value: The masked value, a number that all the fields hold; NaN only for floating-point fields. None: 0, and -1
+            for ``time``.
 
     Raises:
-        ConfigError: No field, or one that is named twice; a probability outside ``[0, 1]``; a value that is no number.
+        ConfigError: No field is given, or a field twice; the probability is outside ``[0, 1]``; the value is invalid.
     """
 
     fields: Names
@@ -304,7 +305,7 @@ class MaskFields:
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw which steps are hidden."""
+        """Draw the mask of the steps."""
         names, drawn = there(self.fields), Drawn()
         if names:
             hidden = _bernoulli(stream("mask"), self.probability, shape[0] * shape[1]).reshape(shape)
@@ -316,16 +317,16 @@ class MaskFields:
 
 
 ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
-"""The augmentations of fields by name."""
+"""The types of augmentations of named fields."""
 
-# Every option has streams of its own, so that switching one on leaves the others as they are. The numbers are part of
-# the random stream: new ones are added, old ones never change. Masks follow from 16 on.
+# Every option has its own streams, so that enabling one does not change the others. The numbers are part of the random
+# stream: new ones are added, old ones never change. The streams of masks begin at 16.
 _SCALARS = {"reward": {"scale": 0, "shift": 1}, "obs": {"scale": 2, "shift": 3}}
 _IMAGES = {"pixels scale": 4, "pixels shift": 5, "crop rows": 9, "crop columns": 10}
 _PERMUTED = {"permute_action": 6, "permute_done": 7, "permute_obs_discrete": 8}
 _MASKS = 16
 _STREAMS = 256
-# Streams of augmentations by name begin far behind the streams of all calls; each has this many calls.
+# Streams of augmentations by name begin far behind the streams of all options; each stream has this many calls.
 _NAMED_STREAMS = 1 << 63
 _CALLS_OF_NAMED = 1 << 32
 
@@ -342,13 +343,13 @@ class Change(NamedTuple):
     streams: Mapping[str, int] | None = None
 
     def draw(self, key: Key, call: int, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Return what is drawn for a batch, by part of ``Draws`` and field.
+        """Return the draws for a batch, by part of ``Draws`` and field.
 
         Args:
-            key: Names the random numbers.
+            key: Determines the random numbers.
             call: The number of the call, for masks; otherwise 0.
             shape: ``(B, S)`` of the whole batch.
-            there: Returns those of some fields that the batch has.
+            there: Returns those of the given fields that the batch has.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)
@@ -362,8 +363,8 @@ class Change(NamedTuple):
 
 
 def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
-    """Independent uniform permutations of ``range(size)``, int64 ``[rows, size]``."""
-    # Random numbers that carry their place in the low bits, sorted: several times faster than an argsort.
+    """Return independent uniform permutations of ``range(size)``, int64 ``[rows, size]``."""
+    # Sort random numbers whose low bits contain their position: several times faster than an argsort.
     low = np.uint64((1 << max(size - 1, 1).bit_length()) - 1)
     numbered = (key.bits(rows * size).reshape(rows, size) & ~low) | np.arange(size, dtype=np.uint64)
     numbered.sort(axis=1)
@@ -371,8 +372,8 @@ def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
 
 
 def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_]:
-    """bool ``[count]``, True with ``probability`` to within ``2**-33``."""
-    # Two 32-bit numbers a word, in the same order on every machine.
+    """Return random bools ``[count]``, True with ``probability`` to within ``2**-33``."""
+    # Two 32-bit numbers from each word, in the same order on every machine.
     words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
     threshold = round(probability * 2**32)
     return np.ones(count, np.bool_) if threshold == 2**32 else words < np.uint32(threshold)
@@ -388,7 +389,7 @@ def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
 
 
 def check_once(where: str, what: str, fields: Iterable[str]) -> None:
-    """Raise ConfigError for a field that one thing is done to twice."""
+    """Raise ConfigError if a field has the same augmentation twice."""
     for field, times in Counter(fields).items():
         if times > 1:
             raise ConfigError(f"{where}: expected each field to be {what} once, found {field} {times} times")
@@ -424,21 +425,21 @@ def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float
 
 
 PermuteAction = Literal[False, "input", "target", "both"]
-"""What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
+"""The fields that are permuted with actions: none, `action`, the columns of `q_star`, or both together."""
 PERMUTED: Mapping[PermuteAction, tuple[str, ...]] = {
     False: (),
     "input": ("action",),
     "target": ("q_star",),
     "both": ("action", "q_star"),
 }
-"""The fields of each."""
+"""The fields of each permutation option."""
 
 _DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
 
 
 @dataclass(frozen=True)
 class _PermuteOption(PermuteFields):
-    """The permutation that the option ``option`` asks for; its size, from the option ``number``, may be unknown (0)."""
+    """The permutation of the option ``option``; its size comes from the option ``number``, and 0 means unknown."""
 
     option: str = ""
     number: str = ""
@@ -447,7 +448,7 @@ class _PermuteOption(PermuteFields):
         pass
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """See ``PermuteFields.draw``; ConfigError where the size is needed and unknown."""
+        """See ``PermuteFields.draw``; raises ConfigError if the size is needed and unknown."""
         if not self.size and there(self.fields):
             raise ConfigError(f"{self.option}: expected {self.number} of at least 1, found 0")
         return super().draw(stream, shape, there, image_shape)
@@ -457,13 +458,13 @@ class _PermuteOption(PermuteFields):
 class AugmentMaskProbConfig:
     """The probability of masking a field at a step, independently of all other fields and steps.
 
-    Masked values become 0, those of ``time`` become -1. Fields that a batch lacks are passed over.
+    Masked values become 0, masked values of ``time`` become -1. Fields that a batch lacks are ignored.
 
     Args:
         action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: Probabilities.
 
     Raises:
-        ConfigError: A probability outside ``[0, 1]``.
+        ConfigError: A probability is outside ``[0, 1]``.
     """
 
     action: float = 0.0
@@ -490,16 +491,16 @@ class AugmentTokensConfig:
 
     Scalars are drawn once per batch. Permutations are drawn once per sequence and hold for all its steps. Masks are
     drawn for every step and every view. The order is: permute, scale and shift, crop, mask. Most options are for
-    standard fields and skip those that a batch lacks; ``by_field`` is for fields of any name, which must exist.
+    standard fields and ignore fields that a batch lacks; ``by_field`` is for fields of any name, which must exist.
 
     Args:
-        scale_reward, shift_reward: ``reward * scale + shift``. Touches ``reward`` alone: not ``xformed_reward``, and
+        scale_reward, shift_reward: ``reward * scale + shift``. Changes only ``reward``: not ``xformed_reward``, and
             not ``q_star``, whose values keep the scale of the unscaled rewards.
-        scale_xformed_reward: Whether the same scale and shift apply to ``xformed_reward`` too.
+        scale_xformed_reward: Whether the same scale and shift also apply to ``xformed_reward``.
         scale_obs, shift_obs: ``obs_continuous * scale + shift``.
         scale_obs_image, shift_obs_image: ``obs_image * scale + shift``, rounded half to even, clamped to 0..255.
-        permute_action: Renames actions: "input" (``action``), "target" (the columns of ``q_star``) or "both", which
-            leaves ``q_star[action]`` at every step what it was. False: no renaming.
+        permute_action: Permutes the codes of actions: "input" (``action``), "target" (the columns of ``q_star``) or
+            "both", which keeps ``q_star[action]`` unchanged at every step. False: no permutation.
         permute_done: Whether the codes 0, 1, 2 of ``done`` are permuted.
         permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
@@ -509,8 +510,8 @@ class AugmentTokensConfig:
             augmentations.
         deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
             that is masked with a probability above 0.
-        max_num_actions: Number of actions; 0 takes the number of the data or of the caller.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0 takes the caller's number.
+        max_num_actions: Number of actions; 0: the number in the data or from the caller.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number from the caller.
         enabled: Whether any augmentation happens.
 
     Raises:
@@ -555,7 +556,7 @@ class AugmentTokensConfig:
 
     @memo
     def changes(self) -> tuple[Change, ...]:
-        """All augmentations, those of options first; without those that leave every batch as it is."""
+        """All augmentations, first those of options; without augmentations that change nothing."""
         codes, columns = (tuple({name} & {*PERMUTED[self.permute_action]}) for name in ("action", "q_star"))
         permuted = (
             _PermuteOption(self.max_num_actions, codes, columns, "permute_action", "max_num_actions"),
@@ -579,7 +580,7 @@ class AugmentTokensConfig:
         return (*found, *map(Change, by_name))
 
     def _scalars(self, option: str) -> dict[str, Any]:
-        """The scale and the shift of an option that are given and change something."""
+        """Return the scale and the shift of an option, without those that change nothing."""
         given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
         return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}
 
@@ -592,17 +593,17 @@ class AugmentTokensConfig:
 
     @property
     def renamed(self) -> list[str]:
-        """The standard fields that are permuted by options of their own."""
+        """The standard fields that options permute."""
         return [name for one in self.of(_PermuteOption) for name in one.fields]
 
     @property
     def redrawn(self) -> set[str]:
-        """The fields whose images are changed otherwise than by masks."""
+        """The fields whose images are cropped or whose pixels are changed."""
         return set(self._fields_of(ImageFields)) if self.enabled else set()
 
     @property
     def named(self) -> list[str]:
-        """The fields that something is done to by their names."""
+        """The fields that are augmented by name."""
         return list(dict.fromkeys(name for one in self.by_field for name in one.fields))
 
     def masked(self) -> list[str]:
@@ -610,14 +611,14 @@ class AugmentTokensConfig:
         return self._fields_of(MaskFields)
 
     def check_named(self, fields: Mapping[str, str]) -> None:
-        """Raise ConfigError for a field by name that is not among those of a batch.
+        """Raise ConfigError if a field that is augmented by name is not in a batch.
 
         Args:
-            fields: Those of a batch, with the column that each is read from, empty where nobody knows.
+            fields: The fields of a batch, with the column of each; an empty column is unknown.
         """
         for name in self.named if self.enabled else ():
             if name not in fields:
-                from mouse_core.store.fields import meant_among  # only for what is refused
+                from mouse_core.store.fields import meant_among  # loaded only for the error
 
                 raise ConfigError(
                     f"augment: by_field: expected fields among {list(fields)}, found {name!r}"

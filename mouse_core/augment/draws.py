@@ -12,15 +12,15 @@ from mouse_core.randomness import Key
 
 
 class Draws(NamedTuple):
-    """Everything random about one augmentation of one batch; a pytree of arrays.
+    """All random numbers of one augmentation of one batch; a pytree of arrays.
 
     Args:
         affine: By field, the scale and shift of its values.
         permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``.
-        masks: By field, bool ``[B, S]``, True where values are masked; they are not delivered.
-        delivered_masks: The same for masks that are delivered with the batch. (Two places rather than a flag, since
-            under ``jax.jit`` a flag would be a value, and the structure of a pytree is not.)
-        columns: By field, int64 ``[B, n]``: what stands in column ``c`` of row ``b`` moves to ``columns[b, c]``.
+        masks: By field, bool ``[B, S]``, True where values are masked; these masks are not delivered.
+        delivered_masks: The same for masks that are delivered with the batch. (Two attributes instead of a flag: under
+            ``jax.jit`` a flag would be a traced value, while the structure of a pytree is static.)
+        columns: By field, int64 ``[B, n]``: the values in column ``c`` of row ``b`` move to column ``columns[b, c]``.
         fills: By masked field, the value ``[]`` of masked steps; by default 0, and -1 for ``time``.
         images: By field, the changes of its images.
     """
@@ -50,20 +50,20 @@ def draw(
     fields: Collection[str] | None = None,
     image_shape: ImageShapes = None,
 ) -> Draws:
-    """The draws for one batch.
+    """Return the draws for one batch.
 
-    Scalars, permutations and crops depend on ``key.seed`` and ``key.index``, masks on ``key.call`` too: keys that
-    differ in ``call`` (``key.with_call(1)``) give views of one batch that share all but the masks.
+    Scalars, permutations and crops depend on ``key.seed`` and ``key.index``; masks also depend on ``key.call``. Keys
+    that differ in ``call`` (``key.with_call(1)``) give views of one batch that share everything except the masks.
 
     Args:
-        config: What is augmented.
-        key: Names the random numbers.
-        shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` takes a shard's rows from what is drawn.
-        fields: The fields of the batch; nothing is drawn for others. By default all.
+        config: The augmentations.
+        key: Determines the random numbers.
+        shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` selects a shard's rows.
+        fields: The fields of the batch; other fields get no draws. By default all fields.
         image_shape: ``(H, W, C)`` of the images of ``obs_image``, or of several fields by name; needed to crop.
 
     Raises:
-        ConfigError: A number of actions or states that is needed and not given, or a crop larger than the image.
+        ConfigError: A needed number of actions or states is not given, or a crop is larger than the image.
     """
     if not config.enabled:
         return NO_DRAWS
@@ -79,7 +79,7 @@ def draw_shared(
     fields: Collection[str] | None = None,
     image_shape: ImageShapes = None,
 ) -> Draws:
-    """The draws that all views of a batch share: all but the masks. See ``draw``."""
+    """Return the draws that all views of a batch share: all except the masks. See ``draw``."""
     return NO_DRAWS._replace(**_drawn(config, key, 0, shape, fields, image_shape, masks=False))
 
 
@@ -91,7 +91,7 @@ def with_masks(
     *,
     fields: Collection[str] | None = None,
 ) -> Draws:
-    """``shared`` with the masks of ``key.call``. See ``draw``."""
+    """Return ``shared`` with the masks of ``key.call``. See ``draw``."""
     drawn = _drawn(config, key, key.call, shape, fields, None, masks=True)
     if config.deliver_masks:
         drawn["delivered_masks"] = drawn.pop("masks", {})
@@ -122,7 +122,7 @@ def _drawn(
 
 
 def cut(draws: Draws, first: int, count: int) -> Draws:
-    """The draws for rows ``[first, first + count)`` of the batch."""
+    """Return the draws for rows ``[first, first + count)`` of the batch."""
     crops = {field: one._replace(pixels=None) for field, one in draws.images.items()}
     rows = draws._replace(affine={}, fills={}, images=crops)
     taken = rows.map(lambda values: values[first : first + count])

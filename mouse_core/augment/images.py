@@ -1,4 +1,4 @@
-"""Images: where they are cropped and what their pixels become, and doing so, over the array API."""
+"""Crops and pixel changes of images, over the array API."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from mouse_core.spec import check_count
 Array = Any
 
 PerImage = Literal["sequence", "step"]
-"""Whether one random number holds for all images of a sequence row, or each step has its own."""
+"""Whether all images of a sequence share one random number, or each step has its own."""
 
 
 def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """ConfigError if ``value`` is not one of ``choices``."""
-    # By identity of type too: 0 == False must not pass for it.
+    """Raise ConfigError if ``value`` is not one of ``choices``."""
+    # The types must be equal, too: 0 == False, but 0 must not pass for False.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(f"{where}: expected one of {list(choices)}, found {value!r}")
 
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
+    """Random shift of images by up to ``pad`` pixels each way: the border is repeated, then the old size is cropped.
 
     The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
     Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
 
     Args:
         pad: Pixels, at least 1.
-        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
+        per: "sequence": all images of a sequence move together, like one camera; "step": each image moves by itself.
 
     Raises:
-        ConfigError: A pad below 1, or another ``per``.
+        ConfigError: ``pad`` is below 1, or ``per`` is unknown.
     """
 
     pad: int = 4
@@ -62,10 +62,10 @@ class RandomCrop:
     Args:
         height: Rows of the window.
         width: Columns of the window.
-        per: "sequence": all images of a row are cut alike; "step": each for itself.
+        per: "sequence": all images of a sequence have one crop; "step": each image has its own.
 
     Raises:
-        ConfigError: A size below 1, or another ``per``.
+        ConfigError: A size is below 1, or ``per`` is unknown.
     """
 
     height: int
@@ -79,7 +79,7 @@ class RandomCrop:
 
 
 def check_rows(field: str, values: Array, *expected: int) -> None:
-    """Raise SchemaError unless an array's first axes are as long as expected."""
+    """Raise SchemaError unless the first axes of an array have the expected lengths."""
     if values.ndim < 2 or tuple(values.shape[: len(expected)]) != expected:
         wanted = ", ".join(str(size) for size in expected)
         raise SchemaError(
@@ -88,15 +88,15 @@ def check_rows(field: str, values: Array, *expected: int) -> None:
 
 
 def arange(xp: Any, values: Array, count: int) -> Array:
-    """``0..count - 1`` in default integers, where ``values`` are."""
+    """Return ``0..count - 1`` in default integers, on the device of ``values``."""
     return xp.arange(count, device=values.device) if is_torch_array(values) else xp.arange(count)
 
 
-# Images with more of them say how many there are: what comes last may be a width.
+# If the last axis is longer than this, images need ``image_shape``: the last axis may be the width.
 _MOST_CHANNELS = 4
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-"""Gives memory for a new array of a shape and dtype, as ``np.empty`` does."""
+"""Returns memory for a new array of a shape and dtype, like ``np.empty``."""
 
 
 ImageShapes = tuple[int, int, int] | Mapping[str, tuple[int, int, int]] | None
@@ -104,7 +104,7 @@ ImageShapes = tuple[int, int, int] | Mapping[str, tuple[int, int, int]] | None
 
 
 def shape_of_images(image_shape: ImageShapes, field: str) -> tuple[int, int, int] | None:
-    """``(H, W, C)`` of a field's images; None where it is not known."""
+    """Return ``(H, W, C)`` of a field's images; None if unknown."""
     if isinstance(image_shape, Mapping):
         return image_shape.get(field)
     return image_shape if field == "obs_image" else None
@@ -137,10 +137,10 @@ class ImageDraws(NamedTuple):
 def crop_size(
     config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None, field: str = "obs_image"
 ) -> tuple[int, int]:
-    """Height and width after the crop of images ``(H, W, C)``.
+    """Return the height and width after the crop of images ``(H, W, C)``.
 
     Raises:
-        ConfigError: Images of unknown size, or smaller than the crop.
+        ConfigError: The image size is unknown, or smaller than the crop.
     """
     if image_shape is None:
         raise ConfigError(f"crop_{field}: expected the image_shape (H, W, C) of {field}, found None")
@@ -187,7 +187,7 @@ def change_images(
     empty: Empty,
     field: str = "obs_image",
 ) -> Array:
-    """Images ``[B, S, H, W, C]`` or flattened, cropped and with other pixels; ``[B, S, K, ...]`` with offsets."""
+    """Crop images ``[B, S, H, W, C]`` (or flattened, or ``[B, S, K, ...]`` with offsets) and map their pixels."""
     if crop is not None:
         check_rows(field, images, len(crop.rows))
         axes, pixels_each = images.shape[:-1], 0 if image_shape is None else math.prod(image_shape)
@@ -202,7 +202,7 @@ def change_images(
         if not flat and shape[2] > _MOST_CHANNELS and tuple(image_shape or ()) != shape:
             raise SchemaError(
                 f"augment: {field}: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
-                f"{tuple(images.shape)}; image_shape=(H, W, C) says that there are so many"
+                f"{tuple(images.shape)}; image_shape=(H, W, C) allows more channels"
             )
         images = _cropped(images, Crop(array_like(crop.rows, images), array_like(crop.columns, images)), empty)
         if flat:
@@ -211,31 +211,31 @@ def change_images(
 
 
 def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:
-    """``crop_images``, where a step may have several images, ``[B, S, K, H, W, C]``, which are cut alike."""
+    """Return ``crop_images`` for steps with one or several images, ``[B, S, K, H, W, C]``; a step has one crop."""
     if images.ndim == 5:
         return crop_images(images, crop, empty)
     batch, length, offsets, *image = images.shape
     if crop.rows.shape[1] != 1:
-        # Of 2 steps with 3 images each, the crops 0, 1 are those of images 0, 0, 0, 1, 1, 1.
+        # With 2 steps of 3 images each, the crops 0, 1 become the crops 0, 0, 0, 1, 1, 1 of the images.
         crop = Crop(*(_repeated(places, offsets) for places in crop))
     cropped = crop_images(images.reshape((batch, length * offsets, *image)), crop, empty)
     return cropped.reshape((batch, length, offsets, *cropped.shape[2:]))
 
 
 def _repeated(places: Array, times: int) -> Array:
-    """``[B, T, n]`` as ``[B, T * times, n]``."""
+    """Repeat the steps of ``[B, T, n]``: ``[B, T * times, n]``."""
     batch, crops, count = places.shape
     wide = namespace(places).broadcast_to(places[:, :, None], (batch, crops, times, count))
     return wide.reshape((batch, crops * times, count))
 
 
 def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
-    """``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``, t being s, or 0 for one crop a row.
+    """Return ``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``; t is s, or 0 for one crop a row.
 
     Args:
         images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
         crop: Arrays of the same kind; see ``Crop``.
-        empty: Gives memory for a new NumPy array.
+        empty: Returns memory for a new NumPy array.
 
     Returns:
         ``[B, S, H', W', C]``, a new array.
@@ -266,14 +266,14 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArr
         y, x = max(0, -top), max(0, -left)
         y_end, x_end = min(height_out, height - top), min(width_out, width - left)
         if width == width_out and height == height_out:
-            # One run of pixels for each image is several times faster than one for each of its rows. What it brings
-            # from the other side of the image is overwritten below.
+            # Copying one run of pixels for each image is several times faster than one run for each image row. The
+            # pixels that wrap around from the other side of the image are overwritten below.
             moved = (top * width + left) * channels
             begin, end = max(0, -moved), min(pixels, pixels - moved)
             target.reshape(-1, pixels)[:, begin:end] = source.reshape(-1, pixels)[:, begin + moved : end + moved]
         else:
             target[:, y:y_end, x:x_end] = source[:, top + y : top + y_end, left + x : left + x_end]
-        # Beyond the border of the image, its outermost pixels are repeated.
+        # Beyond the border of the image, the outermost pixels are repeated.
         if x:
             target[:, y:y_end, :x] = target[:, y:y_end, x : x + 1]
         if x_end < width_out:
@@ -305,16 +305,16 @@ def _image_shape(field: str, images: Array, image_shape: tuple[int, int, int] | 
 
 
 def _map_pixels(images: Array, table: Array, empty: Empty) -> Array:
-    """``table[pixel]`` for every pixel; those outside 0..255 count as the nearest inside, NaN stays.
+    """Return ``table[pixel]`` for every pixel; pixels outside 0..255 count as the nearest inside, NaN stays.
 
-    A table, rather than arithmetic, is exact everywhere; also under ``jax.jit``, which may round otherwise.
+    A table is exact everywhere. Arithmetic under ``jax.jit`` may round differently.
     """
     xp = namespace(images)
     floating = xp.isdtype(images.dtype, "real floating")
     table = xp.astype(table, images.dtype)
     if is_numpy_array(images) and not floating:
         mapped = empty(images.shape, images.dtype)
-        # NumPy widens indices to 64 bits: row by row, that takes little memory.
+        # NumPy converts indices to 64 bits: row by row, that needs little memory.
         for source, target in zip(images, mapped, strict=True):
             np.take(table, source, out=target, mode="clip")
         return mapped

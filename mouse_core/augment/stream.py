@@ -1,4 +1,4 @@
-"""Augmentation inside a batch source: a batch in, its views out, with draws that depend on seed and index alone."""
+"""Augmentation inside a batch source: one batch becomes its views; draws depend on seed and index only."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Batch = dict[str, npt.NDArray[Any]]
 DTypes = Mapping[str, np.dtype[np.generic]]
 
 
-# Smaller arrays are as fast in memory of their own.
+# Smaller arrays are as fast in newly allocated memory.
 _POOL_FROM = 1 << 20
 
 
 @dataclass(frozen=True)
 class StreamAugment:
-    """Augments the batches of one source; made by ``stream_augment``, which checks that it can.
+    """Augments the batches of one source; ``stream_augment`` creates and checks it.
 
     Args:
-        config: What is augmented, with the numbers of actions and states that it needs.
-        views: How many views of a batch are made.
-        arriving: The fields of a batch before it is augmented.
-        computed: The dtypes that numbers are scaled and shifted in, by field: those of ``arriving``, but where a
-            framework cannot hold them. So every framework gets the same numbers, rounded to what it can hold.
+        config: The augmentations, with the needed numbers of actions and states.
+        views: Number of views of a batch.
+        arriving: The fields of a batch before augmentation.
+        computed: The dtypes in which numbers are scaled and shifted, by field: the dtypes of ``arriving`` without
+            replacements for a framework. So every framework gets the same numbers, rounded to its dtypes.
         batch_dims: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
-        memory: For large new arrays.
+        memory: Allocates large new arrays.
     """
 
     config: AugmentTokensConfig
@@ -53,7 +53,7 @@ class StreamAugment:
     memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """The dtypes to gather in, where ``dtypes`` are those without augmentation."""
+        """Return the dtypes to gather in, given the ``dtypes`` without augmentation."""
         found = dict(dtypes)
         for name in found:
             if name in self._scaled:
@@ -75,16 +75,16 @@ class StreamAugment:
 
     @property
     def _recoded(self) -> set[str]:
-        """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
+        """Fields whose permuted codes may not fit into the narrower dtype that holds the stored codes."""
         config = self.config
         coded = {name for one in config.of(PermuteFields) for name in one.codes}
-        if config.permute_done:  # all dtypes hold its codes
+        if config.permute_done:  # every dtype holds the codes of done
             coded -= {"done"}
         return coded | {name for one in config.of(MaskFields) for name in one.fields if one.fill_of(name) != 0}
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
-        """The fields of a view: those that arrive, their images' size changed, and the masks that are delivered."""
+        """The fields of a view: the arriving fields, with new image sizes, and the delivered masks."""
         found = dict(self.arriving)
         if not self.config.enabled:
             return found
@@ -119,20 +119,20 @@ class StreamAugment:
     def __call__(
         self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
-        """The views of a batch.
+        """Return the views of a batch.
 
         Args:
-            arrived: The batch alone, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be written
-                to.
+            arrived: A tuple of one batch, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be
+                modified.
             plan: The plan of the batch.
             stored: Whether fields are delivered in the stored dtypes of ``spec``.
-            apart: Whether each view gets arrays of its own; not where all are copied elsewhere.
+            apart: Whether each view gets its own arrays; False if all views are copied later.
 
         Returns:
             ``views`` batches.
 
         Raises:
-            DataError: A code out of range, or a number that its dtype cannot hold.
+            DataError: A code is out of range, or a dtype cannot hold a number.
         """
         (batch,) = arrived
         if self.batch_dims == 1:
@@ -149,10 +149,10 @@ class StreamAugment:
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
             last = number == self.views - 1
-            # The last view may write to what the others have copied by then.
+            # The last view may modify arrays that the other views have copied by then.
             changed = mask(batch, draws, own=batch if last else (), empty=empty)
             if not last and apart:
-                # Arrays of its own: whoever writes to one view, or donates it in JAX, has not done so to the others.
+                # Separate arrays: a caller that modifies one view, or donates it in JAX, must not change the others.
                 kept = batch.keys() - changed.keys()
                 changed |= {name: _copied(batch[name], batch[name].dtype, empty) for name in kept}
             views.append({**batch, **changed})
@@ -194,7 +194,7 @@ def stream_augment(
         arriving, computed: See ``StreamAugment``.
         max_num_actions: The number of actions in the data, or 0.
         batch_dims, offsets: See ``StreamAugment``.
-        masks: The fields that mark rows and padding.
+        masks: The fields that mark present rows.
 
     Raises:
         ConfigError: An augmentation does not fit these fields: a needed number of actions or states is unknown, a dtype
@@ -215,7 +215,7 @@ def stream_augment(
     _check_named(config, arriving, masks)
     augment = StreamAugment(config, int(views), arriving, computed, batch_dims, frozenset(offsets))
     _check_fields(augment)
-    # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
+    # Find errors now, on a batch of one step, instead of in a worker at the first batch.
     stored = augment.arriving_dtypes({name: field.stored_dtype for name, field in arriving.items()})
     axes = (1, 1)[:batch_dims]
     step = {name: np.zeros((*axes, *field.shape), stored[name]) for name, field in arriving.items()}
@@ -227,18 +227,17 @@ def stream_augment(
 
 
 def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec], masks: Collection[str]) -> None:
-    """Raise ConfigError for fields by name that are not there, or that say where others are padding."""
+    """Raise ConfigError for fields by name that do not exist or are masks."""
     for name in config.named if config.enabled else ():
         if name in masks:
             raise ConfigError(
-                f"augment: by_field: expected fields of the rows, found {name!r}, which says where there are rows and "
-                "where padding"
+                f"augment: by_field: expected fields of the rows, found {name!r}, the mask of rows and padding"
             )
     config.check_named({name: field.column for name, field in arriving.items() if name not in masks})
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError for what no array says: masks that have the name of a field, vectors instead of codes."""
+    """Raise ConfigError for errors that no array shows: masks with the name of a field, vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):
@@ -252,8 +251,8 @@ def _check_fields(augment: StreamAugment) -> None:
     for name in config.masked() if config.deliver_masks else ():
         if name in arriving and f"{name}_mask" in arriving:
             raise ConfigError(
-                f"augment: deliver_masks: {name}: expected no field {name}_mask, as the batch has one already; leave "
-                f"masks out, or the field"
+                f"augment: deliver_masks: {name}: expected no field {name}_mask, since the batch has one already; "
+                "turn deliver_masks off, or leave out the field"
             )
 
 

@@ -1,6 +1,6 @@
 """Applying draws to a batch: pure functions over the array API, for NumPy, torch and JAX (also under ``jax.jit``).
 
-Values are the same to the bit in all of them, subnormal numbers aside, which XLA flushes to zero on the CPU.
+Values are bit-identical in all frameworks, except subnormal numbers, which XLA flushes to zero on the CPU.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ def apply(
     validate: bool | None = None,
     batch_dims: int = 2,
 ) -> M | dict[str, Array]:
-    """The augmented batch. The batch that is given is not modified; fields that stay are shared with it.
+    """Return the augmented batch. The input batch is not modified; unchanged fields share its arrays.
 
-    Fields with an axis K of offsets, ``[B, S, K, ...]``, get at all of them what their step gets: one permutation, one
-    crop, and a mask hides all or none.
+    In fields with an axis K of offsets, ``[B, S, K, ...]``, all K values of a step get the same permutation, the same
+    crop and the same mask.
 
     Args:
         batch: Arrays ``[B, S, ...]`` by field, of NumPy, torch (on any device) or JAX (also traced by ``jax.jit``).
-        draws: What ``draw`` gave for this batch's ``(B, S)``; its arrays are moved to where the batch is.
+        draws: The result of ``draw`` for this batch's ``(B, S)``; its arrays are moved to the batch's device.
         image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped, or of several fields by name; not
             needed for ``[B, S, H, W, C]``.
-        validate: Whether codes out of range (actions, done, states) are an error. None: yes for NumPy arrays and for
-            torch tensors on the CPU, no elsewhere, since on a device the check waits for everything queued there.
-            Where it is not checked, such a code stays as it is. Under ``jax.jit`` it cannot be checked.
-        batch_dims: 2, or 1 for arrays ``[B, ...]`` without steps; draws are for ``(B, 1)`` then.
+        validate: Whether codes out of range (actions, done, states) raise DataError. None: yes for NumPy arrays and for
+            torch tensors on the CPU, otherwise no, because on a device the check waits for all queued work. An
+            unchecked code stays unchanged. Under ``jax.jit`` codes cannot be checked.
+        batch_dims: 2, or 1 for arrays ``[B, ...]`` without steps; then draws are for ``(B, 1)``.
 
     Returns:
-        A dict, with the masks that are delivered as ``<field>_mask``; the same object ``batch`` if nothing changes.
+        A dict, in which delivered masks are named ``<field>_mask``; the same object ``batch`` if nothing changes.
 
     Raises:
-        DataError: A code out of range; the message names field, value and place.
-        SchemaError: A field whose shape or dtype does not suit what is done to it.
+        DataError: A code is out of range; the message names field, value and place.
+        SchemaError: The shape or dtype of a field does not suit its augmentation.
     """
     check_choice("augment: batch_dims", batch_dims, (1, 2))
     given = with_steps(batch) if batch_dims == 1 else batch
@@ -70,12 +70,12 @@ def apply(
 
 
 def with_steps(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays ``[B, ...]`` as ``[B, 1, ...]``: of a batch without steps, as one whose windows have one."""
+    """Return arrays ``[B, ...]`` as ``[B, 1, ...]``: a batch without steps becomes one with windows of one step."""
     return {name: values[:, None] for name, values in batch.items()}
 
 
 def without_steps(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays ``[B, 1, ...]`` as ``[B, ...]``."""
+    """Return arrays ``[B, 1, ...]`` as ``[B, ...]``."""
     return {name: values[:, 0] for name, values in batch.items()}
 
 
@@ -88,12 +88,12 @@ def transform(
     own: Collection[str] = (),
     empty: Empty = np.empty,
 ) -> dict[str, Array]:
-    """The fields that all but the masks change; see ``apply``.
+    """Return the fields that all augmentations except masks change; see ``apply``.
 
     Args:
         batch, draws, image_shape, validate: See ``apply``.
-        own: Fields whose arrays nobody else holds: they may be written to.
-        empty: Gives memory for new NumPy arrays.
+        own: Fields whose arrays no other object uses: they may be modified.
+        empty: Returns memory for new NumPy arrays.
     """
     changed = {}
     for field, permutation in draws.permutations.items():
@@ -117,7 +117,7 @@ def transform(
 def mask(
     batch: Mapping[str, Array], draws: Draws, *, own: Collection[str] = (), empty: Empty = np.empty
 ) -> dict[str, Array]:
-    """The fields that masks change, and the masks that are delivered.
+    """Return the fields that masks change, and the delivered masks.
 
     Args:
         batch: Arrays by field.
@@ -140,7 +140,7 @@ def mask(
 
 
 def check_masked_as(field: str, fill: Any, values: Array) -> None:
-    """Raise SchemaError unless masked values of a field can become ``fill``."""
+    """Raise SchemaError unless the dtype of a field can hold ``fill``."""
     xp, number = namespace(values), np.asarray(fill).item()
     if xp.isdtype(values.dtype, "real floating"):
         bounds = xp.finfo(values.dtype)
@@ -156,7 +156,7 @@ def check_masked_as(field: str, fill: Any, values: Array) -> None:
 
 
 def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array:
-    """``values`` with ``fill`` where ``hidden``; without ``empty`` they may be written to themselves."""
+    """Return ``values`` with ``fill`` where ``hidden``; without ``empty``, ``values`` may be modified in place."""
     if is_numpy_array(values):
         fill = _scalar(np, values, np.asarray(fill))
         filled = values
@@ -164,14 +164,14 @@ def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array
             filled = (empty or np.empty)(values.shape, values.dtype)
             filled[...] = values
         if filled.flags.c_contiguous and filled.size:
-            # By number of the step: twice as fast as by the mask itself where a step holds many values.
+            # By the index of the step: twice as fast as by the mask if a step holds many values.
             filled.reshape(hidden.size, -1)[np.flatnonzero(hidden)] = fill
         else:
             filled[hidden] = fill
         return filled
     xp = namespace(values)
     hidden = xp.reshape(hidden, (*hidden.shape, *(1,) * (values.ndim - 2)))
-    # Through an array of the same dtype, so that nothing is promoted.
+    # An array of the same dtype prevents type promotion.
     if isinstance(fill, int):
         return xp.where(hidden, xp.full_like(values[:1, :1], fill), values)
     return xp.where(hidden, _scalar(xp, values, fill), values)
@@ -181,7 +181,7 @@ def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array
 
 
 def _rename(field: str, codes: Array, permutation: Array, validate: bool | None) -> Array:
-    """``permutation[b, codes[b, s]]``, or ``[b, s, k]`` where a step has several codes."""
+    """Return ``permutation[b, codes[b, s]]``, or ``[b, s, k]`` for several codes in a step."""
     xp = namespace(codes)
     size = permutation.shape[1]
     if not xp.isdtype(codes.dtype, "integral"):
@@ -222,14 +222,14 @@ def _check_codes(field: str, codes: Array, places: Array, size: int) -> None:
 
 
 def _permute_columns(field: str, values: Array, permutation: Array, empty: Empty) -> Array:
-    """``out[b, s, permutation[b, a]] = values[b, s, a]``, or ``[b, s, k, ...]`` where a step has several such rows."""
+    """Set ``out[b, s, permutation[b, a]] = values[b, s, a]``, or ``[b, s, k, ...]`` for several rows in a step."""
     rows, size = permutation.shape
     if values.ndim < 3 or values.shape[-1] != size:
         raise SchemaError(
             f"augment: {field}: expected [B, S, {size}] for {size} codes, found shape {tuple(values.shape)}"
         )
     if is_numpy_array(values):
-        # One index a column of a row, each naming S values: 5 times faster than one index a value.
+        # One index for each column of a row, over S values: 5 times faster than one index for each value.
         moved = empty(values.shape, values.dtype)
         places = np.arange(rows)[:, None], np.asarray(permutation)
         by_column = moved.reshape(rows, -1, size).transpose(0, 2, 1)
@@ -251,11 +251,11 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
     scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
     fresh = own and is_numpy_array(values)
     if scale is not None:
-        # Memory that is written to already costs no page faults.
+        # Memory that was written before causes no page faults.
         scaled = np.multiply(values, scale, out=values) if fresh else values * scale
         if shift is not None and is_jax_array(values):
-            # XLA would compile the two operations into one, which rounds once instead of twice: under jit a third of
-            # the results would differ from NumPy's. It cannot see that this changes nothing, and leaves them apart.
+            # XLA would fuse the two operations into one, which rounds once instead of twice: under jit a third of the
+            # results would differ from NumPy's. XLA cannot see that this line changes nothing, so it does not fuse.
             scaled = xp.where(xp.isnan(values), values, scaled)
         values, fresh = scaled, True
     if shift is None:
@@ -267,9 +267,9 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
 
 
 def _scalar(xp: Any, values: Array, scalar: Array) -> Array:
-    """A number ``[]`` in the dtype of ``values``."""
+    """Return a number ``[]`` in the dtype of ``values``."""
     scalar = array_like(scalar, values)
     if xp.isdtype(values.dtype, "real floating") and xp.finfo(values.dtype).bits < 32:
-        # JAX without x64 rounds to float32 on the way, so all do.
+        # JAX without x64 rounds to float32 first, so all frameworks do.
         scalar = xp.astype(scalar, xp.float32)
     return xp.astype(scalar, values.dtype)

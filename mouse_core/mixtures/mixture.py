@@ -1,4 +1,4 @@
-"""Mixture: several stores as one, the shares of its members, and the sampler of its windows."""
+"""Mixture: several stores as one store, the shares of its members, and the sampler of its windows."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ class Mix:
     """The options of a mixture: names and weights of its members; see ``Mixture``.
 
     Args:
-        names: Those of the members.
-        stages: The number of the first batch of each stage, and the members' weights there, as small whole numbers as
-            have their ratio.
-        per: What a weight is for.
-        temperature: How far shares are evened out.
-        field: The field that says which member a window is of; None: there is none.
-        skips_empty: Whether a member without rows has no share, as in parts of a mixture, and is no error.
+        names: Names of the members.
+        stages: The index of the first batch of each stage, with the members' weights as the smallest integers of the
+            same ratio.
+        per: The unit of a weight: member, step or trajectory.
+        temperature: How strongly shares are evened out.
+        field: The field with the member of each window; None: no such field.
+        skips_empty: Whether a member without rows has no share, as in the parts of a split mixture; otherwise it is an
+            error.
     """
 
     names: tuple[str, ...]
@@ -70,7 +71,7 @@ class Mix:
     skips_empty: bool = False
 
     def __repr__(self) -> str:
-        """Short, as it says in states what a mixture is."""
+        """Return a short text, which states use to identify a mixture."""
         by_name = {first: dict(zip(self.names, weights, strict=True)) for first, weights in self.stages}
         even = "" if self.temperature == 1 else f" at temperature {self.temperature}"
         return f"{by_name if len(by_name) > 1 else by_name[0]} per {self.per}{even}"
@@ -79,7 +80,7 @@ class Mix:
         """The members' shares of the windows in a stage.
 
         Raises:
-            ConfigError: A member with a weight has no rows, or no member has both.
+            ConfigError: A member with a weight has no rows, or no member has both a weight and rows.
         """
         weights = self.stages[stage][1]
         sizes = self._sizes(weights, members)
@@ -92,7 +93,7 @@ class Mix:
         return Shares.of(shares)
 
     def _sizes(self, weights: Sequence[int], members: Sequence[Snapshot]) -> list[int]:
-        """Return the factor of each member's weight: its steps, its episodes, or 1."""
+        """Return the factor of each member's weight: its number of steps, its number of episodes, or 1."""
         if self.per == "step":
             return [member.num_rows for member in members]
         if self.per == "trajectory":
@@ -106,21 +107,21 @@ class Mix:
 
 
 def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The weights of some members by number of batch, or ConfigError; None are 1 for each."""
+    """Return the weights of the members by stage; None: 1 for each. Raise ConfigError if they are invalid."""
     if isinstance(weights, Schedule):
         return tuple((int(first), _checked(some, names)) for first, some in weights.weights.items())
     return ((0, _checked(weights, names)),)
 
 
 def listed(option: str, given: Any) -> list[Any]:
-    """Several things in their order, or ConfigError."""
+    """Return the values in order as a list; raise ConfigError if ``given`` is not a sequence."""
     if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
         raise ConfigError(f"{option}: expected several, by name or in a list, found {given!r:.80}")
     return list(given)
 
 
 def is_number(value: Any) -> bool:
-    """Whether something is a number, and no infinite one."""
+    """Return whether ``value`` is a finite number."""
     known = isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool)
     try:
         return known and math.isfinite(value)
@@ -138,7 +139,7 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
     given = listed("weights", weights)
     if len(given) != len(names) or not all(is_number(weight) and weight >= 0 for weight in given) or not any(given):
         raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {given}")
-    # 2 and 1, 1.0 and 0.5, 0.7 and 0.35 are the same weights, also in a fingerprint: 2 and 1.
+    # 2 and 1, 1.0 and 0.5, 0.7 and 0.35 are the same weights, also in a fingerprint: they become 2 and 1.
     shares = [exact(weight if isinstance(weight, int | Fraction) else float(weight)) for weight in given]
     common = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * common) for share in shares]
@@ -150,22 +151,22 @@ def _evened(share: Fraction, temperature: float) -> Fraction:
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
-# Of batches of so many windows some are drawn alone: that takes 500 us a batch, as drawing 2,000 does.
+# With batches of at least this size, few windows are drawn alone: that takes 500 us, like drawing 2,000 windows.
 _MANY_WINDOWS = 2048
 
 
 @dataclass(frozen=True)
 class MixedWindows(ManyStarts):
-    """Windows of several members, of each as many as its share says; a source of a mixture has such a sampler.
+    """Windows of several members, in proportion to their shares; the sampler of a source over a mixture.
 
-    Of all batches, one behind the other, window n is of the member that ``Shares`` says. A member's windows are counted
-    from the batch at which the epoch began, and drawn by a sampler of its own, with a seed that follows from the seed,
-    that batch and the member's number. Members take turns as evenly as their shares allow, so any part of a batch, as a
-    shard has it, is mixed as the whole is.
+    Windows are numbered over all batches; ``Shares`` gives the member of window n. A member's windows are counted from
+    the first batch of the epoch. The member's own sampler draws them, with a seed that is derived from the seed, that
+    batch and the member's number. Members take turns as evenly as their shares allow, so that every shard of a batch
+    has the same mix as the whole batch.
 
     Args:
-        each: How members are drawn from; all batches of it are full.
-        mix: What is known of the members.
+        each: The sampler of a single member; its batches must be full.
+        mix: The options of the mixture.
     """
 
     each: WindowSampler
@@ -173,28 +174,28 @@ class MixedWindows(ManyStarts):
 
     @property
     def sequence_length(self) -> int:
-        """Steps in a window."""
+        """Number of steps in a window."""
         return self.each.sequence_length
 
     @property
     def batch_size(self) -> int:
-        """Windows in a batch."""
+        """Number of windows in a batch."""
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return how many batches hold the windows of an epoch of each member with a share; for "last", one."""
+        """Return the number of batches that contain an epoch of each member with a share; for "last", 1."""
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)
         counts = shares.counts(self.batch_size)
         for number, member in enumerate(mixture.members):
             try:
                 if member.num_rows and any(weights[number] for _, weights in self.mix.stages):
-                    # Of a sampler that is not known here all there is to know is how many of its own batches.
+                    # A custom sampler only gives the number of its own batches in an epoch.
                     sized = _sized(self.each, max(1, counts[number]) if _is_last(self.each) else 1)
                     own = member.sampled_by(sized)
                     windows += own.batches_per_epoch(member) * own.batch_size
             except ConfigError as error:
-                if shares.windows[number]:  # else there may be rows when its stage has come
+                if shares.windows[number]:  # otherwise rows may arrive before its stage begins
                     raise ConfigError(f"mixture: member {self.mix.names[number]!r}: {error}") from error
         return 1 if _is_last(self.each) else -(-windows // self.batch_size)
 
@@ -219,10 +220,10 @@ class MixedWindows(ManyStarts):
     def _drawn(
         self, mixture: MixtureSnapshot, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
     ) -> Int64s:
-        """Return where the windows ``begin .. end - 1`` begin.
+        """Return the first rows of the windows ``begin .. end - 1``.
 
-        Of members 0, 0, 1, 0 with windows at rows 5, 9, 7 of the first and 2 of the second, which begins at row 100, it
-        is 5, 9, 102, 7.
+        Example: the members are 0, 0, 1, 0. The windows of the first member begin at rows 5, 9, 7, the window of the
+        second at row 2, and the second member begins at row 100. The result is 5, 9, 102, 7.
         """
         members = shares.members(begin, end)
         before, at_start = shares.counts(begin), shares.counts(epoch_start * self.batch_size)
@@ -240,14 +241,14 @@ class MixedWindows(ManyStarts):
         return starts
 
     def _of_member(self, member: Snapshot, seed: int, begin: int, end: int) -> Int64s:
-        """Return where a member's windows ``begin .. end - 1`` begin, among its own rows."""
+        """Return the first rows of a member's windows ``begin .. end - 1``, counted from the member's first row."""
         if _is_last(self.each):
             return member.sampled_by(_sized(self.each, end - begin)).starts(seed, 0, member, 0)
         own = member.sampled_by(self.each)
         size = own.batch_size
         first, count = begin // size, -(-end // size) - begin // size
         draw = getattr(own, "starts_of_many", None)
-        if draw is not None and 2 * (end - begin) < size:  # few of one batch, or of two that follow each other
+        if draw is not None and 2 * (end - begin) < size:  # few windows of one batch, or of two consecutive batches
             bounds = [begin, *([(first + 1) * size] if count == 2 else []), end]
             parts = [
                 draw(seed, low // size, 1, member, 0, slice(low % size, low % size + high - low))
@@ -270,7 +271,7 @@ class MixedWindows(ManyStarts):
 
 
 class PaddedMixedWindows(MixedWindows):
-    """Mixed windows that may have fewer steps than they are long; see ``PaddedSampler``."""
+    """Mixed windows that may have missing steps; see ``PaddedSampler``."""
 
     each: PaddedSampler
 
@@ -280,7 +281,7 @@ class PaddedMixedWindows(MixedWindows):
         return self.each.fill
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """Return how many steps the windows have; see ``PaddedSampler.lengths``."""
+        """Return the number of present steps of each window; see ``PaddedSampler.lengths``."""
         mixture = _members(snapshot)
         owner = np.searchsorted(mixture.first_rows, starts, side="right") - 1
         lengths = np.empty(len(starts), np.int64)
@@ -294,7 +295,7 @@ class PaddedMixedWindows(MixedWindows):
 def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
     """Return the sampler of a mixture that draws from each member as ``sampler`` draws from a store.
 
-    An epoch of "sequential" has no rest there, so it is drawn as "batch".
+    An epoch of "sequential" in a mixture has no remainder, so "sequential" is drawn as "batch".
     """
     if isinstance(sampler, MixedWindows):
         return sampler
@@ -306,18 +307,18 @@ def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
 
 
 def _is_last(sampler: Any) -> bool:
-    """Whether every batch is the last windows, of which a member gives its share."""
+    """Return whether every batch consists of the last windows, of which a member gives its share."""
     return isinstance(sampler, _OURS) and bool(sampler.name == "last")
 
 
 def _sized(sampler: Any, batch_size: int) -> WindowSampler:
-    """Return the sampler with batches of another size, if it is one that draws any size."""
+    """Return the sampler with another batch size, if it supports any size."""
     sized: WindowSampler = replace(sampler, batch_size=batch_size) if isinstance(sampler, _OURS) else sampler
     return sized
 
 
 def _members(snapshot: Snapshot) -> MixtureSnapshot:
-    """Check that a snapshot is that of a mixture."""
+    """Return ``snapshot``; raise ConfigError if it is not the snapshot of a mixture."""
     if not isinstance(snapshot, MixtureSnapshot):
         raise ConfigError(f"sampler: expected the snapshot of a mixture, found {snapshot!r}")
     return snapshot
@@ -327,17 +328,17 @@ _CODES = ColumnType("scalar", "int64")
 
 
 class MixtureSnapshot(Snapshot):
-    """The rows that the members of a mixture had at one moment; made by ``Mixture.snapshot()``.
+    """The rows of the members of a mixture at one moment; created by ``Mixture.snapshot()``.
 
-    A member's rows follow those of the member before. No window and no episode lies in two of them.
+    The rows of the members follow each other in order. No window and no episode spans two members.
 
     Args:
-        mix: What is known of the members.
-        members: Their snapshots, as many.
-        codes: Memory that earlier snapshots of the mixture have filled with the members' codes.
+        mix: The options of the mixture.
+        members: The snapshots of the members.
+        codes: Arrays of the members' codes that earlier snapshots of the mixture have filled.
 
     Raises:
-        SchemaError: Members that do not fit together; the message names the field or the column.
+        SchemaError: Members are incompatible; the message names the field or the column.
     """
 
     has_shares = True
@@ -365,7 +366,7 @@ class MixtureSnapshot(Snapshot):
         return {}
 
     def shares_of(self, stage: int) -> Shares:
-        """The members' shares of the windows in one of the mix's stages; ConfigError where they have none."""
+        """Return the members' shares of the windows in a stage; raise ConfigError if they have none."""
         if stage not in self._shares:
             self._shares[stage] = self.mix.shares(stage, self.members)
         return self._shares[stage]
@@ -375,17 +376,17 @@ class MixtureSnapshot(Snapshot):
         return mixed(sampler, self.mix)
 
     def rows_by_share(self) -> list[tuple[int, int, float]]:
-        """Stretches of rows ``begin .. end - 1`` that have a share, those of members, and the share of one such row.
+        """Return ranges of rows ``begin .. end - 1`` of members with a share, and the share of one row in each.
 
-        Of members of 100 and 300 rows with half of the windows each, a row has a share of 1/200, or of 1/600.
+        Example: two members of 100 and 300 rows, each with half of the windows. A row has a share of 1/200 or 1/600.
 
         Raises:
-            ConfigError: The shares change with the number of the batch.
+            ConfigError: The shares change with the index of the batch.
         """
         if len({weights for _, weights in self.mix.stages}) > 1:
             raise ConfigError(
-                f"mixture: expected one share for each member, found a Schedule, {self.mix!r}, by which no statistics "
-                f"hold all along; Normalizer.of(statistics(member), ...) normalises all by those of one member"
+                f"mixture: expected one share for each member, found a Schedule, {self.mix!r}; statistics need fixed "
+                f"shares; Normalizer.of(statistics(member), ...) normalises all members by the statistics of one"
             )
         windows, found = self.shares_of(0).windows, []
         for member, share, first in zip(self.members, windows, self.first_rows.tolist(), strict=False):
@@ -397,13 +398,13 @@ class MixtureSnapshot(Snapshot):
         return found
 
     def of_rows(self, rows: Any) -> MixtureSnapshot:
-        """Return the snapshot of the first rows of each member, by name; see ``Snapshot``."""
+        """Return the snapshot of the first rows of each member; ``rows`` are by name, see ``Snapshot``."""
         check_rows(rows, self.mix.names)
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
 
     def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
-        """Return a snapshot of the members' rows whose fields are those of a layout; see ``Snapshot``."""
+        """Return a snapshot of the same rows with the fields of a layout; see ``Snapshot``."""
         members = [one.delivering(layout, transitions=transitions) for one in self.members]
         same = all(one is other for one, other in zip(members, self.members, strict=True))
         return self if same else MixtureSnapshot(self.mix, members, self._codes)
@@ -416,19 +417,19 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def readers(self) -> dict[str, FieldReader]:
-        """The fields that the snapshot has, by name: those of the members, and which member a row is of."""
+        """Readers of the snapshot's fields by name: the members' fields, and the field with the member of each row."""
         name, fields = self.mix.field, dict(self.config.fields)
         added = {} if name is None else {name: self._member_reader(fields.pop(name))}
         return {**self._bound(fields), **added}
 
     def _member_reader(self, field: Field) -> FieldReader:
-        """Reads the members' codes: of each segment from memory that holds nothing else, as long as a chunk of it."""
+        """Return the reader of the members' codes: each segment reads an array of one code, as long as its chunks."""
         parts = []
         for code, member in enumerate(self.members):
             longest = max((int(np.diff(segment.chunk_starts).max(initial=0)) for segment in member.segments), default=0)
             codes = self._codes.get(code)
             if codes is None or len(codes) < longest:
-                # Twice as much as there is, as a member that grows comes again.
+                # Twice the needed length, because a member that grows will need more.
                 codes = self._codes[code] = np.full(2 * longest, code, np.int64)
             for segment in member.segments:
                 part = ColumnPart(partial(_chunks, codes, segment.chunk_starts), segment.chunk_starts, same_chunks=True)
@@ -438,7 +439,7 @@ class MixtureSnapshot(Snapshot):
         return FieldReader(field, FieldSpec(field.name, _CODES.dtype, (), ""), column)
 
     def lacking(self, reader: FieldReader) -> str | None:
-        """In words, which member has no value of one of its fields; see ``Snapshot``."""
+        """Return a text that names a member without values for one of its fields; see ``Snapshot``."""
         for name, member in zip(self.mix.names, self.members, strict=True):
             own = member.readers.get(reader.spec.name) if member.num_rows else reader
             where = "none" if own is None else None if own is reader else member.lacking(own)
@@ -447,20 +448,20 @@ class MixtureSnapshot(Snapshot):
         return None
 
     def grown_from(self, before: Snapshot) -> None:
-        """Nothing is taken over but what segments know: rows come in between."""
+        """Keep only what segments know: new rows appear between the old ones."""
         return None
 
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:
-        """The rows at which episodes begin, int64 ``[n]``, ascending: those of the members; see ``Snapshot``."""
+        """The first rows of the episodes of all members, int64 ``[n]``, ascending; see ``Snapshot``."""
         return self._of_members(lambda member: member.episode_starts)
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
-        """The rows at which a column's value changes, in any of the members; see ``Snapshot``."""
+        """Return the rows at which a column's value changes, within each member; see ``Snapshot``."""
         return self._of_members(lambda member: member.stretch_starts(column))
 
     def _of_members(self, starts: Callable[[Snapshot], npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """Some rows of each member, int64 ``[n]``."""
+        """Return ``starts`` of each member as rows of the mixture, int64 ``[n]``."""
         there = zip(self.members, self.first_rows.tolist(), strict=False)
         return np.concatenate(
             [np.zeros(0, np.int64), *(starts(member) + first for member, first in there if len(member))]
@@ -474,7 +475,7 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def rows_of_segments(self) -> list[int]:
-        """The number of rows of each segment that count."""
+        """The number of used rows of each segment."""
         rows: list[int] = []
         for member in self.members:
             left = member.num_rows
@@ -488,7 +489,7 @@ class MixtureSnapshot(Snapshot):
 
 
 def check_rows(rows: Any, names: Sequence[str]) -> None:
-    """Raise ConfigError unless there are numbers of rows for members of these names."""
+    """Raise ConfigError unless ``rows`` has a number of rows for each member."""
     if not isinstance(rows, Mapping) or list(rows) != list(names):
         raise ConfigError(f"mixture: expected numbers of rows of the members {list(names)}, found {rows!r:.200}")
 
@@ -501,7 +502,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
     """Return the configuration of the rows of all members that have rows.
 
     Raises:
-        SchemaError: They do not fit together.
+        SchemaError: The members are incompatible.
     """
     for name, member in members.items():
         own = member.mix.field if isinstance(member, MixtureSnapshot) else None
@@ -530,7 +531,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
 
 
 def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
-    """The columns' types; a column that is null throughout some members has that of the others."""
+    """Return the columns' types; a column that is null throughout a member has the type of the other members."""
     types: dict[str, ColumnType] = {}
     for name, member in members.items():
         for column, kind in member.config.types.items():
@@ -546,7 +547,7 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
 
 
 def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
-    """One field of all members that have it: of one kind, and of the largest width where shorter rows are padded."""
+    """Return a field of all members that have it: of one kind, and with the largest width if rows are padded."""
     known = {
         member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
     }
@@ -564,9 +565,7 @@ def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
     widest = max(shapes.values())
     for shape in shapes.values():
         if shape != widest and not (field.pad is not None and len(shape) == len(widest) == 1):
-            raise SchemaError(
-                f"field {name!r}: expected one shape, found {shapes}; they are those of the members' steps"
-            )
+            raise SchemaError(f"field {name!r}: expected one shape of a step in all members, found {shapes}")
     return replace(field, shape=widest)
 
 
@@ -576,32 +575,34 @@ def _kind(field: Field) -> Field:
 
 
 def _largest(dims: Sequence[Any]) -> Any:
-    """The largest of some dimensions; None where one is not known."""
+    """Return the largest dimension; None if one is unknown."""
     return None if None in dims else max(dims)
 
 
 class Mixture(Store):
-    """Several stores as one, each with its share of the windows; loaders and sources take it as they take a store.
+    """Several stores as one store, each with a share of the windows; loaders and sources accept it like a store.
 
-    No window lies in two members. Counts follow the shares exactly by number, not on average: of the first n windows of
-    all batches every member has its share of n, up to a few windows at most, for any n, in any process.
+    No window spans two members. Shares hold exactly by count, not on average: for any n and in any process, the number
+    of a member's windows among the first n differs from its share by a few windows at most.
 
-    A field must be of the same kind in all members; where shorter rows are padded (``action``, ``obs_continuous``), it
-    has the largest member's width. A field that some member lacks must be left out with ``fields=``. Members may grow:
-    ``refresh()`` of a loader takes over the rows of all of them. Mixtures may be members, too.
+    A field must be of the same kind in all members; if shorter rows are padded (``action``, ``obs_continuous``), the
+    field has the largest member's width. A field that a member lacks must be left out with ``fields=``. Members may
+    grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may be members, too.
 
     Args:
-        stores: The members by name, or a sequence of them, which are called "0", "1" and so on.
-        weights: A number from 0 for each, by name or in their order; None: 1 for each. Only their ratio counts. With a
-            ``mouse_core.sampling.Schedule`` it changes with the number of the batch.
-        per: What a weight is for. "member": each member comes as often as its weight says. "step": every step does, so
-            that a store twice as large comes twice as often. "trajectory": every episode.
+        stores: The members by name, or a sequence of members, which are named "0", "1" and so on.
+        weights: A number from 0 for each member, by name or in order; None: 1 for each. Only their ratio counts. A
+            ``mouse_core.sampling.Schedule`` changes the weights with the index of the batch.
+        per: The unit of a weight. "member": windows of a member are as frequent as its weight says. "step": the weight
+            counts for every step, so that a store twice as large is twice as frequent. "trajectory": the weight counts
+            for every episode.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
-            steps or episodes of the member: 1 leaves them as they are, and larger numbers even them out.
-        field: The field of batches that says which member a window is of, int64 ``[B, S]``: its place among ``names``.
-            None: there is none. Mixtures that are members have the same, or none.
+            number of steps or episodes of the member. 1 leaves the shares unchanged; larger numbers even them out.
+        field: The field of batches with the member of each window, int64 ``[B, S]``: its position in ``names``.
+            None: no such field. Mixtures that are members must have the same field, or none.
 
     Raises:
+        ConfigError: There are no members, names or weights are invalid, or an option is out of range.
         ConfigError: No members, names or weights that are none, or an option out of range.
     """
 
@@ -641,7 +642,7 @@ class Mixture(Store):
         return f"Mixture({self._mix!r}, num_rows={len(self)})"
 
     def __len__(self) -> int:
-        """Rows of all members together."""
+        """Return the number of rows of all members together."""
         return sum(len(member) for member in self._members.values())
 
     @property
@@ -655,7 +656,7 @@ class Mixture(Store):
         return self._mix.names
 
     def shares_at(self, batch: int = 0) -> dict[str, float]:
-        """Return the part of a batch's windows that each member gives now, by name; the sum is 1.
+        """Return each member's share of the windows of a batch, by name; the sum is 1.
 
         Raises:
             ConfigError: A member with a weight has no rows.
@@ -665,14 +666,15 @@ class Mixture(Store):
         return {name: some / sum(windows) for name, some in zip(self.names, windows, strict=True)}
 
     def snapshot(self, rows: Any = None) -> MixtureSnapshot:
-        """The rows that all members have now, or had; copies no steps.
+        """Return a snapshot of the present, or of earlier, rows of all members; copies no steps.
 
         Args:
-            rows: What a loader's state says of each member, by name; see ``Store.snapshot``. None: those of now.
+            rows: The number of rows of each member by name, as in a loader's state; see ``Store.snapshot``. None: all
+                present rows.
 
         Raises:
             ConfigError: A member has fewer rows.
-            SchemaError: Members that do not fit together; the message names the field or the column.
+            SchemaError: Members are incompatible; the message names the field or the column.
         """
         if rows is not None:
             check_rows(rows, self.names)
@@ -687,22 +689,22 @@ class Mixture(Store):
             return made
 
     def where(self, *conditions: Any, **columns: Any) -> Mixture:  # type: ignore[override]
-        """The mixture of the episodes of each member that meet all of some conditions; see ``Store.where``."""
+        """Return the mixture of each member's episodes that meet all conditions; see ``Store.where``."""
         return self._of_each(lambda member: member.where(*conditions, **columns))
 
     def best(self, share: float, by: str = "return") -> Mixture:  # type: ignore[override]
-        """The mixture of each member's episodes with the largest return; see ``Store.best``."""
+        """Return the mixture of each member's episodes with the largest return; see ``Store.best``."""
         return self._of_each(lambda member: member.best(share, by))
 
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, Mixture]:  # type: ignore[override]
-        """Mixtures of parts of each member, which share no episode, by name; see ``Store.split``."""
+        """Split each member into parts without common episodes; return a mixture for each part by name."""
         parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self._members.items()}
         names = next(iter(parts.values()))
         # A member of few episodes may have none in a part.
         return {part: self._of({name: some[part] for name, some in parts.items()}, skips_empty=True) for part in names}
 
     def to_dataset(self) -> Any:
-        """Raise ConfigError: rows of a mixture lack member and share; each member has a dataset."""
+        """Raise ConfigError: only members have datasets, since rows of a mixture lack the member and its share."""
         raise ConfigError(
             "mixture: expected the rows of a member, as of "
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
@@ -713,13 +715,13 @@ class Mixture(Store):
         return self._of(members)
 
     def _of(self, members: Mapping[str, Store], **changes: Any) -> Mixture:
-        """Return the mixture of other members of the same names."""
+        """Return the same mixture of other members with the same names."""
         made = Mixture(members)
         made._mix = replace(self._mix, **changes)
         return made
 
     def _look(self, rows: Any = None) -> Any:
-        """ConfigError: the episodes of a mixture are those of its members, each with its own numbers."""
+        """Raise ConfigError: only members have episodes, each with its own numbers."""
         raise ConfigError(
             f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
         )

@@ -1,4 +1,4 @@
-"""MixtureSource: batches of several sources as one, window by window."""
+"""MixtureSource: the batches of several sources as one, mixed window by window."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from mouse_core.spec import FieldSpec, Spec, check_count
 
 Views = tuple[Mapping[str, npt.NDArray[Any]], ...]
 
-# Of each member so many of its batches are kept: those that the next batches take the rest of, in any thread.
+# Number of batches that are kept of each member: the next batches take their remaining windows, in any thread.
 _KEPT = 4
 
 
 class MixtureSource:
-    """Batches of several sources as one: every batch takes whole windows of each, as many as its share says.
+    """The batches of several sources as one source. Each batch takes whole windows of each member, by its share.
 
-    Members have whole batches; a loader's ``shard`` cuts those of the mixture, which are then the same however many
-    processes there are.
+    Members have whole batches. A loader's ``shard`` cuts the batches of the mixture, which do not depend on the number
+    of processes.
 
-    It is for sources of one's own, and for stores that are drawn from in different ways. Stores that are drawn from
-    alike are mixed by ``Mixture``, with one copy less. A member's windows come in the order of its batches, without a
-    gap, and counts are as exact as a ``Mixture``'s. Replay buffers change with what was drawn from them: these are
-    members of a ``ReplayBufferEnsemble``.
+    Use ``MixtureSource`` for user-defined sources, and for stores with different sampling. For stores with the same
+    sampling, ``Mixture`` needs one copy less. A member's windows come in the order of its batches, without a gap, and
+    shares are as exact as in ``Mixture``. Replay buffers change when they are sampled; ``ReplayBufferEnsemble`` mixes
+    them.
 
     Args:
-        sources: The members by name, or a sequence of them, which are called "0", "1" and so on. Their batches are all
-            full, and of one spec.
-        weights: A number from 0 for each, by name or in their order, or a ``Schedule``; None: 1 for each.
-        batch_size: Windows in a batch; None: as the first member has.
-        field: The field that says which member a window is of, int64: its place among the names. None: there is none.
+        sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All their batches
+            must be full, and have one spec.
+        weights: A number from 0 for each member, by name or in order, or a ``Schedule``; None: 1 for each.
+        batch_size: Number of windows in a batch; None: as in the first member.
+        field: The field with the member of each window, int64: its position in the names. None: no such field.
 
     Raises:
-        ConfigError: No members, something that is no source, or weights that are none.
-        SchemaError: Members of different specs; the message names the field.
+        ConfigError: There are no members, a member is not a source, or weights are invalid.
+        SchemaError: The specs of members differ; the message names the field.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class MixtureSource:
 
     @property
     def batch_size(self) -> int:
-        """Windows in a batch."""
+        """Number of windows in a batch."""
         return self._windows_of(0) if self._size is None else self._size
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the members' fingerprints, their names and weights, and the size of a batch."""
+        """A digest of the members' fingerprints, their names and weights, and the batch size."""
         parts = [[name, source.fingerprint] for name, source in self._members.items()]
         said = ["mixture", parts, repr(self._mix), self._mix.field, self.batch_size]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """Return how many batches hold the windows of an epoch of each member with a share."""
+        """Return the number of batches that contain an epoch of each member with a share."""
         windows = 0
         for number, source in enumerate(self._members.values()):
             if any(weights[number] for _, weights in self._mix.stages):
@@ -102,11 +102,11 @@ class MixtureSource:
         return -(-windows // self.batch_size)
 
     def __getitem__(self, index: int) -> Any:
-        """Batch ``index``: ``{field: [B, ...]}`` in fresh memory, or of sources with several views a tuple of such.
+        """Return batch ``index``, ``{field: [B, ...]}`` in new arrays; with several views a tuple of such dicts.
 
         Raises:
-            IndexError: A number below 0.
-            ConfigError: A member whose batches are not all of one size.
+            IndexError: ``index`` is below 0.
+            ConfigError: The batches of a member differ in size.
         """
         if index < 0:
             raise IndexError(f"batch index: expected at least 0, found {index}")
@@ -176,8 +176,8 @@ def _checked(name: str, source: Any) -> Source:
         raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes those")
     if (shard := getattr(source, "shard", (0, 1))) != (0, 1):
         raise ConfigError(
-            f"mixture: expected members with whole batches, found shard {shard} of member {name!r}; give the loader of "
-            "the mixture its shard, or the batches would be others for another number of processes"
+            f"mixture: expected members with whole batches, found shard {shard} of member {name!r}; pass the shard to "
+            "the loader of the mixture, or batches would depend on the number of processes"
         )
     try:
         return checked_source(source)

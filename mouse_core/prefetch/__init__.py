@@ -1,4 +1,4 @@
-"""Loaders: batches in index order, made ahead of time; for stores, replay buffers and sources of one's own."""
+"""Loaders: batches in index order, computed ahead of time, from stores, replay buffers and user-defined sources."""
 
 from typing import TYPE_CHECKING
 

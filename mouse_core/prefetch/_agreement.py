@@ -1,11 +1,12 @@
-"""Whether the ranks of a run deliver parts of the same batches: compared when they begin, refresh and resume.
+"""Agreement of ranks: checks that all ranks deliver parts of the same batches when they begin, refresh and resume.
 
-Each rank leaves what it is about to deliver as a note, rank 0 compares them all, and the others read what it found. No
-collective call is made, so that nothing depends on which others a program has under way; and a rank that is about to
-deliver a batch says so, from which the others see that it will not come.
+Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read its result.
+No collective call is used, so that the exchange cannot interfere with the program's own collective calls. A rank that
+is about to deliver a batch writes its index, so that the other ranks see that it will not join the exchange.
 
-A process that died and was started again finds what the earlier one had noted. Where the others go on meanwhile, it
-goes on with them and asks nobody; where they do not, all may have been started again, and it waits for them for a time.
+A restarted process finds the notes of the process before it. If the other ranks continue to deliver batches, it
+continues with them without a comparison. If they do not, all ranks may have been restarted, and it waits for a limited
+time.
 """
 
 from __future__ import annotations
@@ -22,42 +23,42 @@ from typing import Any
 from mouse_core.errors import ConfigError
 from mouse_core.ranks import Ranks, find_ranks
 
-# What differs wherever something else does, and says nothing by itself.
+# Digests differ whenever any other value differs, and explain nothing by themselves.
 _DIGESTS = ("fingerprint", "data")
 _MOST_RANKS, _MOST_WORDS = 4, 6
-# Seconds between two looks, and until somebody who waits is told.
+# Seconds between two polls (shortest and longest), and seconds until a warning about the wait.
 _SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
-# What no other process has, also where its number is the same.
+# The start time distinguishes two processes with the same process number.
 _STARTED = time.time_ns()
-# Seconds that a process waits that was started again, and loaders of before whose notes it watches.
+# Seconds that a restarted process waits, and number of earlier loaders whose notes it watches.
 _RETURNED_SECONDS, _WATCHED = 300.0, 8
-# Seconds that rank 0 stays until the others have read what is wrong: its process may hold the notes.
+# Seconds that rank 0 waits for the others to read an error: its process may hold the notes.
 _STAYS = 5.0
 
 
 class _Alone(Exception):
-    """The others go on, with a loader of this name."""
+    """Raised when the other ranks continue without this rank, with a loader of the given name."""
 
 
 class Agreement:
-    """The exchange between ranks about a loader: the notes that this rank sent and received.
+    """The exchange of notes between ranks about one loader.
 
     Args:
-        ranks: The ranks, as found when the loader was created.
-        framework: The framework to ask first for the other ranks.
+        ranks: The ranks that were found when the loader was created.
+        framework: The framework that is asked first for the other ranks.
     """
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
         self.ranks, self._framework = ranks, framework
-        self._board: Any = None  # a Board, once there are others to agree with
+        self._board: Any = None  # a Board, once other ranks exist
         self._name = ""
         self._held, self._refreshes = 0, 0
         self._is_pending = True
-        # What the others had noted of loaders of before when this process came again; None: it is the first.
+        # The notes of earlier loaders that a restarted process found; None: this process was not restarted.
         self._before: dict[tuple[str, int], str | None] | None = None
 
     def deliver(self, feed: Any, index: int) -> None:
-        """Before batch ``index`` is delivered: see that all begin with it, and say that this one has come so far.
+        """Before batch ``index`` is delivered: check that all ranks begin with it, and write the index of this rank.
 
         Raises:
             ConfigError: See ``hold``.
@@ -69,16 +70,16 @@ class Agreement:
             self._board.put(f"{self._name}/at/{self.ranks.rank}", f"{self._held} {index}")
 
     def hold(self, call: str, feed: Any, next_index: int, at: int) -> None:
-        """See that all ranks make the same call, and that the same follows.
+        """Check that all ranks make the same call, and continue with the same batches.
 
         Args:
-            call: Which one, in words.
-            feed: Where batches come from after it.
-            next_index: The number of the next batch after it.
-            at: That of the next batch before it.
+            call: The name of the call.
+            feed: The source of the batches after the call.
+            next_index: The index of the next batch after the call.
+            at: The index of the next batch before the call.
 
         Raises:
-            ConfigError: They differ, or one has gone on without it, or has not come in time.
+            ConfigError: The ranks differ, or a rank has continued without the call, or has not joined in time.
         """
         if not self._meets():
             return
@@ -100,7 +101,7 @@ class Agreement:
         else:
             try:
                 found = _compared(self._wait(name, range(ranks.count), call, at), call)
-                self._forget(self._held - 1)  # which all have read, or they would not be here
+                self._forget(self._held - 1)  # all ranks have read it; otherwise they would not be here
             except ConfigError as error:
                 found = str(error)
             board.put(f"{name}/found", found)
@@ -114,7 +115,7 @@ class Agreement:
         self._refreshes, self._is_pending, self._before = refreshes, False, None
 
     def _meets(self) -> bool:
-        """Whether there are others to agree with, and a way to do so; that may come after the loader was made."""
+        """Return whether other ranks and a way to exchange notes exist; both may appear after the loader was made."""
         if self._board is not None:
             return True
         if self.ranks.process != os.getpid() or _in_data_loader():
@@ -122,7 +123,7 @@ class Agreement:
         now = self.ranks if self.ranks.board is not None else self._found_now()
         if now.count == 1 or now.board is None:
             return False
-        # How many loaders of this rank have agreed on something: the others count them in the same order.
+        # The number of loaders of this rank that have agreed: all ranks count their loaders in the same order.
         started = f"{os.getpid()}-{_STARTED}"
         number, _, by = (now.board.get(f"mouse/loaders/{now.rank}") or f"0 {started}").partition(" ")
         now.board.put(f"mouse/loaders/{now.rank}", f"{int(number) + 1} {started}")
@@ -134,13 +135,13 @@ class Agreement:
         return True
 
     def _check_alone(self) -> None:
-        """Raise ``_Alone`` where another rank delivers batches of a loader of before."""
+        """Raise ``_Alone`` if another rank delivers batches of an earlier loader."""
         for (name, rank), note in (self._before or {}).items():
             if self._board.get(f"{name}/at/{rank}") != note:
                 raise _Alone(name)
 
     def _go_on(self, name: str, next_index: int) -> None:
-        """Be one of the ranks that go on with a loader of before."""
+        """Join the ranks that continue with an earlier loader."""
         board, own = self._board, self.ranks.rank
         board.remove(f"{self._name}/{self._held}/{own}")
         number = self._name.rpartition("/")[2]
@@ -151,30 +152,30 @@ class Agreement:
         self._name, self._held, self._refreshes = name, int(held), int(said.get("refreshes", 0))
         self._before, self._is_pending = None, False
         warnings.warn(
-            f"rank {own} of {self.ranks.count} was started again, and the others were not: it goes on with batch "
-            f"{next_index}, where rank {rank} is at batch {index}, and nobody has compared what they are made of",
+            f"rank {own} of {self.ranks.count} was restarted, and the others were not: it continues with batch "
+            f"{next_index}, while rank {rank} is at batch {index}, and their data and options were not compared",
             stacklevel=2,
         )
 
     def _found_now(self) -> Ranks:
-        """The ranks as they are found by now, which must be those that the loader was made for."""
+        """Return the ranks that are found now; they must equal the ranks that the loader was created for."""
         if self.ranks.found_in == "the caller":
             return self.ranks
         now = find_ranks(self._framework)
         if now.shard != self.ranks.shard:
             raise ConfigError(
-                f"shard: expected a loader for {now.shard}, which {now.found_in} says, found one for "
-                f"{self.ranks.shard} by {self.ranks.found_in}; make it after the processes have found each other"
+                f"shard: expected a loader for {now.shard}, the rank in {now.found_in}, found one for "
+                f"{self.ranks.shard} by {self.ranks.found_in}; create it after the processes have found each other"
             )
         return now
 
     def _forget(self, held: int) -> None:
-        """Take the notes of an agreement away."""
+        """Delete the notes of an agreement."""
         for part in (*range(self.ranks.count), "found") if held >= 0 else ():
             self._board.remove(f"{self._name}/{held}/{part}")
 
     def _wait(self, name: str, parts: Any, call: str, at: int) -> list[str]:
-        """The notes of some names, when all are there."""
+        """Wait until the notes of the given names exist, and return them."""
         board = self._board
         notes: dict[Any, str] = {}
         pause, begin, is_told = _SHORTEST_WAIT, time.monotonic(), False
@@ -196,7 +197,7 @@ class Agreement:
             pause = min(2 * pause, _LONGEST_WAIT)
 
     def _stay(self, name: str) -> None:
-        """Wait until the ranks that have come know what is wrong, before this one, which is told, may end."""
+        """Wait until the other ranks have read the error, since this process may end after it raises."""
         board = self._board
         until = time.monotonic() + min(_STAYS, board.seconds)
         unread = list(range(1, self.ranks.count))
@@ -206,7 +207,7 @@ class Agreement:
             unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
-        """Raise ConfigError where a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""
+        """Raise ConfigError if a rank that made as many agreements as this one requests batch ``at`` or a later one."""
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
             if int(held) == self._held and int(index) >= at:
@@ -216,13 +217,13 @@ class Agreement:
                 )
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
-        """Raise ConfigError where the ranks have had their time, and say in good time for whom it is that all wait."""
+        """Raise ConfigError after the time limit; before that, warn once with the names of the missing ranks."""
         seconds, again = self._board.seconds, ""
         if self._before:
             seconds = min(seconds, _RETURNED_SECONDS)
             again = (
-                f"; rank {self.ranks.rank} was started again, as notes of an earlier process say, and the others "
-                "deliver no batches: start all of them again, or give this one its shard as (rank, count)"
+                f"; rank {self.ranks.rank} was restarted (notes of an earlier process exist), and the others deliver "
+                "no batches: restart all of them, or give this one its shard as (rank, count)"
             )
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
@@ -256,7 +257,7 @@ def _compared(notes: Sequence[str], call: str) -> str:
 
 
 def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
-    """Return the values that must be equal in all ranks, by name: all that determines batches, except the rank."""
+    """Return the values that must be equal in all ranks, by name: those that determine batches, except the rank."""
     state = feed.state(next_index)
     configuration = json.loads(state.pop("configuration", "{}"))
     source = feed.source
@@ -278,6 +279,6 @@ def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tu
 
 
 def _in_data_loader() -> bool:
-    """Whether this process is a worker of a torch DataLoader, of which there may be several, or none, in a rank."""
+    """Return whether this process is a worker of a torch DataLoader; a rank may have several workers."""
     worker: Any = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     return worker is not None and worker() is not None

@@ -1,4 +1,4 @@
-"""A digest of what a loader delivers, made where batches are: the worker says what each adds to it."""
+"""The digest of delivered batches: the worker that makes a batch also returns the batch's digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Digest = Callable[[int, Any, Any], StreamDigest]
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
     """Wrap ``make`` to also return each batch's share of the digest.
 
-    A batch that goes to a device is digested while it is still on the host, where its maker is ``Staged``.
+    A batch that goes to a device is digested on the host, before the transfer, if its maker is ``Staged``.
     """
     spec = getattr(source, "spec", None)
     digest: _Digest = partial(_whole, _masks_shares_only(source))
@@ -42,7 +42,7 @@ def _make(make: Callable[[int], Any], rows: Callable[[int], Any], digest: _Diges
 
 def _make_staged(staged: Staged, rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
     gathered = staged.gather(index)
-    # First the digest: what is transferred may be given away.
+    # Compute the digest first: the transfer may donate or reuse the arrays.
     batch = staged.arrays(gathered)
     said = digest(index, batch, rows(index))
     return staged.transfer(gathered), said
@@ -53,21 +53,21 @@ def _whole(unmasked: bool, index: int, batch: Any, rows: Any) -> StreamDigest:
 
 
 def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
-    """The digest of packed windows, each as if it were alone: of its steps, and not of where they lie in the batch."""
+    """Return the digest of packed windows, as the sum of the digests of single windows; positions do not count."""
     views = batch if isinstance(batch, tuple) else (batch,)
     bounds = host_array(views[0]["cu_seqlens"]).tolist()
     fields = [name for name in views[0].keys() if name not in PACKED]  # noqa: SIM118  as in _unmasked
     first = rows if isinstance(rows, int) else rows.start
     total = StreamDigest()
     for row, (begin, end) in enumerate(pairwise(bounds), first):
-        if end > begin:  # others are another shard's
+        if end > begin:  # empty windows belong to another shard
             windows = tuple({name: view[name][begin:end][None] for name in fields} for view in views)
             total += StreamDigest.of(index, windows, row)
     return total
 
 
 def _rows(source: Any, index: int) -> int | range:
-    """Return a source's rows of the whole batch, without a padding row, which another shard has too."""
+    """Return a source's rows of the whole batch, without a padding row that belongs to another shard."""
     if isinstance(source, ShardSource):
         return source.own_rows(index)
     if not isinstance(source, BatchSource) or source.shard == (0, 1):
@@ -77,9 +77,9 @@ def _rows(source: Any, index: int) -> int | range:
 
 
 def _masks_shares_only(source: Any) -> bool:
-    """Whether batches have a mask only to say which window fills up an uneven share.
+    """Return whether batches have a mask only to mark the window that pads an uneven share.
 
-    Of windows that count it says nothing, and a stream that is shared evenly, or not at all, has none.
+    Such a mask contains no information about the other windows, and an evenly shared stream has no mask.
     """
     if isinstance(source, ShardSource):
         return source.masks_shares_only
@@ -90,13 +90,13 @@ def _masks_shares_only(source: Any) -> bool:
 
 
 def _unmasked(batch: Any) -> Any:
-    """A batch, or its views, without the mask."""
+    """Return a batch, or each of its views, without the mask."""
     if isinstance(batch, tuple):
         return tuple(map(_unmasked, batch))
     return {name: batch[name] for name in batch.keys() if name != MASK}  # noqa: SIM118  a TensorDict iterates over rows
 
 
 def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
-    """Whose rows are digested: of a sharding over processes the source is that of all, and the ranks say it."""
+    """Return the shard whose rows are digested; with a sharding over processes, ``ranks`` has it, not the source."""
     rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
     return int(rank), int(count)

@@ -1,4 +1,4 @@
-"""States of loaders: what they are checked for, and what differs where one is of another source."""
+"""States of loaders: their content, their validation, and the error message that lists the differences."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mouse_core.sampling import SAMPLERS, EpisodeWindows
 from mouse_core.sampling.plan import MASK
 
 _CONFIGURATION = "configuration"
-# Those of streams without videos have none of it: the versions that the last bits of pixels depend on.
+# The key of the decoder version, which the last bits of pixels depend on; only streams with videos have it.
 _DECODER = "decoder"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
-# What is compared whatever the sampling is.
+# Options that are compared for every sampling.
 _WHEREVER = ("sampling", "boundary", "normalize", "augment", "map", "lengths", "packed")
-# Mixtures of mixtures.
+# The largest depth of nested mixtures.
 _DEEPEST = 16
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
-    """The state of a loader that delivers batch ``next_index`` next."""
+    """Return the state of a loader whose next batch is ``next_index``."""
     return {
         "seed": source.seed,
         "next_index": next_index,
@@ -44,19 +44,19 @@ def _decoder_of(source: BatchSource) -> dict[str, str]:
     decoders = [reading.decoder for reading in readings if reading.kind.kind == "video"]
     if not decoders:
         return {}
-    from mouse_core.video import decoder_version  # loaded where there are videos
+    from mouse_core.video import decoder_version  # loaded on demand
 
     versions = [decoder_version() if decoder is None else decoder.version for decoder in decoders]
     return {_DECODER: ", ".join(dict.fromkeys(versions))}
 
 
 def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:
-    """Raise StateError where frames of a state's batches were decoded by another version, as far as it says one."""
+    """Raise StateError if the state names another decoder version than the installed one."""
     here = _decoder_of(source).get(_DECODER)
     if here is not None and state.get(_DECODER, here) != here:
         raise StateError(
-            f"state: expected batches decoded by {here}, found {state[_DECODER]!r:.80}, of which pixels may differ in "
-            "their last bits; load_state_dict(state, accept_decoder=True) goes on with the same frames"
+            f"state: expected batches decoded by {here}, found {state[_DECODER]!r:.80}; pixels may differ in their "
+            "last bits; load_state_dict(state, accept_decoder=True) goes on with the same frames"
         )
 
 
@@ -64,7 +64,7 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
     """Return the numbers of a state by name.
 
     Raises:
-        StateError: The state is no dict of these names, ``others`` and the fingerprint, or has no integers from 0.
+        StateError: The state is not a dict with these names, ``others`` and the fingerprint, or a number is no integer.
     """
     keys = {*names, *others, "fingerprint"}
     if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION, _DECODER} != keys:
@@ -73,10 +73,10 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
 
 
 def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
-    """Return the saved number of rows of a store, or of each member of a mixture by name, in ``levels`` at most.
+    """Return the saved number of rows of a store, or of each member of a mixture by name, up to ``levels`` deep.
 
     Raises:
-        StateError: They are no integers from 0, or lie deeper.
+        StateError: A number is not an integer from 0, or the mixtures are nested deeper.
     """
     if isinstance(rows, Mapping):
         if not levels:
@@ -86,20 +86,20 @@ def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
 
 
 def dropped_of(store: Any) -> str:
-    """Return an error message's note on evicted rows of a store; "" if there are none."""
+    """Return a hint about evicted rows of a store for an error message; "" if the store has evicted no rows."""
     from mouse_core.store import DatasetStore
 
     gone = store.written - len(store) if isinstance(store, DatasetStore) else 0
     if not gone:
         return ""
     return (
-        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), and a state of when some of "
-        "them were there cannot go on: keep a snapshot with their rows, or begin anew"
+        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), so that a state from before "
+        "cannot go on: keep a snapshot with their rows, or begin anew"
     )
 
 
 def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = "") -> None:
-    """Raise StateError, which says what differs, unless a state is of this source; ``remark`` ends the message."""
+    """Raise StateError with a list of differences unless ``state`` fits the source; ``remark`` ends the message."""
     if state["fingerprint"] in (source.fingerprint, *_packed_otherwise(source, state)):
         return
     try:
@@ -116,10 +116,10 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
 
 
 def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
-    """Fingerprints of the same stream packed for another number of shards; none where windows are not packed.
+    """Return fingerprints of the same stream packed for other numbers of shards; none if windows are not packed.
 
-    Fewer shards have more windows each, so how many rows a batch is filled up to goes with their number; and where
-    these may be uneven a mask is read, of which a packed batch shows nothing.
+    With fewer shards each shard has more windows, so the capacity of a batch depends on the number of shards. Uneven
+    shards also read a mask, which a packed batch does not contain.
     """
     data, sampler, fields, *stages = source.identity
     if not stages or stages[-1][0] != "packed":
@@ -156,7 +156,7 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """Describe the sampling and its boundary as a caller asks for them, if the sampler's options are its identity."""
+    """Return the sampling and its boundary as the caller's arguments, if the sampler's options are its identity."""
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
     if hasattr(made, "cut_many"):
@@ -170,13 +170,13 @@ def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
     if "column" in said:
         column = said.pop("column")
         return {"boundary": "'task'" if column == "''" else f"Column({column})", **said}
-    if "behind" in said:  # follows from the offsets of windows that are not filled up, in any boundary
+    if "behind" in said:  # derived from the offsets of windows with pad=False, in any boundary
         return {name: value for name, value in said.items() if name not in ("before", "behind")}
     return {"boundary": "'episode'", **said} if isinstance(made, EpisodeWindows) else said
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """Describe the stages of batches: normalization and augmentation of fields, user functions, and packing."""
+    """Return the stages of batches: normalisation and augmentation of fields, user functions, and packing."""
     said: dict[str, Any] = {}
     for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
         numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
@@ -214,12 +214,12 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     """Describe the differences between two configurations, one sentence each."""
     said: list[str] = []
     if any(expected.get(name) != found.get(name) for name in ("boundary", "lengths", "packed")):
-        # Within episodes, and of windows of their own lengths that are not packed, there is a mask.
+        # Within episodes, and with random lengths without packing, batches have a mask.
         expected, found = ({**one, "fields": _without_mask(one["fields"])} for one in (expected, found))
     boundaries = expected.get("boundary"), found.get("boundary")
     same_sampling = expected["sampling"] == found["sampling"] and boundaries[0] == boundaries[1]
     for name in dict.fromkeys([*expected, *found]):
-        # Options of another sampling are others, too, and an anchor's boundary is not known.
+        # Another sampling has other options, and the boundary of anchors is unknown.
         is_of_both = (name in expected and name in found) or name in _WHEREVER
         if name == "data" or not (same_sampling or is_of_both) or (name == "boundary" and None in boundaries):
             continue
@@ -227,7 +227,7 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
         if wanted != has:
             parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
             said += _differing_parts(name, wanted, has) if parts else [_expected_and_found(name, wanted, has)]
-    # If columns, alignment or derived fields are others, the digest of the data is another, too.
+    # Other columns, another alignment or other derived fields also change the digest of the data.
     explained = any(line.startswith(("columns", "alignment", "derived")) for line in said)
     if expected["data"] != found.get("data") and not explained:
         said.append("data: expected these rows, found others, or other values in them, or another choice of episodes")

@@ -1,4 +1,4 @@
-"""PrefetchBatchifier: batches in index order, computed ahead of time; and the source that its arguments name."""
+"""PrefetchBatchifier: batches in index order, computed ahead of time; and the choice of the source from arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WHOLE = (0, 1)
-# The arguments that decide about batches, with their defaults in a loader; all others decide about delivering them.
+# The arguments that determine batches, with a loader's defaults; the other arguments determine the delivery.
 _OF_BATCHES: dict[str, Any] = {
     "sequence_length": None,
     "batch_size": None,
@@ -42,29 +42,32 @@ del _OF_BATCHES["epoch_start"], _OF_BATCHES["replace_dtypes"]
 
 
 class Batchifier(Loader[T]):
-    """Batches of a store, a replay buffer or a source, made ahead in threads, in index order.
+    """Loader of batches from a store, a replay buffer or a source. Threads compute batches ahead, in index order.
 
-    The loaders of all frameworks are one, and take the same arguments. A framework's own says what becomes of a batch:
-    it overrides ``deliver``, or, where batches go elsewhere than through NumPy arrays, ``delivery``.
+    The loaders of all frameworks derive from this class and take the same arguments. A framework's class overrides
+    ``deliver``, which converts a batch, or ``delivery``, if batches are not delivered through NumPy arrays.
 
     Args:
-        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; a replay buffer, whose batches
-            are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
-        sequence_length: Steps in a window, S; by default 64, and none with ``windows``, whose batches are ``[B, ...]``.
-        batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
-            ``sample``.
+        store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, whose
+            batches are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
+        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, there is no default length,
+            and batches are ``[B, ...]``.
+        batch_size: Number of windows in a whole batch, B, over all shards and devices; by default 32. For a replay
+            buffer, see its ``sample``.
         sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
-        prefetch: Batches to make ahead.
-        num_workers: Threads that make them, and processes that decode encoded images; with 0 the calling thread does
-            both. The stream is the same.
-        pin_memory: Whether host memory is pinned; None: where there is an accelerator. Ignored but in torch.
-        device: Where batches arrive, as the framework says it; None: its default, or where the replay buffer has them.
+        prefetch: Number of batches to compute ahead.
+        num_workers: Number of threads that compute batches, and of processes that decode encoded images; with 0 the
+            calling thread does both. The stream does not depend on it.
+        pin_memory: Whether host memory is pinned; None: if there is an accelerator. Only torch uses it.
+        device: The device of the batches, in the framework's form; None: the framework's default, or the device of the
+            replay buffer.
         seed: In ``[0, 2**64)``.
-        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes.
-            Of a source of one's own, whose batches are whole, each process makes these and keeps its rows.
-        sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
-        digest: Whether a digest of what is delivered runs along; see ``Loader.digest``. Off by default: of 344 KB it
-            takes 35 us of a processor, and up to 160 between the steps of a training, in the thread that makes batches.
+        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning if there are several processes. With
+            a user-defined source, each process computes the whole batches and keeps its own rows.
+        sharding: The layout of a whole batch over devices, in JAX; None in other frameworks.
+        digest: Whether the loader computes a digest of the delivered batches; see ``Loader.digest``. Off by default:
+            for a batch of 344 KB it takes 35 us of a processor, and up to 160 us between the steps of a training, in
+            the thread that makes batches.
 
         **options: The other arguments of ``mouse_core.BatchSource``, except ``epoch_start`` and ``replace_dtypes``:
             ``dtypes``, ``required_fields``, ``fields``, ``drop_last``, ``augment``, ``views``, ``boundary``,
@@ -73,8 +76,8 @@ class Batchifier(Loader[T]):
 
     Raises:
         TypeError: An unknown option.
-        ConfigError: An option that the framework lacks, or that a replay buffer or a source has of its own; else see
-            ``mouse_core.BatchSource``.
+        ConfigError: The framework does not support an option, or the replay buffer or source defines it itself; for
+            other reasons see ``mouse_core.BatchSource``.
         MissingFieldError: See ``mouse_core.BatchSource``.
     """
 
@@ -101,7 +104,7 @@ class Batchifier(Loader[T]):
         if isinstance(shard, str) and shard == "auto":
             from mouse_core.ranks import find_ranks
 
-            # A sharding over several processes says itself which of them needs what.
+            # A sharding over several processes determines the rows of each process itself.
             shard = find_ranks(self.framework) if getattr(sharding, "is_fully_addressable", True) else (0, 1)
         given = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
         asked = {**_OF_BATCHES, **given, "seed": seed, "shard": shard, **options}
@@ -117,34 +120,34 @@ class Batchifier(Loader[T]):
 
     @property
     def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:
-        """Dtypes that the framework cannot hold, and what is delivered instead; a class attribute will do.
+        """Dtypes that the framework cannot hold, with their replacements; a subclass may use a class attribute.
 
-        ``spec`` says so beforehand, and a value that does not fit is an error.
+        ``spec`` already has the replacements. A value that does not fit raises DataError.
         """
         return {}
 
     @staticmethod
     def deliver(batch: Batch) -> Any:
-        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework, which may keep its arrays.
+        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework; the result may keep the arrays.
 
         A batch in several views is converted view by view. The worker threads call this function.
         """
         return batch
 
     def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[T]:
-        """Return how batches are made; by default ``deliver`` is called with each batch, which stays on the host.
+        """Return how batches are made and delivered; by default ``deliver`` converts each batch on the host.
 
         Args:
             source: A ``BatchSource``, a ``BufferSource``, or a source of the caller's.
             device, pin_memory, sharding: The loader's arguments.
 
         Raises:
-            ConfigError: Arguments that the framework lacks.
+            ConfigError: The framework does not support an argument.
         """
         if device not in (None, "cpu"):
             raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
         if sharding is not None:
-            raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
+            raise ConfigError(f"sharding: expected None, found {sharding!r}; only mouse_jax supports it")
         return Delivery(partial(_maker, type(self).deliver))
 
 
@@ -152,8 +155,8 @@ class PrefetchBatchifier(Batchifier[Batch]):
     """Batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, computed ahead in threads, in index order.
 
     ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks. Here ``device``
-    is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; ``mouse_core.prefetch.Batchifier`` says what
-    the arguments are.
+    is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; see ``mouse_core.prefetch.Batchifier`` for
+    all arguments.
 
     Raises:
         ConfigError, MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
@@ -165,7 +168,7 @@ class PrefetchBatchifier(Batchifier[Batch]):
 
 
 def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]:
-    """The function from an index to a batch of a source, as a framework has it."""
+    """Return the framework's function from an index to a batch of a source."""
     gather = partial(getitem, source)
     return gather if deliver is Batchifier.deliver else Staged(gather, partial(_delivered, deliver))
 
@@ -180,14 +183,15 @@ def _source_of(
     """Return the source of a loader's batches.
 
     Args:
-        store: A store or snapshot, of which a ``BatchSource`` is made; a replay buffer, of which a ``BufferSource``
-            draws ``prefetch`` batches in advance; or a source, which is cut to a shard and recast where that is asked.
-        asked: Arguments of the loader that decide about batches.
+        store: A store or snapshot, for which a ``BatchSource`` is created; a replay buffer, for which a
+            ``BufferSource`` draws ``prefetch`` batches ahead; or a source, which is wrapped to deliver one shard or
+            other dtypes if requested.
+        asked: Arguments of the loader that determine batches.
         prefetch, sharding: Arguments of the loader.
-        replace_dtypes: Dtypes that the framework lacks, and what is delivered instead.
+        replace_dtypes: Dtypes that the framework lacks, with their replacements.
 
     Raises:
-        ConfigError: For a replay buffer or a source, an argument that only stores have; else see ``BatchSource``.
+        ConfigError: A replay buffer or a source does not support an argument; for stores see ``BatchSource``.
     """
     shard, size, is_local = asked["shard"], asked["batch_size"], getattr(sharding, "is_fully_addressable", True)
     if isinstance(store, Store | Snapshot):
@@ -197,15 +201,15 @@ def _source_of(
         shard = _WHOLE if shard is None else shard
         return BatchSource(store, **{**asked, "batch_size": size, "shard": shard}, replace_dtypes=replace_dtypes)
     if not isinstance(store, Source):
-        # Loaded only where there may be one.
+        # Loaded on demand.
         from mouse_core.replay.buffer import BaseBuffer
         from mouse_core.replay.source import BufferSource
 
         if not isinstance(store, BaseBuffer):
             return checked_source(store)
-        _refuse(asked, "a replay buffer, which has a sampler, a seed and transforms of its own", "batch_size")
+        _refuse(asked, "a replay buffer, which has its own sampler, seed and transforms", "batch_size")
         return BufferSource(store, size, check_count("prefetch", prefetch, lowest=1))
-    _refuse(asked, "a source, which gives its batches as they are", "shard", "uneven")
+    _refuse(asked, "a source, which determines its batches itself", "shard", "uneven")
     cut = dict[str, Any]()
     if shard not in (None, _WHOLE) or asked["uneven"] != "refuse":
         if sharding is not None:
@@ -224,7 +228,7 @@ def _source_of(
 
 
 def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
-    """Raise ConfigError where an argument decides about the batches of ``what``, except for the arguments ``but``."""
+    """Raise ConfigError if an argument that determines batches is given for ``what``, except the arguments ``but``."""
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:
@@ -232,18 +236,18 @@ def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
 
 
 def _warn_of_others(size: int) -> None:
-    """Warn that each of several processes gets whole batches, unless there is only one process."""
+    """Warn that each process gets whole batches if there are several processes."""
     from mouse_core.ranks import find_ranks  # loaded where a loader is made
 
     try:
         found = find_ranks()
     except ConfigError:
-        return  # half of what torchrun sets says nothing of others
+        return  # incomplete variables of torchrun do not show that there are other processes
     if found.count > 1:
         warnings.warn(
-            f"shard: each of {found.count} processes ({found.found_in}) gets whole batches of {size} windows, of which "
-            f"a step sees {found.count} times as many, all of them alike where the seeds are; shard='auto' gives each "
-            "its rows, and shard=(0, 1) says that this is meant",
+            f"shard: each of {found.count} processes ({found.found_in}) gets whole batches of {size} windows, so that "
+            f"a step sees {found.count} times as many, all equal if the seeds are equal; shard='auto' gives each "
+            "its rows, and shard=(0, 1) confirms whole batches",
             UserWarning,
             stacklevel=4,
         )

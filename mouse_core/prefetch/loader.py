@@ -1,4 +1,4 @@
-"""The common base of the loaders of all frameworks, and feeds: how a loader follows each kind of source."""
+"""The common base of the loaders of all frameworks, and feeds, which adapt a loader to each kind of source."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Feed of a source of the caller's own, which never changes."""
+    """Feed of a user-defined source, which never changes."""
 
-    #: Whether there are images to decode; None: unknown.
+    #: Whether the source has encoded images; None: unknown.
     has_images: bool | None = None
 
     def __init__(self, source: Any) -> None:
@@ -42,31 +42,31 @@ class Feed:
         return Staleness()
 
     def prepare(self, index: int, *, first: bool) -> bool:
-        """Prepare batch ``index`` in the caller's thread; ``first``: it is the first batch of this feed.
+        """Prepare batch ``index`` in the caller's thread; ``first``: whether it is the first batch of this feed.
 
         Returns:
-            Whether threads have to begin anew, as batches exist now that they may have missed.
+            Whether the threads have to restart, because new batches exist that they may have missed.
         """
         if first:
-            len(self.source)  # which sees that nobody shards a shard again
+            len(self.source)  # raises ConfigError if a caller shards a shard again
         return False
 
     def delivered(self, index: int) -> None:
-        """Note that batch ``index`` was delivered."""
+        """Record that batch ``index`` was delivered."""
 
     def ends_at(self, index: int) -> bool:
-        """Whether an epoch ended with batch ``index - 1``."""
+        """Return whether an epoch ended with batch ``index - 1``."""
         return (index - self.first_index) % len(self.source) == 0
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """The state of a loader that delivers batch ``next_index`` next."""
+        """Return the state of a loader whose next batch is ``next_index``."""
         return {"next_index": next_index, "fingerprint": self.source.fingerprint}
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Any, int]:
         """Return the feed that ``state`` describes, and the number of its next batch.
 
         Raises:
-            StateError: The state is of another source, or damaged.
+            StateError: The state belongs to another source, or is damaged.
         """
         from mouse_core.prefetch._resuming import numbers_of
 
@@ -82,7 +82,7 @@ class Feed:
         """Return a feed with the store's current rows, whose first epoch begins at ``next_index``.
 
         Raises:
-            ConfigError: There is no store to take them from.
+            ConfigError: The feed has no store to take rows from.
         """
         raise ConfigError(
             "refresh: expected a loader over a DatasetStore, found one over a snapshot, a replay buffer or a source"
@@ -90,11 +90,11 @@ class Feed:
 
 
 class StoreFeed(Feed):
-    """Feed of a snapshot's batches, which takes new snapshots of its store.
+    """Feed of the batches of a snapshot; it can take new snapshots of its store.
 
     Args:
-        source: Of the snapshot.
-        store: The store to refresh from; None where there is none.
+        source: The source over the snapshot.
+        store: The store to refresh from, or None.
     """
 
     source: BatchSource
@@ -105,13 +105,13 @@ class StoreFeed(Feed):
         self.has_images = any(field.image_shape is not None for field in source.spec.values())
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """The state of a loader that delivers batch ``next_index`` next."""
+        """Return the state of a loader whose next batch is ``next_index``."""
         from mouse_core.prefetch._resuming import state_of
 
         return state_of(self.source, next_index)
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Any, int]:
-        """A feed with the seed and the rows of a state; see ``Feed``."""
+        """Return a feed with the seed and the rows of a state; see ``Feed``."""
         from mouse_core.prefetch._resuming import check_decoder, check_source, dropped_of, numbers_of, rows_of
 
         numbers = numbers_of(state, "seed", "next_index", "epoch_start", others=("rows",))
@@ -131,7 +131,7 @@ class StoreFeed(Feed):
         return StoreFeed(source, self._store), numbers["next_index"]
 
     def refreshed(self, next_index: int) -> Any:
-        """A feed with the rows that the store has now; see ``Feed``."""
+        """Return a feed with the current rows of the store; see ``Feed``."""
         if self._store is None:
             return super().refreshed(next_index)
         source = self.source.with_snapshot(self._store.snapshot(), epoch_start=next_index)
@@ -147,26 +147,26 @@ def feed_of(source: Any, store: Store | None) -> Any:
 
 T = TypeVar("T")
 
-# Seconds after which what the calling thread has used is looked up before it makes a batch.
+# Age in seconds after which the calling thread's resource usage is read again before it makes a batch.
 _OLD = 0.001
 
 
 class Loader(Generic[T]):
-    """Batches of a source in index order, made ahead; ``Batchifier`` is one that finds its source by arguments.
+    """Batches of a source in index order, computed ahead; the subclass ``Batchifier`` chooses its source by arguments.
 
     Args:
-        source: Where batches come from: a ``Source``, or of a replay buffer a ``BufferSource``.
-        store: The store to refresh from; None where there is none.
-        delivery: How batches are made.
-        prefetch: Batches to make ahead.
-        num_workers: Threads that make them; 0: the caller's.
-        digest: Whether a digest of what is delivered runs along; see ``digest``.
+        source: A ``Source``, or for a replay buffer a ``BufferSource``.
+        store: The store to refresh from, or None.
+        delivery: The functions that make and deliver batches.
+        prefetch: Number of batches to compute ahead.
+        num_workers: Number of threads that make batches; 0: the calling thread.
+        digest: Whether the loader computes a digest of the delivered batches; see ``digest``.
 
     Raises:
-        ConfigError: A number out of range.
+        ConfigError: A number is out of range.
     """
 
-    #: Who is asked first which of several processes this is, for ``shard="auto"``; see ``mouse_core.ranks.find_ranks``.
+    #: The framework that is asked first for the rank of this process, for ``shard="auto"``; see ``find_ranks``.
     framework = "torch"
 
     def __init__(
@@ -184,7 +184,7 @@ class Loader(Generic[T]):
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
-        # Where the feed took over, after how many batches of the one before, and where the next is expected.
+        # The first index of the current feed, and the number of batches of the feed before it.
         self._began, self._interval = self._next_index, 0
         self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
@@ -202,22 +202,22 @@ class Loader(Generic[T]):
         self._agreement: Agreement | None = None
         ranks = delivery.ranks or getattr(source, "ranks", None)
         if ranks is not None:
-            from mouse_core.prefetch._agreement import Agreement  # loaded where there may be others
+            from mouse_core.prefetch._agreement import Agreement  # loaded on demand
 
             self._agreement = Agreement(ranks, self.framework)
 
     # ------------------------------------------------------------------ batches
 
     def next_batch(self) -> T:
-        """The next batch, in index order.
+        """Return the next batch, in index order.
 
         Raises:
-            WorkerError: Computing it failed; the cause is chained. The same error is raised on every later call,
-                and the loader's state stays at the index that failed.
-            ClosedError: After ``close()``.
-            ForkError: In a forked child of the process that began to use the loader.
-            ConfigError: Inside a function that JAX traces, where it would be the same batch for ever. Of several ranks
-                that were found (``shard="auto"``), one is about to deliver other batches, before the first of them.
+            WorkerError: Computing the batch failed; the cause is chained. Every later call raises the same error, and
+                the loader's state stays at the index that failed.
+            ClosedError: ``close()`` was called.
+            ForkError: The caller is a forked child of the process that began to use the loader.
+            ConfigError: The caller is a function that JAX traces, which would use the same batch forever. Or, before
+                the first batch with ``shard="auto"``: another rank is about to deliver other batches.
         """
         began = perf_counter()
         self._check_usable()
@@ -251,16 +251,15 @@ class Loader(Generic[T]):
 
     @property
     def digest(self) -> StreamDigest:
-        """The batches that were delivered so far, in 128 bits; those of all ranks add up to that of the whole stream.
+        """The digest of the batches delivered so far, 128 bits; the digests of all ranks add up to the stream's.
 
-        It is equal in every framework and for every number of workers. The state holds it, and it goes on over a
-        resumption; of several ranks that takes one state of all of them, see ``load_state_dict``. The thread that makes
-        a batch digests it, before it goes to a device. Of batches that ``uneven="pad"`` fills up, the windows that fill
-        up do not count, nor does a mask that says no more than which these are: the digest is that of any other number
-        of ranks.
+        The digest is equal in every framework and for every number of workers. The state contains it, and a resumed
+        loader continues it; with several ranks, this requires the joint state of all ranks, see ``load_state_dict``.
+        The thread that makes a batch digests it before the transfer to a device. With ``uneven="pad"``, padding windows
+        do not count, nor does a mask that only marks them, so that the digest is the same for any number of ranks.
 
         Raises:
-            ConfigError: The loader was made without ``digest=True``.
+            ConfigError: The loader was created without ``digest=True``.
         """
         from mouse_core.digest import asked_for
 
@@ -268,7 +267,7 @@ class Loader(Generic[T]):
 
     @property
     def staleness(self) -> Staleness:
-        """The age of the last batch, in batches, rows written and priority updates since its draw.
+        """The age of the last batch: batches, rows written and priority updates since its draw.
 
         Only batches of a replay buffer can be old: they are drawn ``prefetch`` calls before they are delivered.
         """
@@ -286,7 +285,7 @@ class Loader(Generic[T]):
         return self._counts.report(self._feed.source, decoding, ready, self._prefetch if self._num_workers else 0)
 
     def _making(self, began: float) -> Callable[[int], Any]:
-        """Return the function that makes the source's batches; its modules load only when batches are made."""
+        """Return the function that makes the source's batches; its modules are loaded with the first batch."""
         from mouse_core.prefetch.report import Counts, timed
 
         make = self._delivery.maker(self._feed.source)
@@ -304,7 +303,7 @@ class Loader(Generic[T]):
         return timed(make) if self._num_workers else make
 
     def _made(self, began: float) -> tuple[Any, Any]:
-        """The next batch, with its digest where there is one, and how long it took; None: as long as this takes."""
+        """Return the next batch, with its digest if requested, and the time it took; None: the time of this call."""
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
@@ -317,21 +316,21 @@ class Loader(Generic[T]):
             return self._make(self._next_index), None
         ahead = self._ahead
         if ahead is not None and ahead.next_index != self._next_index:
-            # Ctrl-C came between an item's leaving the queue and its being counted.
+            # Ctrl-C interrupted between the removal of an item from the queue and its count.
             ahead.close()
             ahead = None
         if ahead is None:
             prefetcher, workers = self._delivery.prefetcher, self._num_workers
             self._ahead = ahead = prefetcher(self._make, self._next_index, workers=workers, ahead=self._prefetch)
-            if self._closed:  # by another thread, which did not see it
+            if self._closed:  # another thread closed the loader
                 ahead.close()
         made: tuple[Any, Any] = ahead.get()
         return made
 
     def __iter__(self) -> Iterator[T]:
-        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+        """Yield the batches up to the end of the current epoch; the next ``for`` loop yields the next epoch.
 
-        After ``refresh()`` within a loop that is the end of the epoch which began there.
+        After ``refresh()`` within a loop, the loop ends with the epoch that began at the refresh.
         """
         ends = False
         while not ends:
@@ -340,7 +339,7 @@ class Loader(Generic[T]):
             ends = self._feed is feed and feed.ends_at(self._next_index)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self._feed.source)
 
     def __repr__(self) -> str:
@@ -354,10 +353,10 @@ class Loader(Generic[T]):
 
     @property
     def spec(self) -> Spec:
-        """The fields of a batch.
+        """The spec of a batch.
 
         Raises:
-            ConfigError: Of a replay buffer, which learns them from what is written.
+            ConfigError: The loader is over a replay buffer, whose fields are unknown before its first rows.
         """
         if not hasattr(self.source, "spec"):
             raise ConfigError("spec: expected a loader over a store, found one over a replay buffer")
@@ -367,16 +366,17 @@ class Loader(Generic[T]):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on with the next batch, here or elsewhere: plain integers and strings.
+        """Return the state that is needed to continue with the next batch, in any process: integers and strings.
 
-        ``seed``, ``next_index``, ``rows`` (of the snapshot; of a mixture a dict of them by its members' names),
-        ``epoch_start`` (where the first epoch over the snapshot began), ``fingerprint`` (of data and configuration) and
-        ``configuration`` (in words), with videos also ``decoder``. The same in every framework, shard and worker count.
+        The keys are ``seed``, ``next_index``, ``rows`` (of the snapshot; for a mixture a dict by the members' names),
+        ``epoch_start`` (the first index of the first epoch over the snapshot), ``fingerprint`` (of data and
+        configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal in every
+        framework, shard and worker count.
 
-        Over a source of one's own it is ``next_index`` and ``fingerprint``. Over a replay buffer it is ``next_index``
-        and the batches that were drawn and not yet delivered, as arrays; the buffer has a state of its own.
+        Over a user-defined source, the keys are ``next_index`` and ``fingerprint``. Over a replay buffer, the state has
+        ``next_index`` and, as arrays, the batches that were drawn but not delivered; the buffer has its own state.
 
-        With ``digest=True`` there is ``digest``, too: of this rank, the only thing in it that ranks differ in.
+        With ``digest=True`` the state also has ``digest``, the only value that differs between ranks.
         """
         state: dict[str, Any] = self._feed.state(self._next_index)
         if self._digest is not None:
@@ -387,20 +387,22 @@ class Loader(Generic[T]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
+        """Continue exactly where ``state`` was taken, with its seed; the store may have grown since then.
 
-        A digest goes on, too, where the state has that of a whole stream: of one process, or of all ranks together, as
-        ``mouse_core.digest.whole_state`` makes it. Of several ranks rank 0 carries it on and the others begin with
-        nothing, so that they add up to the stream's. With the state of one rank among several all begin with nothing.
+        The digest continues if the state has the digest of a whole stream: from one process, or from all ranks
+        together, as ``mouse_core.digest.whole_state`` returns it. With several ranks, rank 0 continues the digest and
+        the others begin at zero, so that their sum is the stream's digest. With the state of one rank among several,
+        all ranks begin at zero.
 
-        Frames of videos are to be decoded by the versions that the state names (``mouse_core.video.decoder_version``),
-        or by others with ``accept_decoder=True``: the same frames, whose pixels may differ in their last bits.
+        Frames of videos must be decoded by the versions in the state (``mouse_core.video.decoder_version``).
+        ``accept_decoder=True`` also accepts other versions: the frames are the same, but pixels may differ in their
+        last bits.
 
         Raises:
-            StateError: The state is of another dataset or configuration, or decoder, or damaged; nothing has changed
-                then.
-            ConfigError: Ranks that were found (``shard="auto"``) load other states; nothing has changed then.
-            ClosedError, ForkError: As ``next_batch``.
+            StateError: The state belongs to another dataset, configuration or decoder, or is damaged; the loader has
+                not changed.
+            ConfigError: With ``shard="auto"``, the ranks load different states; the loader has not changed.
+            ClosedError, ForkError: See ``next_batch``.
         """
         self._check_usable()
         digest = None
@@ -423,9 +425,9 @@ class Loader(Generic[T]):
         """Take a new snapshot of the store; a new epoch over it starts at the next batch.
 
         Raises:
-            ConfigError: The loader was made from a snapshot, not from a store. Of several ranks that were found
-                (``shard="auto"``), one has other rows, or goes on without; nothing has changed then.
-            ClosedError, ForkError: As ``next_batch``.
+            ConfigError: The loader was created from a snapshot, not from a store. Or, with ``shard="auto"``, another
+                rank has other rows or continues without a refresh; the loader has not changed.
+            ClosedError, ForkError: See ``next_batch``.
         """
         self._check_usable()
         feed = self._feed.refreshed(self._next_index)
@@ -435,7 +437,7 @@ class Loader(Generic[T]):
 
     def _restart(self, feed: Any, next_index: int) -> None:
         interval = self._next_index - self._began
-        # Whoever takes over new rows after as many batches each time gets none computed that are not delivered.
+        # If refreshes come at equal intervals, the threads compute no batches beyond the next expected refresh.
         self._expected = next_index + interval if interval == self._interval > 0 else None
         self._began, self._interval = next_index, interval
         self._feed, self._next_index = feed, next_index
@@ -451,7 +453,7 @@ class Loader(Generic[T]):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Stop the threads and drop prefetched batches; ``next_batch`` raises from now on. May be called twice."""
+        """Stop the threads and drop prefetched batches; later calls of ``next_batch`` raise. May be called twice."""
         self._closed = True
         if self._ahead is not None and self._process == os.getpid():
             self._ahead.close()
@@ -472,5 +474,5 @@ class Loader(Generic[T]):
         if self._process is not None and self._process != os.getpid():
             raise ForkError(
                 f"loader: expected to be used in process {self._process}, found the forked child {os.getpid()}; "
-                "make a loader of its own there"
+                "create a loader there"
             )

@@ -1,4 +1,4 @@
-"""Computing items ahead and handing them out in order."""
+"""Prefetchers: compute items ahead and return them in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Made(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class Failed:
-    """The exception of computing an item, which the caller must receive, of whatever type."""
+    """The exception that was raised while computing an item, of any type; the caller must receive it."""
 
     error: BaseException
 
@@ -54,16 +54,16 @@ def _as_it_is(gathered: Any) -> Any:
 
 @dataclass(frozen=True)
 class Staged:
-    """A function from an index to a batch, in two stages: one on the host, one to where the batch belongs.
+    """A function from an index to a batch, in two stages: the first on the host, the second to the device.
 
-    A maker that a ``Delivery`` gives may be one, and should be where batches leave the host: a digest that runs along
-    is of what the first stage made, and nothing comes back from a device for it.
+    The maker of a ``Delivery`` may be ``Staged``, and should be if batches leave the host: then the digest is computed
+    from the result of the first stage, and no data comes back from a device.
 
     Args:
         gather: The first stage.
-        transfer: The second one.
-        arrays: Of what was gathered, the batch as it will be delivered, in arrays on the host.
-        rows: Which rows of the whole batch those gathered are, or the first of them; None: those of the source.
+        transfer: The second stage.
+        arrays: Returns the batch in host arrays, as it will be delivered, from the result of ``gather``.
+        rows: The gathered rows of the whole batch, or the first of them; None: the rows of the source.
     """
 
     gather: Callable[[int], Any]
@@ -77,14 +77,14 @@ class Staged:
 
 
 class Prefetcher(ABC, Generic[T]):
-    """Items ``first, first + 1, ...``, computed ahead of the caller, who gets them in that order.
+    """Items ``first, first + 1, ...``, computed ahead of the caller and returned in that order.
 
-    Threads only decide who computes an item. They must not hold on to this object, so that one which is dropped without
-    ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
+    Threads only determine who computes an item. They must hold no reference to this object: the garbage collector, or
+    the exit of the interpreter, closes an object that was dropped without ``close()``.
 
     Args:
         first: The first index.
-        take: The next outcome in order, waiting for it if need be; None where this is closed, now or meanwhile.
+        take: Waits for the next outcome in order and returns it; None if the prefetcher is closed, now or meanwhile.
     """
 
     def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
@@ -94,7 +94,7 @@ class Prefetcher(ABC, Generic[T]):
 
     @property
     def next_index(self) -> int:
-        """The index of the item that ``get`` gives next."""
+        """The index of the item that ``get`` returns next."""
         return self._next_index
 
     @property
@@ -103,15 +103,15 @@ class Prefetcher(ABC, Generic[T]):
         return 0
 
     def get(self) -> T:
-        """The next item, waiting for it if need be.
+        """Wait for the next item and return it.
 
         Raises:
             ClosedError: ``close()`` was called.
-            BaseException: What was raised for this item; raised again on every later call.
+            BaseException: The error that was raised for this item; every later call raises it again.
         """
         if self._error is not None:
             raise self._error
-        # Counted first: whoever is interrupted while waiting is then known to have lost an item.
+        # Count before waiting: if an interrupt loses the item, the index shows it.
         self._next_index += 1
         outcome = self._take()
         if outcome is None:
@@ -123,32 +123,32 @@ class Prefetcher(ABC, Generic[T]):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the threads and drop what is waiting; waits for items being computed, a quarter of a second at most."""
+        """Stop the threads and drop finished items; wait at most 0.25 s for items that are being computed."""
 
     def pause(self) -> bool:
-        """Drop what is waiting; whether ``begin`` may be called, for which threads then wait, or this is closed."""
+        """Drop finished items. Return True if the threads wait for ``begin``, False if the prefetcher is closed."""
         self.close()
         return False
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Go on, after ``pause``, with ``make(first)``, ``make(first + 1)``, ...
+        """Continue, after ``pause``, with ``make(first)``, ``make(first + 1)``, ...
 
         Args:
             make: Computes an item.
             first: The first index.
-            until: The first index that is not computed before the caller asks for it; None: there is none.
+            until: The first index that is not computed before the caller requests it; None: no limit.
         """
         raise NotImplementedError
 
 
 class OrderedPrefetcher(Prefetcher[T]):
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of its own.
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads.
 
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
         workers: Number of threads, at least 1.
-        ahead: How many items may be computed or waiting beyond those handed out, at least 1.
+        ahead: Number of items that may be computed or wait beyond the returned ones, at least 1.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
@@ -169,11 +169,11 @@ class OrderedPrefetcher(Prefetcher[T]):
         return len(self._queue.ready)
 
     def close(self) -> None:
-        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        """Stop the threads and drop finished items; see ``Prefetcher``."""
         self._close()
 
     def pause(self) -> bool:
-        """Drop what is waiting; the threads wait for ``begin``. What they are computing now nobody gets."""
+        """Drop finished items; the threads wait for ``begin``. Items that are being computed now are discarded."""
         self._queue.pause()
         return True
 
@@ -187,15 +187,15 @@ class _Queue(Generic[T]):
     """The state that threads share: the next index, and the finished items."""
 
     def __init__(self, ahead: int) -> None:
-        # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
-        # It may be taken again by the garbage collector, which may close this from any line of any thread.
+        # One lock, two conditions, so that the return of an item wakes exactly one worker.
+        # The lock is reentrant: the garbage collector may close this object at any line of any thread.
         lock = threading.RLock()
         self.room = threading.Condition(lock)
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
         self.process = os.getpid()
         self.make: Callable[[int], T] | None = None
-        # How often another ``make`` began; what is computed for an earlier one nobody gets.
+        # The number of the current ``make``; items computed by an earlier ``make`` are discarded.
         self.turn = 0
         self.next_claimed = self.next_wanted = 0
         self.until: int | None = None
@@ -216,12 +216,12 @@ class _Queue(Generic[T]):
             self.ready.clear()
 
     def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
-        """For which turn to compute next, the index, and how, waiting for room; None when closed."""
+        """Wait for room and return the next turn, index and ``make``; None when closed."""
         with self.room:
             while not self.closed:
                 index = self.next_claimed
                 has_room = index < self.next_wanted + self.ahead and index != self.until
-                # After an error nobody asks for more.
+                # After an error the caller requests no further items.
                 if self.make is not None and not self.failed and has_room:
                     self.next_claimed += 1
                     return self.turn, index, self.make
@@ -255,12 +255,12 @@ def _work(queue: _Queue[Any]) -> None:
     while (claimed := queue.claim()) is not None:
         turn, index, make = claimed
         queue.put(turn, index, outcome_of(make, index))
-        del claimed, make  # which may be an older one, of other rows
+        del claimed, make  # drop references: an older ``make`` holds other rows
 
 
 def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
     if os.getpid() != queue.process:
-        return  # a forked child has neither the threads nor a use for their locks
+        return  # a forked child has no threads, and their locks may be held forever
     with queue.room:
         queue.closed = True
         queue.make = None
@@ -277,14 +277,14 @@ class Delivery(Generic[T]):
     """The delivery of batches to a framework.
 
     Args:
-        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. That
-            runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
-            asked for again after ``refresh()`` and ``load_state_dict()``.
+        maker: Returns, for a source, the function from an index to a batch, or to the input of ``hand_over``. The
+            function runs in the worker threads. It must not reference the loader; otherwise a dropped loader is never
+            closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
         hand_over: Runs in the caller's thread for every delivered batch.
         prefetcher: The class that computes ahead, called like ``OrderedPrefetcher``.
-        in_caller: Whether the calling thread makes batches, however many workers there are.
-        ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
-            source was cut for, where they were found.
+        in_caller: Whether the calling thread makes batches, for any number of workers.
+        ranks: The processes that deliver parts of the same batches and check that they agree; None: the ranks for
+            which the source was cut, if they were found.
     """
 
     maker: Callable[[Any], Callable[[int], Any]]

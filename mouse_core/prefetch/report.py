@@ -1,7 +1,7 @@
 """The waiting times of a loader, counted while batches are made and delivered, in a report.
 
-Counting is nearly free: it reads the clock twice where a batch is made, and twice where it is delivered. It asks for a
-thread's idle time only after a slow batch, and before that now and then.
+Counting is nearly free: the clock is read twice where a batch is made, and twice where it is delivered. A thread's idle
+time is read only after a slow batch, and occasionally before a batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Seconds from which on a batch was slow in the making, and after which a look counts as old.
+# Seconds above which a batch counts as slow, and seconds after which the last reading counts as old.
 _SLOW, _OLD = 0.0003, 0.001
-# Of every so many batches the bytes are counted.
+# The bytes of one in this many batches are counted.
 _WEIGHED = 512
-# What of a loop's time may be spent waiting before it counts as waiting.
+# The share of a loop's time above which waiting is reported.
 _NOTICEABLE = 0.05
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _CAUSES = ("disk", "network", "decode", "processor")
@@ -28,21 +28,21 @@ _CAUSES = ("disk", "network", "decode", "processor")
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """The time of a loop over batches by cause, and the bytes; sums since the loader began.
+    """The time of a loop over batches by cause, and the bytes; all are sums since the loader began.
 
     ``later - earlier`` is the difference of two reports. The seconds of several threads that make batches add up.
 
     Args:
         seconds: Seconds from the first request for a batch to the last delivery.
-        waited: The part of these in which the caller waited for batches, or made them itself.
-        batches: Batches delivered.
+        waited: The part of ``seconds`` in which the caller waited for batches, or made them itself.
+        batches: Number of delivered batches.
         disk: Seconds in which the making of batches waited for pages from a local disk.
-        network: Seconds in which it waited for bytes from other machines.
+        network: Seconds in which the making of batches waited for bytes from other machines.
         decode: Seconds of decoding images.
-        processor: Seconds of all other making: planning, copying, converting, augmenting, user functions.
+        processor: Seconds of all other work: planning, copying, converting, augmenting, user functions.
         delivered_bytes: Bytes of the delivered batches, estimated from a few.
         stored_bytes: Bytes of the same batches in their stored dtypes; None if the source does not report them.
-        disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not tell.
+        disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not report.
         network_bytes: Bytes that came from other machines for the loader's source.
         asked_bytes: Bytes of remote data that batches needed, cached or not.
         queued_bytes: Bytes of readahead that have not arrived from other machines, at this moment.
@@ -77,9 +77,9 @@ class LoaderReport:
 
     @property
     def waits(self) -> dict[str, float]:
-        """The share of the loop's time in which the caller waited, in all by cause; each in ``[0, 1]``.
+        """The share of the loop's time in which the caller waited, by cause; the shares are in ``[0, 1]``.
 
-        What a thread did that makes batches ahead is what the caller waits for where it waits.
+        While the caller waits, its time is split like the work of the threads that make batches ahead.
         """
         making = sum(getattr(self, cause) for cause in _CAUSES)
         share = self.waited / self.seconds if self.seconds else 0.0
@@ -87,25 +87,25 @@ class LoaderReport:
 
     @property
     def waits_for(self) -> str:
-        """Of "disk", "network", "decode" and "processor" the most waited for; "consumer": batches wait for it."""
+        """The main cause of waiting: "disk", "network", "decode" or "processor"; "consumer": batches wait instead."""
         waits = self.waits
         return "consumer" if sum(waits.values()) < _NOTICEABLE else max(waits, key=lambda cause: waits[cause])
 
     @property
     def amplification(self) -> float | None:
-        """Bytes that were read from disks and other machines for each that is delivered, as stored; None: not known."""
+        """Bytes read from disks and other machines for each delivered byte, as stored; None: unknown."""
         if not self.stored_bytes or self.disk_bytes is None:
             return None
         return (self.disk_bytes + self.network_bytes) / self.stored_bytes
 
     @property
     def hits(self) -> float | None:
-        """The share of the bytes of other machines that were here already, as in a cache; None: there are none."""
+        """The share of the remote bytes that were cached locally; None: the source has no remote bytes."""
         return 1 - min(1.0, self.network_bytes / self.asked_bytes) if self.asked_bytes else None
 
     @property
     def ahead(self) -> float:
-        """For how many seconds the batches that are ready will do, as fast as the caller takes them."""
+        """The number of seconds that the ready batches last, at the caller's present speed."""
         used = self.seconds - self.waited
         return self.ready * used / self.batches if self.batches else 0.0
 
@@ -135,8 +135,8 @@ class Took(NamedTuple):
 
     Args:
         seconds: The whole time.
-        still: Seconds in which its thread did not compute.
-        disk: Whether pages came from a disk meanwhile.
+        still: Seconds in which the thread did not compute.
+        disk: Whether the thread read pages from a disk meanwhile.
     """
 
     seconds: float
@@ -145,7 +145,7 @@ class Took(NamedTuple):
 
 
 def timed(make: Callable[[int], Any]) -> Callable[[int], tuple[Any, float | Took]]:
-    """A function that makes batches in threads, which also says how long it took: seconds, or ``Took`` where long."""
+    """Wrap ``make`` to also return the time of each batch: seconds, or ``Took`` for a slow batch."""
     here = threading.local()
 
     def timed_make(index: int) -> tuple[Any, float | Took]:
@@ -186,13 +186,13 @@ class Counts:
         self._disk_bytes, self._elsewhere = _disk_bytes(), counters_of(source)
 
     def look(self, now: float) -> None:
-        """See what this thread has used so far, before it makes a batch itself."""
+        """Read this thread's resource usage, before it makes a batch itself."""
         self.looked, self._usage = now, _usage()
 
     def add(self, seconds: float, took: float | Took | None, batch: Any) -> None:
         """Count a batch that took the caller ``seconds``, and ``took`` to make.
 
-        None is the caller's own time, of which only the slow ones and those that are weighed come here.
+        None for ``took``: the caller made the batch itself; then only slow batches and weighed ones are counted here.
         """
         if took is None:
             if seconds > self.slow:
@@ -218,15 +218,15 @@ class Counts:
         Args:
             source: The source of the batches.
             decoding: Seconds of decoding.
-            ready: How many batches wait for the caller.
-            ready_at_most: How many may.
+            ready: Number of batches that wait for the caller.
+            ready_at_most: Largest possible number of such batches.
         """
         before, said = self._elsewhere, counters_of(source)
         elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in said.items()}
         making = self.making if ready_at_most else self.waited  # in the caller's own time
         network = min(elsewhere.get("seconds", 0.0), making)
         decode = min(decoding, making - network)
-        # Waiting for the network, and for processes that decode, is standing still, too.
+        # Waiting for the network, and for decoding processes, also counts as idle time.
         disk = min(self.still_for_disk, max(0.0, self.still - network - decode))
         delivered = self.weighed_bytes / self.weighed * self.batches if self.weighed else 0.0
         stored = _stored_share(source)
@@ -258,8 +258,8 @@ def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -
 def counters_of(source: Any) -> dict[str, float]:
     """Return the summed ``counters()`` of all objects that fetch a source's remote bytes, by name.
 
-    ``fetched`` bytes came over the network, ``read`` bytes were needed, ``seconds`` were waited for, and ``queued``
-    bytes are asked for and not there yet. Those with the same ``counted`` have one set of counters.
+    ``fetched`` bytes came over the network, ``read`` bytes were needed, ``seconds`` is the time spent waiting, and
+    ``queued`` bytes are requested but have not arrived. Objects with the same ``counted`` share one set of counters.
     """
     total: dict[str, float] = {}
     counted = {id(getattr(one, "counted", one)): one for one in _backings(source) if hasattr(one, "counters")}
@@ -274,7 +274,7 @@ def _backings(source: Any) -> Iterator[Any]:
     """Yield the remote memories behind the rows of a source, its members, or the source it wraps."""
     snapshot = getattr(source, "snapshot", None)
     yield from getattr(snapshot, "backings", ())
-    for segment in getattr(snapshot, "segments", ()):  # of values that are decoded, as those of Parquet
+    for segment in getattr(snapshot, "segments", ()):  # segments of decoded values, such as Parquet
         if (fetcher := segment.fetched_by) is not None:
             yield fetcher
     for inner in (*getattr(source, "members", {}).values(), getattr(source, "source", None)):
@@ -294,7 +294,7 @@ def _stored_share(source: Any) -> float | None:
 
 
 def _bytes_of(batch: Any) -> int:
-    """Bytes of a batch's arrays, whatever framework they are of."""
+    """Return the bytes of a batch's arrays, of any framework."""
     if isinstance(batch, tuple | list):
         return sum(map(_bytes_of, batch))
     if (nbytes := getattr(batch, "nbytes", None)) is not None and not hasattr(batch, "keys"):
@@ -303,7 +303,7 @@ def _bytes_of(batch: Any) -> int:
 
 
 def _usage() -> tuple[float, int]:
-    """Seconds that this thread has computed, and blocks and pages it had to have read; of the process elsewhere."""
+    """Return this thread's processor seconds, and its blocks and pages read; per process where threads lack counts."""
     if os.name != "posix":
         return perf_counter(), 0
     import resource
@@ -313,7 +313,7 @@ def _usage() -> tuple[float, int]:
 
 
 def _disk_bytes() -> int | None:
-    """Bytes that this process had read from disks."""
+    """Return the bytes that this process has read from disks."""
     if not sys.platform.startswith("linux"):
         return None
     import resource
@@ -322,7 +322,7 @@ def _disk_bytes() -> int | None:
 
 
 def _said(number: float) -> str:
-    """A number of bytes in words."""
+    """Return a number of bytes as text."""
     unit = 0
     while number >= 1000 and unit < len(_UNITS) - 1:
         number, unit = number / 1000, unit + 1

@@ -1,4 +1,4 @@
-"""Source: what a loader needs to know of where batches come from."""
+"""Source: the interface between a loader and the origin of its batches."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from mouse_core.spec import FieldSpec, Spec, replaced_by
 if TYPE_CHECKING:
     from mouse_core.ranks import Shard, Uneven
 
-# Of so many batches it is kept how many windows they had.
+# Number of batches whose window counts are remembered.
 _SIZES_KEPT = 256
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Batches by number. A ``BatchSource`` is one, and so is any object of yours with these four.
+    """Batches by index. A ``BatchSource`` is a ``Source``, and so is any user object with these four members.
 
-    Batch ``index`` is a pure function of the index: the same whoever asks, whenever, in any order, from several threads
-    at once. A source that has one batch only knows it under many numbers, and one whose data grow is a new source.
-    ``mouse_core.testing.SourceConformance`` holds that as tests.
+    Batch ``index`` is a pure function of the index: it is the same in any process, in any order of calls, and in
+    several threads at once. A source whose data grow is a new source. ``mouse_core.testing.SourceConformance`` tests
+    this contract.
     """
 
     @property
     def spec(self) -> Spec:
-        """The fields of a batch, in their order, with their dtypes and the shapes of a step."""
+        """The fields of a batch in order, with their dtypes and the shapes of a step."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs where batches do: of the data, and of all that decides about a batch.
+        """A text that changes whenever batches change: it covers the data and all options that determine a batch.
 
-        A loader's state is taken over by a loader over the same fingerprint alone.
+        A loader accepts only states with the fingerprint of its source.
         """
         ...
 
     def __len__(self) -> int:
-        """Batches in an epoch, at least one."""
+        """Return the number of batches in an epoch, from 1."""
         ...
 
     def __getitem__(self, index: int) -> Any:
-        """Batch ``index``, an integer from 0, across epochs without end: ``{field: ndarray [B, S, *shape]}``.
+        """Return batch ``index``, an integer from 0, ``{field: ndarray [B, S, *shape]}``. The epochs have no end.
 
-        Where ``spec.batch_dims`` is 1 there are no steps: ``[B, *shape]``; or windows are packed: ``[T, *shape]``.
+        If ``spec.batch_dims`` is 1, fields have no axis of steps, ``[B, *shape]``, or are packed, ``[T, *shape]``.
 
-        Its arrays are the caller's, in memory that is never written to again. A tuple of such dicts is a batch in
-        several views.
+        The caller owns the arrays: their memory is never written again. A tuple of such dicts is a batch in several
+        views.
         """
         ...
 
 
 class _Around:
-    """Base of sources that change the batches of another source, and neither their data nor their number."""
+    """Base of sources that change the batches of another source, but not its data or the number of batches."""
 
     source: Source
 
@@ -77,14 +77,14 @@ class _Around:
 
 
 class RecastSource(_Around):
-    """A source in the dtypes that a framework can hold.
+    """A source whose batches are converted to dtypes that a framework can hold.
 
     Args:
-        source: Where batches come from.
-        replace_dtypes: Dtypes that the framework lacks, and what is delivered instead.
+        source: The source of the original batches.
+        replace_dtypes: Dtypes that the framework lacks, with their replacements.
 
     Raises:
-        ConfigError: Dtypes that are none.
+        ConfigError: A dtype is invalid.
     """
 
     def __init__(self, source: Source, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> None:
@@ -96,7 +96,7 @@ class RecastSource(_Around):
         self.spec = Spec({**fields, **recast}, fields.alignment, fields.batch_dims)
 
     def __getitem__(self, index: int) -> Any:
-        """Batch ``index``; DataError where a value does not fit."""
+        """Return batch ``index``; raise DataError if a value does not fit."""
         batch = self.source[index]
         return tuple(map(self._recast, batch)) if isinstance(batch, tuple) else self._recast(batch)
 
@@ -111,28 +111,28 @@ class RecastSource(_Around):
 
 
 class ShardSource(_Around):
-    """One shard's rows of the batches of a source that knows of no shards: whole ones are made, and cut.
+    """One shard's rows of the batches of a source without shards: whole batches are computed, then cut.
 
     Args:
-        source: Whole batches, ``[B, ...]`` in every field.
-        shard: Whose rows; see ``BatchSource``.
-        uneven: What becomes of batches that shards do not divide evenly; see ``BatchSource``.
+        source: The source of whole batches, ``[B, ...]`` in every field.
+        shard: The shard; see ``BatchSource``.
+        uneven: The treatment of batches that shards do not divide evenly; see ``BatchSource``.
 
     Raises:
-        ConfigError: A shard that is none, a source that is a shard already, or one whose windows are packed.
+        ConfigError: The shard is invalid, the source is a shard already, or its windows are packed.
     """
 
     def __init__(self, source: Source, shard: Shard, uneven: Uneven = "refuse") -> None:
-        from mouse_core.ranks import check_shard, ranks_of  # loaded where there are others
+        from mouse_core.ranks import check_shard, ranks_of  # loaded on demand
 
         spec, cut = source.spec, getattr(source, "shard", (0, 1))
         if cut != (0, 1):
             raise ConfigError(f"shard: expected a source that is sharded once, found shard {cut} of {source!r:.80}")
         if spec.is_packed:
-            raise ConfigError("shard: expected windows of as many rows each, found a source of packed ones")
+            raise ConfigError("shard: expected windows of equal length, found a source of packed windows")
         self.ranks, self.uneven = ranks_of(shard), uneven
         chosen = shard if self.ranks is None else self.ranks.shard
-        self.shard = check_shard(chosen, 0, uneven)  # batches may be of any size
+        self.shard = check_shard(chosen, 0, uneven)  # 0: the batch size is unknown
         self.masks_shares_only = uneven == "pad" and MASK not in spec
         masks = {MASK: FieldSpec(MASK, np.dtype(np.bool_), ())} if self.masks_shares_only else {}
         self.spec = Spec({**spec, **masks}, spec.alignment, spec.batch_dims)
@@ -147,7 +147,7 @@ class ShardSource(_Around):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        """This shard's rows of batch ``index``; ConfigError where shards do not divide it and nobody has said how."""
+        """Return this shard's rows of batch ``index``; raise ConfigError if shards do not divide it."""
         whole = self.source[index]
         views = whole if isinstance(whole, tuple) else (whole,)
         size = len(next(iter(views[0].values())))
@@ -172,7 +172,7 @@ class ShardSource(_Around):
         return self._own(size)
 
     def with_options(self, *, shard: Shard) -> ShardSource:
-        """Another shard's rows of the same source."""
+        """Return the source of another shard's rows of the same batches."""
         return ShardSource(self.source, shard, self.uneven)
 
     def _own(self, size: int) -> range:
@@ -180,9 +180,9 @@ class ShardSource(_Around):
         return range(size * rank // count, size * (rank + 1) // count)
 
     def _cut(self, view: Mapping[str, npt.NDArray[Any]], size: int) -> dict[str, npt.NDArray[Any]]:
-        """A view's rows, in memory of their own: of 8 windows three shards get 0..1, 2..4 and 5..7.
+        """Return a view's rows in new memory: with 8 windows, three shards get 0..1, 2..4 and 5..7.
 
-        Of "pad" each gets 3: the first one 0..2, of which 2 is masked.
+        With "pad" each shard gets 3 windows: the first shard gets 0..2, and window 2 is masked.
         """
         own = self._own(size)
         end = own.start - -size // self.shard[1] if self.uneven == "pad" else own.stop
@@ -199,10 +199,10 @@ class ShardSource(_Around):
 
 
 def checked_source(source: Any) -> Source:
-    """A source, or ConfigError where it is none.
+    """Return ``source`` after checking that it implements ``Source``.
 
     Raises:
-        ConfigError: A part of ``Source`` is missing, or is not what it should be.
+        ConfigError: A member of ``Source`` is missing or has a wrong type.
     """
     if not isinstance(source, Source):
         raise ConfigError(

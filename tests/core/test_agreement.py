@@ -246,7 +246,7 @@ def test_a_rank_that_comes_back_alone_goes_on_with_the_others(monkeypatch: pytes
             monkeypatch.setattr("mouse_core.prefetch._agreement._STARTED", 5)
             loader = PrefetchBatchifier(store, 8, 6, shard=ranks, seed=1)
             try:
-                with pytest.warns(UserWarning, match="rank 1 of 3 was started again, .* goes on with batch 2, where"):
+                with pytest.warns(UserWarning, match="rank 1 of 3 was restarted, .* continues with batch 2, while"):
                     loader.load_state_dict(state)
             finally:
                 is_back.set()
@@ -276,7 +276,7 @@ def test_a_rank_that_comes_back_to_others_that_stand_still_is_told(monkeypatch: 
             PrefetchBatchifier(example_store(100), 8, 6, shard=ranks).next_batch()
 
     _, found = run(work, 2, board)
-    assert "rank 0 did not come in 0 s; rank 1 was started again" in str(found)
+    assert "rank 0 did not come in 0 s; rank 1 was restarted" in str(found)
     assert "give this one its shard as (rank, count)" in str(found)
 
 
@@ -326,6 +326,6 @@ def test_a_loader_that_was_made_before_the_processes_knew_each_other_is_refused(
     loader = PrefetchBatchifier(example_store(), 8, 4, shard="auto")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"a loader for \(1, 2\), which the environment says, found one for \(0, 1\)"):
+    with pytest.raises(ConfigError, match=r"a loader for \(1, 2\), the rank in the environment, found one for \(0, 1\)"):
         loader.next_batch()
     loader.close()
