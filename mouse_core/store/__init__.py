@@ -1,4 +1,4 @@
-"""Stores and their snapshots: recorded steps in order, and what is known of their columns."""
+"""Stores and their snapshots: recorded steps in order, and the metadata of their columns."""
 
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""An episode as a simulator gives it, as columns of a store.
+"""Converts an episode from a simulator to columns of a store.
 
 Nested observations keep their keys: ``{"image": ..., "arm": {"angle": ...}}`` are the columns ``observation.image``
 and ``observation.arm.angle``; a single array is the column ``observation``. Actions and infos have the columns
@@ -24,7 +24,7 @@ from mouse_core.spec import Alignment, Field
 from mouse_core.store.fields import stored_fields
 
 PARTS = ("observations", "actions", "rewards", "terminated", "truncated", "infos")
-# The names that Minari has for two parts.
+# Minari's names of two parts.
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}
 _RESERVED = ("observation", "action", "reward", "done", "episode_step", "info")
 
@@ -37,7 +37,7 @@ def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         given: More parts.
 
     Raises:
-        ConfigError: No episode, or a part that is given twice.
+        ConfigError: ``episode`` is not an episode, or a part is given twice.
         MissingFieldError: Observations, actions or rewards are missing.
     """
     if isinstance(episode, Mapping):
@@ -80,12 +80,12 @@ class EpisodeColumns:
 
         Args:
             parts: See ``parts_of``.
-            alignment: The alignment of the rows. None: "arrived" if the observation that the episode ended in is among
-                the observations, else "outgoing".
+            alignment: The alignment of the rows. None: "arrived" if the observations include the final observation of
+                the episode, else "outgoing".
 
         Raises:
-            DataError: Parts that contradict each other, or values that are neither numbers nor texts.
-            SchemaError: Two values with the name of one column.
+            DataError: Parts contradict each other, or values are neither numbers nor texts.
+            SchemaError: Two values have the same column name.
         """
         rewards = _numbers("rewards", parts["rewards"])
         count = len(rewards)
@@ -127,7 +127,7 @@ class EpisodeColumns:
 
     @property
     def fields(self) -> list[Field]:
-        """Fields for the columns, where the layout "stored" has none by itself."""
+        """Return fields for the columns that the layout "stored" does not cover."""
         arrays = {name: values for name, values in self.columns.items() if isinstance(values, np.ndarray)}
         types = {name: _arrow_type(values) for name, values in arrays.items()}
         known = [Field(name) for name in ("action", "reward", "done", "episode_step")]
@@ -143,13 +143,13 @@ def _arrow_type(values: npt.NDArray[Any]) -> pa.DataType:
 
 
 def _shown(part: str, column: str) -> str:
-    """Return what a message calls a leaf: ``observations['image']`` for the column ``observation.image``."""
+    """Return the name of a leaf in messages: ``observations['image']`` for the column ``observation.image``."""
     _, *keys = column.split(".")
     return part + "".join(f"[{key!r}]" for key in keys)
 
 
 def _leaves(part: str, value: Any) -> Columns:
-    """Return the arrays of a nested part by column. A list holds a value for each step, such as a dict."""
+    """Return the arrays of a nested part by column. A list has one value for each step, for example a dict."""
     column = part.removesuffix("s")
 
     def is_list(tree: Any) -> bool:
@@ -186,14 +186,14 @@ def _array(label: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _of_any_framework(value: Any) -> npt.NDArray[Any]:
-    """Return an array that is read by the array protocol, or else by DLPack."""
+    """Return an array, read by the array protocol or else by DLPack."""
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         value = np.from_dlpack(value)
     return as_array(value)
 
 
 def _numbers(label: str, value: Any) -> npt.NDArray[Any]:
-    """Return one number a step; whole ones as float32, as the next episode may have fractions."""
+    """Return one number for each step; integers become float32, because the next episode may have fractions."""
     array = _array(label, value)
     if array.size != len(array) or array.dtype == object:
         raise DataError(f"{label}: expected one number a step, found {array.dtype} {list(array.shape)}")
@@ -208,7 +208,7 @@ def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> No
 
 
 def _done(parts: Mapping[str, Any], count: int) -> npt.NDArray[np.int64]:
-    """Return the done code of each transition. A single flag is the one of the last transition."""
+    """Return the done code of each transition. A single flag applies to the last transition."""
     flags = []
     for name in ("terminated", "truncated"):
         value = parts.get(name)
@@ -232,7 +232,7 @@ def _done(parts: Mapping[str, Any], count: int) -> npt.NDArray[np.int64]:
 
 
 def _repeated(name: str, value: Any, count: int) -> Any:
-    """Return a value of the whole episode for each of its rows."""
+    """Repeat a value of the whole episode for each of its rows."""
     if name.split(".")[0] in _RESERVED:
         raise SchemaError(f"add_episode: expected parts {list(PARTS)} and columns of other names, found {name!r}")
     if value is None or isinstance(value, str | bytes):

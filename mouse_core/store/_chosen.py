@@ -1,6 +1,6 @@
-"""The table of episodes of a store, the rules by which a view takes some of them, and the snapshot of their rows.
+"""The table of episodes of a store, the rules by which a view selects episodes, and the snapshot of their rows.
 
-The segments of that snapshot share the memory of the store's own, and what is known of their rows.
+The segments of that snapshot share the memory of the store's segments, and the knowledge of their rows.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ Bools = npt.NDArray[np.bool_]
 
 
 OWN = ("episode", "start", "length", "return", "done")
-"""Names of the columns that every table of episodes has, before those of the rows."""
+"""Names of the columns that every table of episodes begins with."""
 
 _TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.int64())
 _SCHEMA = pa.schema(list(zip(OWN, _TYPES, strict=True)))
-# Fields whose columns the table says itself.
+# Fields whose columns the table counts itself.
 _COUNTED = ("reward", "done", "time")
 
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """The episodes of some rows.
+    """The episodes of a snapshot.
 
     Args:
-        table: A row for each; see ``Store.episodes``.
-        rows: The rows.
-        looked_at: Names of the columns that were looked at, whether or not they are in the table.
-        origin: What tables have in common of which one was counted on from the other: an episode of the same number and
-            length is the same in both.
+        table: One row for each episode; see ``Store.episodes``.
+        rows: The snapshot.
+        looked_at: Names of the columns that were inspected, whether or not they are in the table.
+        origin: A token that tables share if one extends the other: an episode of the same number and length is equal
+            in both.
     """
 
     table: pa.Table
@@ -67,16 +67,16 @@ class Episodes:
 
 
 def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[int, str] | None = None) -> Episodes:
-    """The episodes of some rows.
+    """Return the episodes of a snapshot.
 
     Args:
-        rows: The rows.
-        before: Those of rows that these may have grown from: what was counted then is not counted again, but for the
-            episode that was the last.
+        rows: The snapshot.
+        before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, its episodes are not counted
+            again, except the last one.
         tasks: The texts of tasks, by number.
 
     Raises:
-        DataError: A value that its field does not allow.
+        DataError: A value is outside the bounds of its field.
     """
     if not rows.num_rows:
         return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
@@ -86,7 +86,7 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
     else:
         kept, origin = before.table.num_rows - 1, before.origin
         known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
-        varying = before.looked_at - known.keys()  # within an episode, and so they do still
+        varying = before.looked_at - known.keys()  # columns that vary within an episode still do
     starts, names = rows.episode_starts, _names(rows)
     columns: dict[str, Any] = dict(_counted(rows, starts[kept:], kept))
     columns |= {name: _values_by_episode(rows, name, starts[kept:]) for name in names if name not in varying}
@@ -98,27 +98,27 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
 
 def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
-    """Add the texts of tasks to columns that have only their numbers."""
+    """Add the texts of tasks to columns that only have task numbers."""
     numbers = next((columns[name] for name in TASK_NUMBERS if name in columns), None)
     if tasks and numbers is not None and "task" not in columns:
         columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
 
 
 def _are_first(before: Snapshot, rows: Snapshot) -> bool:
-    """Whether these rows are those before with others behind them, read in the same way."""
+    """Return whether ``rows`` begins with the rows of ``before``, read in the same way."""
     if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
         return False
     if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
         return False
-    # Columns that are computed are not in the table.
+    # Computed columns are not in the table.
     recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
     *firsts, last = zip(*recorded, strict=False)
     return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
 
 
 def _names(rows: Snapshot) -> list[str]:
-    """The columns that may be the same all through an episode: numbers, texts and the like, one for each row."""
-    # Those that are computed vary from row to row, and would be computed here.
+    """Return the columns that may be constant within an episode: numbers and texts, one for each row."""
+    # Computed columns vary from row to row, and reading them would compute them.
     ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
     found: dict[str, bool] = {}
     for segment in rows.segments:
@@ -128,9 +128,9 @@ def _names(rows: Snapshot) -> list[str]:
 
 
 def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the own columns of the episodes that begin at ``starts``; the first has number ``first``."""
+    """Return the counted columns of the episodes that begin at ``starts``; the first episode has number ``first``."""
     ends = np.append(starts[1:], rows.num_rows)
-    done = [np.zeros(len(ends), np.int64)]  # of rows that are no steps
+    done = [np.zeros(len(ends), np.int64)]  # for rows without done codes
     if "done" in rows.readers:
         done = [rows.stored("done", ends[at : at + BLOCK] - 1) for at in range(0, len(ends), BLOCK)]
     return {
@@ -143,10 +143,10 @@ def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArra
 
 
 def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
-    """Sums of the rewards of episodes, float64 ``[n]``, each added up row by row, wherever blocks of rows end.
+    """Return the sum of rewards of each episode, float64 ``[n]``, added row by row, independent of block ends.
 
-    In rows that "arrived" the reward of an episode's first row is none of its own. Rewards 9, 1, 1, 9, 2 of episodes
-    that begin at rows 0 and 3 sum up to 2 and 2 then, and to 11 and 11 where rows are "outgoing".
+    In rows of alignment "arrived", the reward of an episode's first row does not belong to the episode. Example: the
+    rewards 9, 1, 1, 9, 2 of episodes that begin at rows 0 and 3 give 2 and 2, and with "outgoing" 11 and 11.
     """
     sums = np.zeros(len(starts))
     for begin, end in blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
@@ -154,21 +154,21 @@ def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
         inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
         if rows.alignment == "arrived":
             reward[inside - begin] = 0
-        # Which episode each row is in: that of the row before the block, and one more at each row that begins one.
+        # The episode of each row: the episode of the row before the block, plus 1 at each first row of an episode.
         number = starts.searchsorted(begin) - 1 + _steps_at(inside - begin, end - begin)
         np.add.at(sums, number, reward)
     return sums
 
 
 def _steps_at(places: Int64s, count: int) -> Int64s:
-    """Return how many places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    """Return the number of places at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
     there = np.zeros(count, np.int64)
     there[places] = 1
     return np.cumsum(there)
 
 
 def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedArray | None:
-    """Return a column's value in each of the episodes that begin at ``starts``; None if one has several values."""
+    """Return a column's value in each episode that begins at ``starts``; None if it varies within an episode."""
     values: list[pa.Array] = []
     try:
         for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
@@ -178,7 +178,7 @@ def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedA
                 return None
             values.append(found.take(pa.array(inside)))
     except pa.ArrowException:
-        return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+        return None  # numbers in one part of the store and texts in another, or a type without comparison
     return pa.chunked_array(values)
 
 
@@ -187,7 +187,7 @@ def _chunked(values: Any) -> pa.ChunkedArray:
 
 
 def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Join a column of the earlier episodes with that of later ones, in one type."""
+    """Append a column of later episodes to the column of earlier episodes, in one type."""
     wanted = known.type if pa.types.is_null(values.type) else values.type
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 
@@ -195,20 +195,20 @@ def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
 Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
 
 REST = "test"
-"""The name of the part of a split that its shares leave over."""
+"""The name of the part of a split that gets the remaining share."""
 
 _NUMBER = "number of the episode"
 _ENOUGH = 1e-9
 
 
 class Where:
-    """The episodes that meet all of some conditions; see ``Store.where``.
+    """The rule that selects the episodes that meet all conditions; see ``Store.where``.
 
     Args:
-        conditions: Expressions, functions, and what is asked of columns by name.
+        conditions: Expressions, functions, and requested values of columns by name.
 
     Raises:
-        ConfigError: None of these, or no condition.
+        ConfigError: A condition has another type, or there is no condition.
     """
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
@@ -216,8 +216,8 @@ class Where:
         for condition in self._conditions:
             if not (isinstance(condition, pc.Expression | Mapping) or callable(condition)):
                 raise ConfigError(
-                    "where: expected an expression of pyarrow.compute, a function of an episode, or columns with what "
-                    f"is asked of them, found {condition!r:.80}"
+                    "where: expected an expression of pyarrow.compute, a function of an episode, or columns with the "
+                    f"requested values, found {condition!r:.80}"
                 )
         if not self._conditions:
             raise ConfigError("where: expected at least one condition, found none")
@@ -233,7 +233,7 @@ class Where:
         return f"where({', '.join(said)})"
 
     def taken(self, episodes: Episodes) -> Bools:
-        """Return whether each episode is taken, bool ``[episodes]``."""
+        """Return whether each episode is selected, bool ``[episodes]``."""
         table = episodes.table
         taken = np.ones(table.num_rows, np.bool_)
         for condition in self._conditions:
@@ -242,7 +242,7 @@ class Where:
             elif isinstance(condition, Mapping):
                 for name, value in condition.items():
                     taken &= _holds(table, name, value)
-        # Functions are asked last, and of what is left.
+        # Functions are called last, for the remaining episodes.
         for answers in self._answers:
             taken = answers.of(episodes, taken)
         return taken
@@ -295,14 +295,14 @@ def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
     """Return a column of the table of episodes, or raise ConfigError."""
     if name not in table.column_names:
         raise ConfigError(
-            f"{label}: expected a column among {table.column_names}, found {name!r}; a column of the steps is there if "
-            "it holds single numbers or texts that stay the same all through each episode"
+            f"{label}: expected a column among {table.column_names}, found {name!r}; a column of the steps is included "
+            "if it holds single numbers or texts that are constant within each episode"
         )
     return table.column(name)
 
 
 def _holds(table: pa.Table, name: str, value: Any) -> Bools:
-    """Whether a column has a value, one of several, or one in a range."""
+    """Return whether each value of a column equals a value, is in a list of values, or lies in a range."""
     column = _column_of(table, name, "where")
     several = isinstance(value, list | set | frozenset | range | np.ndarray)
     if pa.types.is_null(column.type):
@@ -333,7 +333,7 @@ def _lies_in(column: pa.ChunkedArray, ends: tuple[Any, ...]) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class Best:
-    """The share of the episodes that has the most of something; see ``Store.best``."""
+    """The rule that selects the episodes with the largest values of a column; see ``Store.best``."""
 
     share: float
     by: str = "return"
@@ -363,10 +363,10 @@ class SplitRule:
     """One part of a split; see ``Store.split``.
 
     Args:
-        name: What it is called.
-        low, high: It has the episodes whose number in ``[0, 1)`` lies from the one up to the other.
-        seed: Of these numbers.
-        by: "episode", or the column whose values they are drawn for.
+        name: Name of the part.
+        low, high: The part has the episodes whose random number in ``[0, 1)`` is at least ``low`` and below ``high``.
+        seed: Seed of the random numbers.
+        by: "episode", or the column for whose values the numbers are drawn.
     """
 
     name: str
@@ -386,14 +386,14 @@ class SplitRule:
 
 
 Rule = Where | Best | SplitRule
-"""A rule that takes some of the episodes."""
+"""A rule that selects episodes."""
 
 
 def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, SplitRule]:
-    """The parts of a split, by name; what the shares leave over is the last.
+    """Return the parts of a split, by name; the last one gets the remaining share.
 
     Raises:
-        ConfigError: Shares that are none, or are more than all.
+        ConfigError: A share is invalid, or the sum of the shares is above 1.
     """
     seed = check_seed(seed)
     if not isinstance(by, str):
@@ -418,7 +418,7 @@ def _check_share(label: str, share: Any) -> None:
 
 
 def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
-    """Draw a number in ``[0, 1)`` for each episode, from the seed and the value that is split by."""
+    """Draw a number in ``[0, 1)`` for each episode, from the seed and the episode's value of ``by``."""
     column = _column_of(table, by, "split")
     if by == "episode":
         numbers = column.to_numpy()
@@ -434,16 +434,16 @@ def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
     return np.asarray(drawn[encoded.indices.to_numpy()])
 
 
-# Pieces of a column that are looked at together.
+# Number of pieces of a column that are inspected together.
 _LOOKED_AT = 64
 
 
 class ChosenSegment(SegmentView):
-    """Stretches of another segment's rows, in an order of their own; nothing is copied.
+    """Selected stretches of another segment's rows, in their own order; nothing is copied.
 
     Args:
         whole: The other segment.
-        firsts, sizes: Where each stretch begins in it, and how many rows it has, at least one: int64 ``[n]``.
+        firsts, sizes: The first row of each stretch in that segment, and its number of rows, from 1: int64 ``[n]``.
     """
 
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
@@ -452,7 +452,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def indices(self) -> pa.Table | None:
-        """Row numbers into the table, int64; made for whoever needs them one by one."""
+        """Row numbers into the table, int64, for callers that need them one by one."""
         return pa.table({"indices": self.row_numbers(np.arange(self.num_rows))})
 
     @memo
@@ -465,7 +465,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def runs(self) -> Stretches | None:
-        """The selected stretches, cut at chunk boundaries; None if they are so short that row numbers take less."""
+        """The selected stretches, cut at chunk boundaries; None if they are so short that row numbers need less."""
         whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
         if whole is None or are_too_short(len(self.sizes), self.num_rows):
             return None
@@ -478,9 +478,9 @@ class ChosenSegment(SegmentView):
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
     def begins_as(self, other: Segment) -> bool:
-        """Whether the rows of both are the same, as far as both have them: only the last stretch of one may be longer.
+        """Return whether the common rows of both are equal: only the last stretch of one may be longer.
 
-        Stretches (0, 5), (9, 3) begin as (0, 5), (9, 1) does, and as (0, 5), (9, 3), (20, 4); not as (0, 4), (9, 3).
+        Example: (0, 5), (9, 3) begins as (0, 5), (9, 1), and as (0, 5), (9, 3), (20, 4); not as (0, 4), (9, 3).
         """
         if self is other or not isinstance(other, ChosenSegment):
             return self is other
@@ -494,11 +494,11 @@ class ChosenSegment(SegmentView):
         )
 
     def has_value(self, name: str, rows: int) -> bool:
-        """Whether some value among the first ``rows`` rows is not null."""
+        """Return whether a value among the first ``rows`` rows is not null."""
         return not rows or self.first_value(name, rows) is not None
 
     def take(self, row: int, count: int = 1) -> pa.Table:
-        """Some rows that follow each other, as a table; by default one."""
+        """Return ``count`` consecutive rows as a table; by default one row."""
         first, last = (self.begins.searchsorted([row, row + count - 1], side="right") - 1).tolist()
         lows = np.maximum(row - self.begins[first : last + 1], 0)
         highs = np.minimum(row + count - self.begins[first : last + 1], self.sizes[first : last + 1])
@@ -510,7 +510,7 @@ class ChosenSegment(SegmentView):
             return None
         if self.whole.has_indices:
             return super()._find_first(name)
-        # Not in the table, which may lie elsewhere and is more than these rows; most often the first row has one.
+        # Do not look into the table, which may be remote and larger; usually the first row has a value.
         part, begin = self.whole.part(name), 0
         cut = cut_at_stretches(Stretches(self.whole.chunk_starts), self.firsts, self.sizes)[:3]
         pieces = list(zip(*(some.tolist() for some in cut), strict=True))
@@ -531,14 +531,14 @@ class ChosenSegment(SegmentView):
 
 
 class ChosenSnapshot(Snapshot):
-    """Some of another snapshot's episodes, in their order.
+    """Selected episodes of another snapshot, in their order.
 
     Args:
-        segments: What holds their rows, and no others.
-        config, budget, store_rows: As of the other snapshot.
-        starts: The rows at which they begin, int64 ``[n]``, ascending, 0 first.
-        root: The fingerprint of the rows that they were chosen from, which are all of a store's.
-        of_root: Those of these rows at which they begin, int64 ``[n]``, through however many choices they went.
+        segments: The segments that hold exactly these rows.
+        config, budget, store_rows: As in the other snapshot.
+        starts: The first rows of the episodes, int64 ``[n]``, ascending, 0 first.
+        root: The fingerprint of the rows from which the episodes were selected: all rows of a store.
+        of_root: The first rows of the episodes among those rows, int64 ``[n]``, over any number of selections.
     """
 
     def __init__(
@@ -556,11 +556,11 @@ class ChosenSnapshot(Snapshot):
         self.root, self.of_root = root, of_root
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """These rows, if the store had so many; others are for its store to choose from."""
+        """Return these rows for the store's present number of rows; another number needs a selection by the store."""
         if rows != self.store_rows:
             raise ConfigError(
-                f"snapshot: expected the number of rows that its episodes were chosen from, {self.store_rows}, found "
-                f"{rows!r:.200}; a loader over the view itself has others to choose from"
+                f"snapshot: expected {self.store_rows}, the number of rows it selected episodes from, found "
+                f"{rows!r:.200}; use a loader over the view itself"
             )
         return self
 
@@ -570,12 +570,12 @@ class ChosenSnapshot(Snapshot):
         return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)
 
     def grown_from(self, before: Snapshot) -> None:
-        """Nothing is taken over but what segments know: episodes come in between, or are no longer chosen."""
+        """Keep only what segments know: episodes are inserted between others, or are no longer selected."""
         return None
 
     @memo
     def fingerprint(self) -> str:
-        """A digest of which rows these are of what, and of what is computed beside them."""
+        """A digest of the original rows, of the selection, and of the computed columns."""
         made = sorted(self.config.made.items())
         sizes = np.diff(self.episode_starts, append=self.num_rows)
         chosen = hashlib.sha256(self.root.encode() + self.of_root.tobytes() + sizes.tobytes()).hexdigest()[:32]

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
-"""Errors that building a column from a value may raise."""
+"""Errors that may occur while a column is built from a value."""
 
 
 class StoreSchema:
-    """The fields a store was made with, and the columns it has met so far.
+    """The fields that a store was created with, and the columns of its rows so far.
 
     Args:
         fields, alignment, image_roots, spec: See ``DatasetStore``.
-        dims: Its ``max_action_dim`` and ``max_obs_continuous_dim``.
+        dims: The store's ``max_action_dim`` and ``max_obs_continuous_dim``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StoreSchema:
 
         self.image_roots = check_roots(image_roots, where="image_roots")
         self.alignment: Alignment = check_alignment(alignment, "arrived")
-        # What the store was told, and what datasets said beside it.
+        # The arguments of the store, and the metadata of datasets.
         given: dict[str, Any] = {**dims, "alignment": None if alignment is None else self.alignment}
         self.told = DatasetMetadata(fields=list(fields), spec=spec, **given)
         self.said = DatasetMetadata()
@@ -66,7 +66,7 @@ class StoreSchema:
         self.widths: dict[str, tuple[int, ...]] = {}
 
     def config(self) -> SnapshotConfig:
-        """Return the configuration that a snapshot takes."""
+        """Return the configuration of a snapshot."""
         return SnapshotConfig(
             dict(self.fields), dict(self.types), self.dims, self.alignment, layout=self.said.layout or "mouse"
         )
@@ -80,16 +80,16 @@ class StoreSchema:
         return self.said.replace(alignment=whole, fields=fields, spec=self.spec, **self.dims)
 
     def merged(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> Self:
-        """The schema with the columns of new segments, and what their datasets say of themselves.
+        """Return the schema with the columns of new segments and the metadata of their datasets.
 
         Args:
             segments: The segments.
-            said: For each what to call it in messages, and what it says; of no segments perhaps that of the store.
+            said: For each segment its name in messages and its metadata; without segments, the metadata of the store.
 
         Raises:
             MissingFieldError: A required column is missing.
-            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; something said
-                that contradicts what is known.
+            SchemaError: A field cannot be read from its column, columns do not fit the present ones, or metadata
+                contradict known metadata.
         """
         merged = copy.copy(self)
         merged._adopt(said)
@@ -99,7 +99,7 @@ class StoreSchema:
         return merged
 
     def _adopt(self, said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Check what datasets say, and let it fill in what the store was not told."""
+        """Check the metadata of datasets, and fill in what the store's arguments leave open."""
         from mouse_core.metadata import joined
 
         told = {field.name: field for field in self.told.fields}
@@ -130,19 +130,19 @@ class StoreSchema:
                 )
 
     def _untold_dim(self, name: str, label: str, metadata: DatasetMetadata) -> int | None:
-        """A dimension that a dataset says and the store was not told."""
+        """Return a dimension from a dataset's metadata that is not an argument of the store."""
         told, found = getattr(self.told, name), getattr(metadata, name)
         if told is not None and found is not None and told < found:
             raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} says, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
-        """Put together what the store was told and what datasets said."""
+        """Combine the arguments of the store and the metadata of datasets."""
         self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
         self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims, self.said.layout or "mouse")
         self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
         specs = [metadata.spec.entries for metadata in (self.said, self.told) if metadata.spec is not None]
-        #: Which values columns may have, a ``mouse_core.spec.Composite``; None: any.
+        #: The allowed values of columns, a ``mouse_core.spec.Composite``; None: any values.
         self.spec = self.said.replace(spec={name: one for each in specs for name, one in each.items()}).spec
 
     def _merge_columns(self, segments: Sequence[Segment]) -> None:
@@ -173,18 +173,18 @@ class StoreSchema:
         self.types, self.arrow_types, self.widths = types, arrow_types, widths
 
     def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
-        """Take over a column of appended rows, unless its type is known already."""
+        """Add the type of a column of appended rows, unless the type is known already."""
         if not self.arrow_types and self.said.alignment is None:
-            self.all_say_alignment = False  # the first rows, of which nobody said it
+            self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
         if name not in self.types or self.types[name].kind == "null":
             self.types[name], self.arrow_types[name] = kind, data_type()
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise unless ``names`` are the columns of the store, or can be the first of an empty one.
+        """Check that ``names`` are the columns of the store, or can be the first columns of an empty store.
 
         Raises:
             MissingFieldError: A column is missing.
-            SchemaError: A column that the store does not have, or of which it was told and the first row knows nothing.
+            SchemaError: The store does not have a column, or the first row lacks a column of the store's ``spec``.
         """
         found = list(names)
         if not all(map(is_text, found)):
@@ -240,7 +240,7 @@ class StoreSchema:
         return f"; the field {field.name!r} reads this column: give other values another name, such as '{name}_values'"
 
     def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
-        """A column that takes what its spec allows; and zeros, where it may be that no transition led to a row."""
+        """Return a column that accepts the values of its spec, and zeros in rows without a transition ("arrived")."""
         spec, field = self.spec[name], self.by_column.get(name)
         from mouse_core.columns.appended import holds
 
@@ -250,12 +250,12 @@ class StoreSchema:
         return replace(column, domain=spec, zeros=of_transition and self.alignment == "arrived")
 
     def _combined(self, column: str) -> Field:
-        """Return the field that combines the demands of all fields that read a column."""
+        """Return the field that combines the requirements of all fields that read a column."""
         fields = [field for field in self.fields.values() if field.column == column]
         bounds = _common_bounds(column, fields)
         fill = None
         if all(field.fill is not None for field in fields):
-            # What it is does not matter here, only whether there may be nulls.
+            # Any valid value will do: it only shows whether nulls are allowed.
             fill = 0 if bounds is None else bounds[0]
         is_padded = all(field.pad is not None for field in fields)
         return replace(
@@ -267,14 +267,14 @@ class StoreSchema:
         )
 
     def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
-        """Raise SchemaError if the type alone says that rows do not fit those before, or the declared width."""
+        """Raise SchemaError if the type alone shows that rows do not fit earlier rows or the declared width."""
         found = fixed_shape(data_type)
         field = self.by_column.get(name)
         if not found or field is None or field.image:
             return
         wanted = self._row_shape(field, {})
         if wanted == ():
-            wanted = (1,)  # which is read as the number in it
+            wanted = (1,)  # a list of one number is read as that number
         wanted = wanted or widths.setdefault(name, found)
         fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
         if not fits and len(found) == len(wanted) == 1:
@@ -298,7 +298,7 @@ def _called(label: str, metadata: DatasetMetadata) -> str:
 
 
 def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
-    """The bounds that values meet which all of some fields allow; None if no field has any."""
+    """Return the bounds that all fields of a column allow; None if no field has bounds."""
     given = [field.bounds for field in fields if field.bounds is not None]
     if not given:
         return None
@@ -312,7 +312,7 @@ def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | No
 
 
 def _check_alike(given: Field, said: Field, label: str) -> None:
-    """Raise SchemaError unless a field that the store was given reads what the dataset says of the field."""
+    """Raise SchemaError unless the store's field reads the same as the dataset's field of that name."""
     for name in ("column", "shape", "image"):
         wanted, found = getattr(given, name), getattr(said, name)
         if wanted != found and wanted is not None and found is not None:
@@ -320,7 +320,7 @@ def _check_alike(given: Field, said: Field, label: str) -> None:
 
 
 def _check_values_alike(given: Any, said: Any, label: str) -> None:
-    """Raise SchemaError unless a dataset says of columns what the store was given, or nothing."""
+    """Raise SchemaError if a dataset's spec of columns contradicts the store's."""
     for name in {} if given is None or said is None else given:
         if name in said and said[name] != given[name]:
             raise SchemaError(f"column {name!r}: expected {given[name]!r}, found {said[name]!r} in what {label} says")
@@ -332,12 +332,12 @@ def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> 
 
 
 class StoreBackend:
-    """The rows of a store: segments, and the open extent that rows are appended to; here all in memory, or remote.
+    """The rows of a store: segments, and the open extent for appended rows; in memory or remote. Subclasses add files.
 
     Args:
         schema: The store's schema, which learns the columns of the first row.
         budget: The limit of dense copies.
-        error: Returns the error that every append raises, for a store that is only read; None: none.
+        error: Returns the error that every append raises, for a read-only store; None: appends are allowed.
     """
 
     #: The folder that the rows lie in.
@@ -350,15 +350,15 @@ class StoreBackend:
         self.segments: list[Segment] = []
         self.count = self._cleared = 0
         self._extent: Extent | None = None
-        # Columns that say how episodes end, beside the done code; None: rows have none.
+        # Columns of flags that contradict or confirm the done code; None: the rows have no such columns.
         self._flags: tuple[str, str] | None = None
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
-        #: What the first rows that are appended say; None: no more are looked at.
+        #: Evidence from the first appended rows; None: later rows are not inspected.
         self.evidence: AppendedRows | None = AppendedRows()
 
     def warn_of_rewards(self, *, stacklevel: int) -> None:
-        """Warn, once, where the first rows that were appended speak against the alignment; see ``AppendedRows``."""
+        """Warn once if the first appended rows contradict the alignment; see ``AppendedRows``."""
         evidence = self.evidence
         if evidence is not None and self.schema.alignment == "arrived":
             where = "the rows that were appended" if self.path is None else f"store {self.path}"
@@ -371,11 +371,11 @@ class StoreBackend:
         return self._cleared + self.count
 
     def seen(self) -> Self:
-        """The rows with those that somebody else has written since, where there may be some."""
+        """Return the backend including rows that another process has written since."""
         return self
 
     def shown(self) -> list[Segment]:
-        """The segments as snapshots have them."""
+        """The segments of snapshots."""
         return self.segments
 
     def snapshot(self) -> Snapshot:
@@ -387,40 +387,40 @@ class StoreBackend:
             return self._kept
 
     def _all_segments(self) -> list[Segment]:
-        """Return the segments as snapshots have them, with the rows of the open extent."""
+        """Return the segments of snapshots, including the open extent."""
         segment = self.open_segment()
         return self.shown() if segment is None else [*self.shown(), segment]
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Have more segments, behind the rows there are; see ``DatasetStore.from_dataset``.
+        """Add segments behind the present rows; see ``DatasetStore.from_dataset``.
 
         Args:
-            segments: Them.
-            said: For each what to call it in messages, and what it says of itself.
+            segments: The segments.
+            said: For each segment its name in messages and its metadata.
         """
         with self.lock:
             self.check_open()
             schema = self.schema.merged(segments, said)
             self.seal_open()
             self.segments.extend(segments)
-            self.schema, self._kept = schema, None  # also where no row comes, columns may
+            self.schema, self._kept = schema, None  # a dataset without rows may still add columns
             self.count += sum(segment.num_rows for segment in segments)
 
     def check_first(self, columns: Mapping[str, Any], metadata: DatasetMetadata) -> None:
-        """Raise what ``take`` and ``extend`` raise for the first rows, which are of ``metadata``; nothing changes."""
+        """Raise the errors that ``take`` and ``extend`` raise for first rows with ``metadata``; changes nothing."""
         trial = StoreBackend(self.schema, self.budget)
         trial.take([], [("the episode", metadata)])
         trial.extend(columns, len(columns["done"]))
 
     def clear(self) -> None:
-        """Forget all rows; see ``DatasetStore.clear``."""
+        """Remove all rows; see ``DatasetStore.clear``."""
         with self.lock:
             self.check_open()
             self._cleared += self.count
             self.segments, self.count, self._kept, self._extent = [], 0, None, None
 
     def recount(self) -> None:
-        """Count the rows that were taken, after an error in the middle; a row of which only a part came is removed."""
+        """Count the taken rows after an interrupting error; remove a row that is incomplete."""
         if self.error is None:
             if self._extent is not None:
                 self._extent.forget_parts()
@@ -438,23 +438,23 @@ class StoreBackend:
         """Do nothing, without files to close; see ``DatasetStore.close``."""
 
     def interrupt_on_close(self, recording: Any) -> None:
-        """There is no moment for it; see ``DatasetStore.interrupt_on_close``."""
+        """Do nothing, since ``close`` does nothing; see ``DatasetStore.interrupt_on_close``."""
 
     # ------------------------------------------------------------------ appended rows
 
     @property
     def open_count(self) -> int:
-        """Rows in the open extent."""
+        """Number of rows in the open extent."""
         return 0 if self._extent is None else self._extent.count
 
     def open_segment(self) -> Segment | None:
-        """The rows of the open extent; rows that come later do not show in it."""
+        """The present rows of the open extent as a segment; later rows do not appear in it."""
         if self._extent is None or not self._extent.count:
             return None
         return Segment.of_extent(self._extent, self.schema.image_roots)
 
     def seal_open(self) -> None:
-        """Seal the open extent; the next row opens another, of columns that may have been learnt since."""
+        """Seal the open extent; the next row opens a new one, which has all columns learnt since."""
         segment = self.open_segment()
         self._extent = None
         if segment is not None:
@@ -462,7 +462,7 @@ class StoreBackend:
             self.segments.append(segment)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Take one row, which the caller counts; see ``DatasetStore.append``."""
+        """Add one row; the caller counts it. See ``DatasetStore.append``."""
         extent = self._extent
         if self._flags is None and extent is not None and extent.count < extent.rows and extent.append(row):
             return
@@ -484,7 +484,7 @@ class StoreBackend:
             self._open(extent)
 
     def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
+        """Add ``n`` rows, column by column; see ``DatasetStore.extend``."""
         with self.lock:
             try:
                 self._extend(columns, n)
@@ -503,7 +503,7 @@ class StoreBackend:
         try:
             prepared = self._prepare(extent, columns)
         except DataError:
-            # The first value of a column that was all null so far: keep the column from here on as that value says.
+            # A column that was null throughout gets its first value: from here on, store it in that value's type.
             learnt = self._relearnt(extent, firsts, n)
             if learnt is None:
                 raise
@@ -525,11 +525,11 @@ class StoreBackend:
         return self.schema.fields["done"].column
 
     def _check_flags(self, row: Mapping[str, Any], ended: str, cut: str) -> None:
-        """Raise DataError where a row's flags say another done code."""
+        """Raise DataError if the flags of a row contradict its done code."""
         try:
             if row[self._done] == (1 if row[ended] else 2 if row[cut] else 0):
                 return
-        except (KeyError, ValueError):  # names that are refused later; arrays
+        except (KeyError, ValueError):  # names that raise later; arrays
             pass
         one = {name: [row[name]] for name in (self._done, ended, cut) if name in row}
         check_flags(one, self._done, lambda _: f"at row {self.count}")
@@ -546,7 +546,7 @@ class StoreBackend:
         return prepared
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
-        """The extent that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
+        """Return the extent for ``row``: the open one, or a new one, which is opened once the row is in it."""
         if self._extent is None or row.keys() != self._extent.columns.keys():
             self.schema.check_names(row)
         if self._extent is None:
@@ -556,15 +556,15 @@ class StoreBackend:
         return self._extent
 
     def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
-        """An extent that may be opened; see ``Extent``."""
+        """Return a new extent; see ``Extent``."""
         return Extent.allocate(columns, before, coming)
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        """Whether the first of some rows that come together goes into an extent."""
+        """Return whether the first of ``coming`` rows fits into an extent."""
         return extent.count < extent.rows
 
     def _learn(self, extent: Extent, row: Mapping[str, Any]) -> bool:
-        """Try again a row with the first value of a column that was all null so far; whether it was taken."""
+        """Retry a row with the first value of a column that was null throughout; return whether it was added."""
         learnt = self._relearnt(extent, row)
         if learnt is None:
             return False
@@ -596,7 +596,7 @@ class StoreBackend:
             self.schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
 
     def _spec(self) -> Mapping[str, FieldSpec]:
-        """The specs of the fields there are in the rows before."""
+        """The specs of the fields of the earlier rows."""
         return Snapshot(self._all_segments(), self.schema.config()).spec if self.segments else {}
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:
@@ -608,9 +608,9 @@ def _arrow_type(column: ColumnExtent) -> pa.DataType:
 
 
 def _first_known(values: Any, is_read: bool) -> Any:
-    """The first value that is not null, to infer a type from; None where all are.
+    """Return the first value that is not null, to infer a type from; None if all are null.
 
-    Of a column that no field reads it is the first that says of which type all are, which ``[]`` does not.
+    For a column that no field reads, it is the first value that determines the type; ``[]`` does not.
     """
     if type(values) is np.ndarray and values.dtype != object:
         return values[0]
@@ -621,10 +621,10 @@ def _first_known(values: Any, is_read: bool) -> Any:
 def select_splits(
     dataset: Any, splits: str | Sequence[str] | None, split_pattern: str | Sequence[str] | None
 ) -> list[tuple[str, Any]]:
-    """The datasets to take, in order, and what to call each in messages; see ``DatasetStore.from_dataset``.
+    """Return the selected datasets in order, each with its name in messages; see ``DatasetStore.from_dataset``.
 
     Raises:
-        ConfigError: Both ways of choosing, an unknown split, or a pattern that matches none.
+        ConfigError: Both arguments are given, a split is unknown, or a pattern matches no split.
     """
     if splits is None and split_pattern is None:
         return _named(dataset, dataset) if isinstance(dataset, Mapping) else [("dataset", dataset)]
@@ -645,7 +645,7 @@ def _listed(names: str | Sequence[str] | None) -> list[str]:
 
 
 def _matching(dataset: Mapping[Any, Any], patterns: Iterable[str]) -> Iterable[Any]:
-    """The names that match some pattern, each once, in the order of the patterns."""
+    """Yield the names that match a pattern, each once, in the order of the patterns."""
     names: dict[Any, None] = {}
     for pattern in patterns:
         matched = [name for name in dataset if fnmatchcase(str(name), pattern)]
@@ -656,12 +656,12 @@ def _matching(dataset: Mapping[Any, Any], patterns: Iterable[str]) -> Iterable[A
 
 
 def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
-    """The segment of a dataset or a table, which stays where it is.
+    """Return the segment of a dataset or a table, without a copy.
 
     Raises:
-        ConfigError: It is neither.
-        SchemaError: The name of a column is no Unicode text.
-        DataError: A file that it is mapped from was cut, or holds rows that its reader did not see.
+        ConfigError: ``part`` is neither a dataset nor a table.
+        SchemaError: The name of a column is not Unicode text.
+        DataError: A mapped file was cut, or holds rows that its reader did not see.
     """
     if isinstance(part, pa.Table):
         try:
@@ -679,7 +679,7 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
         raise ConfigError(
             f"from_dataset: expected a datasets.Dataset, a dict of them or a pyarrow.Table, found {type(part).__name__}"
         )
-    # Rows that a damaged file no longer leads to are missed here, before anyone trains without them.
+    # Detect rows that a damaged file no longer contains here, before a training runs without them.
     for table in (part.data, part._indices):
         check_mapped(table)
     return Segment.from_dataset(part, image_roots)

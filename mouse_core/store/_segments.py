@@ -1,4 +1,4 @@
-"""Segments: the immutable stretches of steps that a store consists of, and how they differ from earlier ones."""
+"""Segments: the immutable stretches of steps that form a store, and the comparison of earlier and later segments."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
-if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
+if TYPE_CHECKING:  # loaded on demand: for appended or remote rows
     from mouse_core.columns.appended import ColumnExtent, Extent
     from mouse_core.readahead.backing import RemoteMemory
 
 _LOOKED_AT = 1 << 16
-# Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
+# Runs of rows are kept, in 24 bytes each, if they have this average length and there are at most this many.
 _SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 def are_too_short(runs: int, rows: int) -> bool:
-    """Whether so many runs of so many rows are kept row by row instead."""
+    """Return whether ``runs`` runs of ``rows`` rows are kept row by row instead."""
     return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
 
 
 def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.int64]) -> Stretches | None:
-    """Stretches of rows whose numbers follow each other, each in one chunk; None where they are in no such order.
+    """Return stretches of consecutive row numbers, each in one chunk; None if the numbers have no such order.
 
     Args:
-        numbers: Into a table of so many ``rows``.
-        rows: How many those are.
+        numbers: Row numbers into a table of ``rows`` rows.
+        rows: The number of rows of the table.
         chunk_starts: The first row of every chunk of the table, and the end.
     """
     try:
         numbers.validate()
     except pa.ArrowException:
-        return None  # whoever reads the rows is told
+        return None  # reading the rows raises the error
     starts, firsts, known, last = [], [], 0, -2
     for begin in range(0, len(numbers), _LOOKED_AT):
         found = numbers.slice(begin, _LOOKED_AT).to_numpy()
@@ -66,10 +66,10 @@ def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.in
 
 
 def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | None:
-    """The first of some rows of a column whose value is not null; None where all are.
+    """Return the first of the picked rows of a column whose value is not null; None if all are null.
 
     Raises:
-        DataError: Row numbers that cannot be read.
+        DataError: Row numbers cannot be read.
     """
     if not column.null_count:
         return 0
@@ -86,27 +86,27 @@ def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | Non
 
 
 class Segment:
-    """A table of steps and, optionally, which of its rows count and in which order. Making one reads nothing.
+    """A table of steps and, optionally, the selection and order of its rows. Creating a segment reads nothing.
 
     Args:
         table: The steps.
         indices: Row numbers into ``table`` (one uint64 column), as ``datasets`` keeps them after a shuffle or a filter.
-        origin: The ``datasets.Dataset`` that the table came from, if any. Pickling a segment pickles this instead
-            of the table, which for a dataset on disk is a path.
-        image_roots: Folders in which images that rows name by path may lie, beside the dataset's own.
+        origin: The ``datasets.Dataset`` of the table, if any. A pickled segment contains it instead of the table; for a
+            dataset on disk, that is a path.
+        image_roots: Additional folders for images that rows name by path; the dataset's own folder is always allowed.
     """
 
-    # What stands for the memory that appended rows are in: segments of the same extent have the same first rows.
+    # Identity of the memory of appended rows: segments of the same extent have the same first rows.
     extent: object = None
-    # Of rows in a folder what stands for it, and how many rows were before them: others with the same begin as they do.
+    # For rows in a folder: identity of the folder, and number of rows before these; equal places have equal first rows.
     place: tuple[object, int] | None = None
-    # The files of a store's folder that hold its rows (``SealedFile``); each is opened when its rows are read.
+    # The files of a store's folder that hold the rows (``SealedFile``); a file is opened when its rows are read.
     sealed_files: Sequence[Any] = ()
-    # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
+    # Fetches values that are neither in memory nor in a local file.
     backing: RemoteMemory | None = None
     # Whether rows of the table are found through row numbers.
     has_indices: bool = False
-    # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
+    # For appended rows: the address of the first value of some columns, and values per row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _videos: Any = None
     _make_table: Callable[[], pa.Table] | None = None
@@ -128,9 +128,9 @@ class Segment:
 
     @classmethod
     def of_extent(cls, extent: Extent, image_roots: tuple[str, ...]) -> Segment:
-        """The appended rows that an extent has now, in one chunk; rows that come later do not show in it.
+        """Return the present rows of an extent as a segment of one chunk; later rows do not appear in it.
 
-        Columns and table are made when they are asked for, as few that are sampled from are.
+        Columns and table are created on first use, since few are sampled.
         """
         segment = cls.__new__(cls)
         segment._named_roots = image_roots
@@ -151,12 +151,12 @@ class Segment:
 
     @memo
     def indices(self) -> pa.Table | None:
-        """Row numbers into the table, where its rows do not stand as they are."""
+        """Row numbers into the table; None if its rows are used in order."""
         return None
 
     @memo
     def origin(self) -> Any:
-        """The dataset that has these rows and no others, if there is one."""
+        """The dataset that consists of exactly these rows, if any."""
         return None
 
     @property
@@ -170,19 +170,19 @@ class Segment:
         return self if self.extent is None and self.place is None else None
 
     def seal(self) -> None:
-        """Make the table, and let go of what it is made from."""
+        """Create the table, and release the objects it is created from."""
         if self.table is not None:
             self._make_table = None
 
     @classmethod
     def from_dataset(cls, dataset: Any, image_roots: tuple[str, ...] = ()) -> Segment:
-        """The segment of a ``datasets.Dataset``, which stays where it is."""
+        """Return the segment of a ``datasets.Dataset``, without a copy."""
         indices = dataset._indices
         return cls(dataset.data.table, None if indices is None else indices.table, dataset, image_roots)
 
     @memo
     def image_roots(self) -> tuple[str, ...]:
-        """Folders (absolute, without links) in which images that rows name by path may lie."""
+        """Folders (absolute, without links) for images that rows name by path."""
         from mouse_core.images.files import dataset_folders
 
         return (*dataset_folders(self.origin), *self._named_roots)
@@ -193,12 +193,12 @@ class Segment:
         return dict(zip(self.table.schema.names, self.table.schema.types, strict=True))
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """A column of the table, as it is stored; None where it has none of that name."""
+        """Return a column of the table as stored; None if there is no column of that name."""
         return self.table.column(name) if name in self.types else None
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """The first row of every chunk, and the end, int64 ``[chunks + 1]``; one for all columns."""
+        """The first row of every chunk, and the end, int64 ``[chunks + 1]``; equal for all columns."""
         columns = self.table.columns
         if self._same_chunks:
             return _chunk_starts(columns[0])
@@ -206,14 +206,14 @@ class Segment:
 
     @memo
     def _same_chunks(self) -> bool:
-        """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
+        """Return whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
         if self.is_mapped:
-            return True  # record batches; looking at each of them would take longer than the first batch
+            return True  # record batches; inspecting each of them would take longer than the first batch
         first, *others = (_chunk_starts(column) for column in self.table.columns)
         return all(np.array_equal(first, starts) for starts in others)
 
     def part(self, name: str) -> ColumnPart:
-        """One column; all null if the segment has no such column."""
+        """Return one column; all values are null if the segment has no such column."""
         if name not in self._parts:
             if name in self.addresses:
                 part = ColumnPart(self._make_columns[name], self.chunk_starts, same_chunks=True)
@@ -234,13 +234,13 @@ class Segment:
                     part.videos = self._videos = self._videos or videos_of(self.origin or self.table.schema)
                 if kind is None:
                     part.begin[:] = IRREGULAR
-            # One for all, as addresses in it outlive the snapshot that asked for it.
+            # One object for all callers, because addresses in it outlive the snapshot that created it.
             return self._parts.setdefault(name, part)
         return self._parts[name]
 
     @memo
     def is_mapped(self) -> bool:
-        """Whether the table consists of mapped files below each other."""
+        """Whether the table consists of mapped files, one after the other."""
         data = None if self.origin is None else self.origin.data
         blocks = getattr(data, "blocks", [[data]])
         return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
@@ -262,8 +262,8 @@ class Segment:
 
     @memo
     def runs(self) -> Stretches | None:
-        """Stretches of rows whose numbers follow each other, as a filter leaves them, each in one chunk; None where
-        there are no row numbers, or where they are in no such order.
+        """Stretches of consecutive row numbers, as after a filter, each in one chunk; None if there are no row numbers,
+        or if they have no such order.
         """
         if self.indices is None:
             return None
@@ -271,7 +271,7 @@ class Segment:
         return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
+        """Return the table's rows behind the segment's ``rows`` (int64 ``[n]``); only for segments with row numbers."""
         if self._indices_column is None:
             return rows
         windows = Windows(Stretches(self._indices_starts), rows, 1).part(0)
@@ -285,11 +285,11 @@ class Segment:
         return numbers
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """The first value among the first ``rows`` rows that is not null, and its row; None where all are."""
+        """Return the first non-null value among the first ``rows`` rows, and its row; None if all are null."""
         if name not in self.types:
             return None
         if name not in self._first_values:
-            self._first_values[name] = self._look_for_first(name)  # every snapshot of a store that grows asks for it
+            self._first_values[name] = self._look_for_first(name)  # kept: every snapshot of a growing store needs it
         found = self._first_values[name]
         return None if found is None or found[0] >= rows else found
 
@@ -304,12 +304,12 @@ class Segment:
         return self
 
     def begins_as(self, other: Segment) -> bool:
-        """Whether the rows of both are the same, as far as both have them."""
+        """Return whether the common rows of both segments are equal."""
         same_place = self.place is not None and self.place == other.place
         return self is other or same_place or (self.extent is not None and self.extent is other.extent)
 
     def has_value(self, name: str, rows: int) -> bool:
-        """Whether some value among the first ``rows`` rows is not null."""
+        """Return whether a value among the first ``rows`` rows is not null."""
         if name not in self.types:
             return False
         if rows == self.num_rows and not self.has_indices:
@@ -318,12 +318,12 @@ class Segment:
         return not rows or self.first_value(name, rows) is not None
 
     def _look_for_first(self, name: str) -> tuple[int, Any] | None:
-        """The first row whose value is not null, and the value."""
+        """Return the first row whose value is not null, and the value."""
         row = self._find_first(name)
         return None if row is None else (row, self.take(row).column(name)[0].as_py())
 
     def _find_first(self, name: str) -> int | None:
-        """The first row whose value is not null."""
+        """Return the first row whose value is not null."""
         column = self.table.column(name)
         if not self.num_rows or column.null_count == len(column):
             return None
@@ -335,13 +335,13 @@ class Segment:
                 row += len(chunk)
             return None
 
-        assert self.indices is not None  # as rows are picked
+        assert self.indices is not None  # rows are picked
         return first_picked(column, self.indices.column(0))
 
     def take(self, row: int, count: int = 1) -> pa.Table:
-        """Some rows that follow each other, as a table; by default one."""
+        """Return ``count`` consecutive rows as a table; by default one row."""
         if self.has_indices:
-            # Not by take(): pyarrow's ends the process on slices of nested fixed-size lists.
+            # Not by take(): pyarrow's crashes on slices of nested fixed-size lists.
             taken = pa.concat_tables([self.table.slice(number, 1) for number in self._listed(row, count)])
         else:
             taken = self._slice(row, count)
@@ -352,11 +352,11 @@ class Segment:
         return taken
 
     def _slice(self, row: int, count: int) -> pa.Table:
-        """Some rows of the table."""
+        """Return ``count`` rows of the table."""
         return self.table.slice(row, count)
 
     def _listed(self, row: int, count: int) -> list[int]:
-        """The table's rows behind some that follow each other, whatever they are."""
+        """Return the table's rows behind ``count`` consecutive rows, in any order."""
         assert self.indices is not None
         listed: list[int] = self.indices.column(0).slice(row, count).to_pylist()
         return listed
@@ -368,15 +368,15 @@ class Segment:
 
 
 class FileSegment(Segment):
-    """Rows of files that are opened when rows of them are read.
+    """Rows of files that are opened when their rows are read.
 
     Args:
         schema: The columns.
         chunk_starts: The first row of each chunk, and the end, int64 ``[chunks + 1]``.
-        image_roots: Folders in which images that rows name by path may lie, and videos.
+        image_roots: Folders for images and videos that rows name by path.
         place: See ``Segment``.
-        appended: Whether the rows were appended to a store, and are not those of a dataset.
-        load: Number of the dataset that the rows are of; see ``store.disk.folder.Sealed``.
+        appended: Whether the rows were appended to a store; otherwise they come from a dataset.
+        load: Number of the dataset of the rows; see ``store.disk.folder.Sealed``.
     """
 
     def __init__(
@@ -405,28 +405,28 @@ class FileSegment(Segment):
         return dict(zip(self._schema.names, self._schema.types, strict=True))
 
     def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; a file is opened, or a head read, when a chunk is touched."""
+        """See ``Segment``; a file is opened, or its head read, when a chunk is used."""
         if name not in self._parts and name in self.types and (part := self._file_part(name)) is not None:
             return self._parts.setdefault(name, part)
         return super().part(name)
 
     def _file_part(self, name: str) -> ColumnPart | None:
-        """A column that is read chunk by chunk; None: one that is made of the table's."""
+        """Return a column that is read chunk by chunk; None: the column is created from the table's."""
         return None
 
 
 class SegmentView(Segment):
-    """Rows of another segment, with all that is known of them; subclasses choose among its rows or add columns.
+    """Rows of another segment, with its cached knowledge; subclasses select rows or add columns.
 
     Args:
         whole: The other segment.
-        num_rows: How many rows the view has.
+        num_rows: Number of rows of the view.
     """
 
     def __init__(self, whole: Segment, num_rows: int) -> None:
         self.whole, self.num_rows, self.has_indices = whole, num_rows, whole.has_indices
         self._parts, self._first_values = {}, {}
-        # Where its own values lie: who copies them waits until they are here.
+        # The origin of the values: a reader that copies them waits until they are loaded.
         self.backing, self.sealed_files = whole.backing, whole.sealed_files
 
     @property
@@ -478,12 +478,12 @@ class SegmentView(Segment):
         return self.whole.row_numbers(rows)
 
     def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; the part of the other segment, which keeps what is known of its chunks."""
+        """See ``Segment``; returns the part of the other segment, which caches knowledge of its chunks."""
         return self.whole.part(name)
 
 
 def no_column() -> None:
-    """Stand for a column that a segment does not have."""
+    """Represents a column that a segment does not have."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
@@ -502,7 +502,7 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
     """Return the rows appended between two lists of segments; None if more than appended rows differs."""
     kept = _same(before, after)
     appended = after[kept:]
-    # Segments of datasets may say more about the shapes of rows, and many files are many chunks.
+    # Segments of datasets may add shapes of rows, and many files are many chunks.
     grew = all(segment.extent is not None for segment in appended) and not any(
         len(segment.chunk_starts) > 2 for segment in (*appended, *before[kept:])
     )
@@ -510,9 +510,9 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
 
 
 def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
-    """Whether segments are some earlier ones, with rows behind them; of no segments it is not known.
+    """Return whether ``after`` has the rows of ``before`` first; False if ``before`` is empty.
 
-    The last may have grown. In a folder the last ones may lie in other files by now: sealed, or merged.
+    The last segment may have grown. In a folder, the last rows may have moved to other files: sealed, or merged.
     """
     kept = _same(before, after)
     replaced, coming = before[kept:], after[kept:]
@@ -524,12 +524,12 @@ def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
 
 
 def _folders(segments: Sequence[Segment]) -> set[object]:
-    """Return the identities of the folders that segments lie in; a folder has its rows in one order."""
+    """Return the identities of the folders of segments; the rows of a folder have one order."""
     return {None if segment.place is None else segment.place[0] for segment in segments}
 
 
 def _same(before: Sequence[Segment], after: Sequence[Segment]) -> int:
-    """Return how many segments both lists begin with."""
+    """Return the number of equal segments at the beginning of both lists."""
     most = min(len(before), len(after))
     for known in (most, len(before) - 1):
         if 0 <= known <= most and after[:known] == before[:known]:
@@ -541,27 +541,27 @@ def _same(before: Sequence[Segment], after: Sequence[Segment]) -> int:
 
 Int64s = npt.NDArray[np.int64]
 
-# Columns that say which task a row belongs to, and those that say it by number; the readers of formats add "metadata_".
+# Columns with the task of a row, as text or number; the readers of formats add the prefix "metadata_".
 TASKS = ("task", "task_index", "metadata_task", "metadata_task_index")
 TASK_NUMBERS = ("task_index", "metadata_task_index")
 
 BLOCK = 1 << 17
-"""Rows that are compared together."""
+"""Number of rows that are compared together."""
 
 
 def run_starts(segments: Sequence[Segment], rows: int, name: str) -> Int64s:
-    """The rows at which a column's value differs from that of the row before, int64 ``[n]``, ascending.
+    """Return the rows at which a column's value differs from the previous row, int64 ``[n]``, ascending.
 
     Args:
         segments: The segments of a store.
-        rows: How many of their rows count.
-        name: A column of single numbers or texts; null is a value.
+        rows: Number of rows of the segments that count.
+        name: A column of single numbers or texts; null counts as a value.
     """
     return np.concatenate([np.nonzero(differs)[0] + at for _, differs, at in changes(segments, rows, name, 0)])
 
 
 def is_single(data_type: pa.DataType) -> bool:
-    """Whether a column of this type has one number or text for each row."""
+    """Return whether a column of this type has one number or text for each row."""
     plain, types = _plain_type(data_type), pa.types
     return any(test(plain) for test in (types.is_primitive, types.is_string, types.is_large_string, types.is_null))
 
@@ -573,7 +573,7 @@ def _plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Rows ``begin .. end - 1`` in blocks: the first row of each, and the one behind its last."""
+    """Yield rows ``begin .. end - 1`` in blocks: the first row of each block, and the row behind its last one."""
     return ((at, min(at + BLOCK, end)) for at in range(begin, end, BLOCK))
 
 
@@ -594,10 +594,10 @@ def changes(
 
 
 def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]:
-    """Return whether each value differs from the one before it, bool ``[n]``; null is one value, and so is NaN."""
+    """Return whether each value differs from the value before it, bool ``[n]``; nulls are equal, and so are NaNs."""
     if pa.types.is_null(values.type):
         return np.zeros(len(values), np.bool_)
-    import pyarrow.compute as pc  # loaded where a column is compared
+    import pyarrow.compute as pc  # loaded on demand
 
     shifted = pa.concat_arrays([values.slice(0, 1) if before is None else before, values.slice(0, len(values) - 1)])
     differs = pc.or_(pc.fill_null(pc.not_equal(values, shifted), False), pc.xor(values.is_null(), shifted.is_null()))
@@ -623,7 +623,7 @@ def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
 
 
 def _segments_from(segments: Sequence[Segment], rows: int, first: int) -> Iterator[tuple[Segment, int, int, int]]:
-    """Yield each segment with rows from ``first`` on, its first row, and the begin and end of the rows to look at."""
+    """Yield each segment with rows from ``first`` on, its first row, and the range of rows to inspect."""
     begin = 0
     for segment in segments:
         end = min(begin + segment.num_rows, rows)

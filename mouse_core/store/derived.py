@@ -1,6 +1,6 @@
 """A store with computed fields (returns, times, the previous action, ends of episodes).
 
-Each field is computed once a snapshot, some episodes at a time, when it is first read. Except ``Terminated`` and
+Each field is computed once for a snapshot, when it is first read, some episodes at a time. Except ``Terminated`` and
 ``Truncated``, computed fields belong to the observation of a row: the value is the same in either alignment.
 """
 
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Episodes are cut into pieces of so many rows, which are summed beside each other.
+# Episodes are cut into pieces of this many rows, which are summed in parallel.
 _PIECE = 32
 
 
 def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: float) -> Floats:
-    """x_t = values_t + discount x_{t+1} within each episode, with nothing behind its last row.
+    """Return x_t = values_t + discount x_{t+1} within each episode, with 0 behind its last row.
 
-    Rows of an episode depend on each other, rows of two do not. So each episode is cut into pieces of 32 rows, and all
-    pieces are summed backward beside each other, in 31 steps. What is missing then is what comes behind a piece: it is
-    the same kind of sum, of the pieces' first rows and with a discount of 32 steps, and found in the same way.
+    Rows of an episode depend on each other; rows of two episodes do not. Each episode is cut into pieces of 32 rows,
+    and all pieces are summed backward in parallel, in 31 steps. Each piece still lacks the sum behind it. These sums
+    have the same form, over the pieces' first rows with a discount of 32 steps, and are computed in the same way.
 
-    With pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode and a discount of 0.5: the pieces 1 2 | 4 8 | 16 give
-    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. Behind the first piece come 12, a
-    quarter and a half of which are added to it, behind the second 16: 5 8 | 12 16 | 16.
+    Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give
+    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum behind the first piece is
+    12: a quarter and a half of it are added. The sum behind the second piece is 16. The result is 5 8 | 12 16 | 16.
 
-    What an episode's rows become does not depend on the other episodes, not even in the last bit, and takes about as
-    long as ``numpy.cumsum``.
+    The result of an episode is bit-identical for any other episodes beside it, and takes about as long as
+    ``numpy.cumsum``.
 
     Args:
         values: float64 ``[n]``, episode after episode.
-        lengths: The rows of each episode, from 1, int64 ``[e]``, ``n`` in all.
-        discount: Of one step.
+        lengths: Number of rows of each episode, from 1, int64 ``[e]``; their sum is ``n``.
+        discount: The discount per step.
 
     Returns:
         float64 ``[n]``.
@@ -75,14 +75,14 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
         array([3., 4., 4., 8.])
     """
     if len(values) == len(lengths) or discount == 0.0:
-        return values  # without a product: nothing times infinity is no number
+        return values  # without a product: 0 times infinity is NaN
     rows = min(_PIECE, int(lengths.max()))
     pieces = -(-lengths // rows)
     last_piece = np.cumsum(pieces) - 1
     filled = np.full(int(pieces.sum()), rows)
     filled[last_piece] = lengths - (pieces - 1) * rows
     is_there = np.arange(rows) < filled[:, None]
-    # Pieces lie one behind the other, shorter ones filled up with nothing; sums run over columns of all pieces.
+    # Pieces are columns, shorter ones padded with 0; sums run over all columns.
     summed = np.zeros((rows, len(filled)))
     if len(values) == summed.size:
         summed[:] = values.reshape(-1, rows).T
@@ -101,20 +101,20 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
 
 
 def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount: float) -> Floats:
-    """The sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
+    """Return the sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
 
-    Sums of 2 rows are made of those of 1, sums of 4 of those of 2, and so on; the next 5 rows are the next one and the
-    4 behind it. So 1,000 rows take 10 steps, and nothing is subtracted: what comes behind the next ``n`` rows does not
-    show, not even an infinite one.
+    Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on; the sum of 5 rows is
+    the sum of 1 row plus the sum of the next 4. So 1,000 rows take 10 steps, and nothing is subtracted: rows behind the
+    next ``n`` rows have no effect, even if they are infinite.
 
-    With values 1, 2, 4, 8, 16 of one episode, 3 rows and a discount of 1: sums of 2 rows are 3, 6, 12, 24, 16, and of 3
-    they are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
+    Example: values 1, 2, 4, 8, 16 of one episode, 3 rows, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16. Sums of
+    3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
 
     Args:
         values: float64 ``[n]``, episode after episode.
-        behind: How many rows of its episode come behind each row, int64 ``[n]``.
-        n: How many rows, at least 1.
-        discount: Of one step.
+        behind: Number of rows behind each row in its episode, int64 ``[n]``.
+        n: Number of rows, at least 1.
+        discount: The discount per step.
 
     Returns:
         float64 ``[n]``.
@@ -125,7 +125,7 @@ def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount
         array([2., 4., 4., 8.])
     """
     if discount == 0.0:
-        return values  # without a product: nothing times infinity is no number
+        return values  # without a product: 0 times infinity is NaN
     left = min(n, int(behind.max(initial=0)) + 1)
     total, summed, rows, done = np.zeros(len(values)), values, 1, 0
     while left:
@@ -145,31 +145,31 @@ def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount
 Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
-# Where codes have no labels.
+# The codes of ``done`` if they have no labels.
 _CODES = {"terminal": (1,), "truncated": (2,)}
-# What is read of a snapshot at a time.
+# Number of rows that are read of a snapshot at a time.
 _LENGTH = 4096
 
 
 class Derivation(Protocol):
     """The computation of a field from others: a pure function of whole episodes.
 
-    Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does; where it has none of its own, or one
-    that leaves values of arrays out, class and attributes do. What an episode's rows become must
-    not depend on other episodes: rows are given some episodes at a time, and when a store grows only those anew that
-    may have changed. Where the field belongs to transitions, as ``done`` does, and not to observations, an attribute
-    ``transition`` says so; ``windows=`` of sources goes by it.
+    Fingerprints contain the derivation's ``repr``, as of a frozen dataclass. If it has no ``repr``, or one that
+    abbreviates arrays, they contain class and attributes. The values of an episode must not depend on other episodes:
+    rows are given some episodes at a time, and when a store grows, only episodes that may have changed are computed
+    again. If the field belongs to transitions, like ``done``, the attribute ``transition`` is True; ``windows=`` of
+    sources uses it.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """The field: the dtype it is delivered in, the one it is kept in (``stored_dtype``) and the shape of a step.
+        """Return the spec of the field: its delivered dtype, its kept dtype (``stored_dtype``) and the shape of a step.
 
         Args:
-            name: What it is to be called.
-            rows: The fields that there are.
+            name: The name of the field.
+            rows: The spec of the existing fields.
 
         Raises:
-            MissingFieldError: One is missing that it is computed from.
+            MissingFieldError: A field is missing from which this one is computed.
         """
         ...
 
@@ -179,14 +179,14 @@ class Derivation(Protocol):
 
 
 class EpisodeRows:
-    """Rows of some whole episodes, one behind the other, as a ``Derivation`` is given them.
+    """The rows of some whole episodes, one after the other, as the input of a ``Derivation``.
 
-    An episode that is not finished yet ends with the last row that there is.
+    An unfinished episode ends with the last present row.
 
     Args:
-        snapshot: What they are read from.
-        begin: The first row in it.
-        lengths: How many rows each episode has, int64 ``[e]``.
+        snapshot: The snapshot from which values are read.
+        begin: The first row in the snapshot.
+        lengths: Number of rows of each episode, int64 ``[e]``.
     """
 
     def __init__(self, snapshot: Snapshot, begin: int, lengths: Int64s) -> None:
@@ -223,8 +223,8 @@ class EpisodeRows:
     def steps_left(self) -> Int64s:
         """The number of transitions after each row's observation, int64 ``[n]``.
 
-        The last row of an "arrived" episode holds the observation it ended with, which no transition leaves. That of an
-        "outgoing" one holds the observation that the last transition leaves.
+        The last row of an "arrived" episode holds its final observation, which no transition leaves. The last row of an
+        "outgoing" episode holds the observation that the last transition leaves.
         """
         left: Int64s = np.repeat(self.last_rows, self.lengths) - np.arange(self.num_rows)
         if self.alignment == "outgoing":
@@ -233,25 +233,25 @@ class EpisodeRows:
 
     @memo
     def is_terminal(self) -> npt.NDArray[np.bool_]:
-        """Whether each episode ended in a terminal state, bool ``[e]``: not where it was cut short or broken off."""
+        """Whether each episode ended in a terminal state, bool ``[e]``; False if it was truncated or interrupted."""
         return self.done_is("terminal")[self.last_rows]
 
     def done_is(self, word: str) -> npt.NDArray[np.bool_]:
-        """Whether each row's ``done`` is a code whose label has a word in it, bool ``[n]``: "terminal", "truncated"."""
+        """Return whether each row's ``done`` code has a label with a word such as "terminal", bool ``[n]``."""
         codes = codes_called(self._snapshot.config.fields["done"], word) or _CODES[word]
         done = self.values("done")
         return done == codes[0] if len(codes) == 1 else np.isin(done, codes)
 
     def values(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """A field's values, ``[n, *shape]``, row by row.
+        """Return a field's values, ``[n, *shape]``, row by row.
 
         Args:
-            field: Its name.
-            dtype: What to give; by default what batches have.
+            field: The name of the field.
+            dtype: The dtype of the result; by default the dtype in batches.
 
         Raises:
             MissingFieldError: There is no such field.
-            DataError: A value that it does not allow.
+            DataError: A value is outside the bounds of the field.
         """
         reader = self._snapshot.readers.get(field)
         self.fields_read.add(field)
@@ -302,17 +302,17 @@ class EpisodeRows:
         return values
 
     def _is_arrived(self, field: str) -> bool:
-        """Whether a row's value belongs to the transition that led to the row's observation."""
+        """Return whether a row's value belongs to the transition that led to the row's observation."""
         return self.alignment == "arrived" and self._snapshot.config.fields[field].is_of_transition
 
 
 def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
-    """A digest of a field's values in all rows, as they are stored; "" of where episodes begin.
+    """Return a digest of a field's values in all rows, as stored; ``field`` "": a digest of the episode starts.
 
     Args:
         snapshot: The rows.
-        field: Its name.
-        begins: Rows at which what is read at a time begins, and the end, int64 ``[n]``.
+        field: The name of the field.
+        begins: First row of each block that is read at a time, and the end, int64 ``[n]``.
     """
     if not field:
         return digest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data)
@@ -328,10 +328,10 @@ def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
 
 
 def known_field(rows: Spec, name: str, what: str) -> FieldSpec:
-    """The field of that name.
+    """Return the spec of the field ``name``.
 
     Raises:
-        MissingFieldError: There is none.
+        MissingFieldError: There is no such field.
     """
     if name not in rows:
         raise MissingFieldError(f"{what}: expected a field {name!r} to compute from, found {list(rows)}")
@@ -347,19 +347,19 @@ def _number(name: str, dtype: str, stored: str = "") -> FieldSpec:
 
 @dataclass(frozen=True)
 class Return:
-    """The discounted sum of the rewards that still come, float32: the return-to-go.
+    """The discounted sum of the future rewards of the episode, float32: the return-to-go.
 
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, up to the
-    end of its episode; 0 where no transition leaves it (Sutton and Barto, "Reinforcement learning", 2nd edition,
-    section 3.3). With a discount of 1 that is the sum that D4RL's evaluations and decision transformers call
-    return-to-go. Sums are made in float64. An episode that is not finished counts as far as it goes.
+    end of its episode; 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning", 2nd
+    edition, section 3.3). With a discount of 1, it is the return-to-go of D4RL's evaluations and decision transformers.
+    Sums are computed in float64. In an unfinished episode, the present rows count.
 
     Args:
         discount: The discount per step, in ``[0, 1]``.
         reward: The field of rewards.
 
     Raises:
-        ConfigError: A discount out of range.
+        ConfigError: ``discount`` is out of range.
     """
 
     discount: float = 1.0
@@ -369,12 +369,12 @@ class Return:
         check_unit("Return: discount", self.discount)
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """float32, one number a step."""
+        """Return a spec of float32, one number for each step."""
         known_field(rows, self.reward, "Return")
         return _number(name, "float32")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The sums, float64 ``[n]``."""
+        """Return the sums, float64 ``[n]``."""
         rewards = rows.leaving(self.reward, np.float64).reshape(len(rows))
         return discounted_sums(rewards, rows.lengths, float(self.discount))
 
@@ -393,10 +393,10 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
 
 @dataclass(frozen=True)
 class NStepReturn:
-    """The discounted sum of the next ``n`` rewards, float32, to which a value is added: a target of n steps.
+    """The discounted sum of the next ``n`` rewards, float32; with a bootstrap value added, it is an n-step target.
 
     ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, with ``r`` as in ``Return``, and ``m`` steps: ``n``, or
-    fewer where the episode ends before. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
+    fewer if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
     ``NStepDiscount(n, discount)``; that observation is ``n`` rows further, or the last row of the episode (Sutton and
     Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning", ICML 2018).
 
@@ -418,14 +418,14 @@ class NStepReturn:
         check_unit("NStepReturn: discount", self.discount)
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """float32, one number a step."""
+        """Return a spec of float32, one number for each step."""
         known_field(rows, self.reward, "NStepReturn")
         return _number(name, "float32")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The sums, float64 ``[n]``."""
+        """Return the sums, float64 ``[n]``."""
         rewards = rows.leaving(self.reward, np.float64).reshape(len(rows))
-        # The last transition of an episode may not be taken.
+        # The last transition of an episode may lead to an observation that is not stored: then it does not count.
         rewards[_steps_taken(rows, 1) == 0] = 0.0
         behind = np.repeat(rows.last_rows, rows.lengths) - np.arange(len(rows))
         return sums_of_next(rewards, behind, self.n, float(self.discount))
@@ -455,12 +455,12 @@ class NStepDiscount:
         check_unit("NStepDiscount: discount", self.discount)
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """float32, one number a step."""
+        """Return a spec of float32, one number for each step."""
         known_field(rows, "done", "NStepDiscount")
         return _number(name, "float32")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The factors, float64 ``[n]``."""
+        """Return the factors, float64 ``[n]``."""
         taken = _steps_taken(rows, self.n)
         is_over = (taken == rows.steps_left) & np.repeat(rows.is_terminal, rows.lengths)
         powers = float(self.discount) ** np.arange(int(taken.max()) + 1.0)
@@ -475,11 +475,11 @@ class TimeFromStart:
     """The number of steps before a row in its episode, int64: 0 in the first row."""
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """int64, kept as int32."""
+        """Return a spec of int64, stored as int32."""
         return _number(name, "int64", "int32")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The times, int64 ``[n]``."""
+        """Return the times, int64 ``[n]``."""
         return rows.time
 
 
@@ -492,11 +492,11 @@ class TimeToEnd:
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """int64, kept as int32."""
+        """Return a spec of int64, stored as int32."""
         return _number(name, "int64", "int32")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The times, int64 ``[n]``."""
+        """Return the times, int64 ``[n]``."""
         return rows.steps_left
 
 
@@ -521,7 +521,7 @@ class Previous:
         return known_field(rows, self.field, "Previous").replace(name=name, column="")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """The values, ``[n, *shape]``."""
+        """Return the values, ``[n, *shape]``."""
         return rows.arriving(self.field)
 
 
@@ -533,24 +533,24 @@ class IsFirst:
     """Whether a row is the first of its episode, bool."""
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """bool, kept as uint8."""
+        """Return a spec of bool, stored as uint8."""
         return _number(name, "bool", "uint8")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Flags, uint8 ``[n]``."""
+        """Return the flags, uint8 ``[n]``."""
         return _marked(rows, rows.first_rows)
 
 
 @dataclass(frozen=True)
 class IsLast:
-    """Whether a row is the last of its episode, bool; of one that is not finished, the last that there is."""
+    """Whether a row is the last of its episode, bool; in an unfinished episode, the last present row."""
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """bool, kept as uint8."""
+        """Return a spec of bool, stored as uint8."""
         return _number(name, "bool", "uint8")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Flags, uint8 ``[n]``."""
+        """Return the flags, uint8 ``[n]``."""
         return _marked(rows, rows.last_rows)
 
 
@@ -562,44 +562,44 @@ def _marked(rows: EpisodeRows, which: npt.NDArray[np.int64]) -> Array:
 
 @dataclass(frozen=True)
 class Terminated:
-    """Whether a transition ended its episode in a terminal state, bool, in the row in which its ``done`` stands."""
+    """Whether a transition ended its episode in a terminal state, bool, in the row with the transition's ``done``."""
 
     transition: ClassVar[bool] = True
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """bool, kept as uint8."""
+        """Return a spec of bool, stored as uint8."""
         known_field(rows, "done", "Terminated")
         return _number(name, "bool", "uint8")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Flags, bool ``[n]``."""
+        """Return the flags, bool ``[n]``."""
         return rows.done_is("terminal")
 
 
 @dataclass(frozen=True)
 class Truncated:
-    """Whether an episode was cut short behind a transition, bool, in the row in which its ``done`` stands."""
+    """Whether an episode was truncated after a transition, bool, in the row with the transition's ``done``."""
 
     transition: ClassVar[bool] = True
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """bool, kept as uint8."""
+        """Return a spec of bool, stored as uint8."""
         known_field(rows, "done", "Truncated")
         return _number(name, "bool", "uint8")
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Flags, bool ``[n]``."""
+        """Return the flags, bool ``[n]``."""
         return rows.done_is("truncated")
 
 
 class DerivedSegment(SegmentView):
-    """A segment of another snapshot, read as it is, and the derived columns for its rows.
+    """A segment of another snapshot with additional derived columns.
 
     Args:
-        segment: That one.
-        number: Which one it is.
+        segment: The underlying segment.
+        number: The number of the segment in the snapshot.
         derived: The Arrow types of the derived columns, by name.
-        values: Gives the values of such a column for the rows of a segment's table, ``[rows, *shape]``.
+        values: Returns the values of a derived column for the rows of a segment's table, ``[rows, *shape]``.
     """
 
     def __init__(
@@ -607,7 +607,7 @@ class DerivedSegment(SegmentView):
     ) -> None:
         super().__init__(segment, segment.num_rows)
         self._number, self._derived, self._values = number, derived, values
-        # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
+        # Appended rows may change derived values of earlier rows, so each snapshot has its own memory.
         self.extent = None if segment.extent is None else object()
 
     @property
@@ -617,21 +617,21 @@ class DerivedSegment(SegmentView):
 
     @memo
     def table(self) -> pa.Table:
-        """The steps, with the derived columns."""
+        """The steps with the derived columns."""
         table = self.whole.table
         for name in self._derived:
             table = table.append_column(name, self._column(name))
         return table
 
     def _slice(self, row: int, count: int) -> pa.Table:
-        # Not of the table, which has all rows wherever they lie.
+        # Not from the table, which would load all rows.
         taken = self.whole.take(row, count)
         for name in self._derived:
             taken = taken.append_column(name, self._column(name).slice(row, count))
         return taken
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """A column, of those of the segment without computing the others."""
+        """Return a column; a recorded column does not compute derived ones."""
         return self._column(name) if name in self._derived else self.whole.column(name)
 
     @property
@@ -640,7 +640,7 @@ class DerivedSegment(SegmentView):
         return {**self.whole.types, **self._derived}
 
     def part(self, name: str) -> ColumnPart:
-        """One column; of those of the segment its own part, which keeps what is known of its chunks."""
+        """Return one column; for a recorded column the segment's part, which caches knowledge of its chunks."""
         if name not in self._derived:
             return self.whole.part(name)
         if name not in self._parts:
@@ -652,13 +652,13 @@ class DerivedSegment(SegmentView):
         return pa.chunked_array([to_arrow(self._values(name, self._number))])
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; a derived column has a value in every row and is not computed to learn that."""
+        """See ``Segment``; a derived column has a value in every row and is not computed for this call."""
         if name not in self._derived:
             return self.whole.first_value(name, rows)
         return (0, 0) if rows > 0 else None
 
     def has_value(self, name: str, rows: int) -> bool:
-        """Whether some value among the first ``rows`` rows is not null."""
+        """Return whether a value among the first ``rows`` rows is not null."""
         return name in self._derived or self.whole.has_value(name, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -666,10 +666,10 @@ class DerivedSegment(SegmentView):
 
 
 class _DerivedPart(ColumnPart):
-    """A derived column of one segment, which is one stretch of memory whatever chunks the segment has.
+    """A derived column of one segment: one stretch of memory, for any chunks of the segment.
 
     Args:
-        values: Gives that, ``[rows, *shape]``.
+        values: Returns the memory, ``[rows, *shape]``.
         starts: The first row of every chunk, and the end.
     """
 
@@ -688,7 +688,7 @@ class _DerivedPart(ColumnPart):
 
 
 def to_arrow(values: Array) -> pa.Array:
-    """Values ``[n, *shape]`` as an Arrow array over the same memory."""
+    """Return values ``[n, *shape]`` as an Arrow array over the same memory."""
     flat = pa.array(values.reshape(-1))
     for size in values.shape[:0:-1]:
         flat = pa.FixedSizeListArray.from_arrays(flat, size)
@@ -700,7 +700,7 @@ _KEY = b"mouse_derived"
 
 
 def is_lasting(snapshot: Snapshot) -> bool:
-    """Whether all rows are those of datasets, and so there in the next process."""
+    """Return whether all rows come from datasets, so that the next process can read them, too."""
     segments = snapshot.segments
     return all(_is_lasting(segment) for segment in segments) and snapshot.num_rows == sum(
         segment.num_rows for segment in segments
@@ -713,7 +713,7 @@ def _is_lasting(segment: Segment) -> bool:
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
-    """Return the metadata of a file: its version, and everything that its values depend on."""
+    """Return the metadata of a file: its version, and all properties that determine its values."""
     return {
         "version": _VERSION,
         "rows": snapshot.num_rows,
@@ -725,10 +725,10 @@ def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
 
 
 def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> Array | None:
-    """The values of a file, ``[rows, *shape]``, mapped; None where there is none of which all that is said holds.
+    """Return the values of a file, ``[rows, *shape]``, mapped; None if no file has matching metadata.
 
-    ``digest`` gives that of a field's values; the file says which fields it was computed from, and what theirs was.
-    A file that is damaged or cut counts as none, for what was in it can be computed again.
+    ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields from which
+    it was computed. A damaged or cut file counts as missing, because its values can be computed again.
     """
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
@@ -742,7 +742,7 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
         while pa.types.is_fixed_size_list(column.type):
             column = column.flatten()
         values: Array = column.to_numpy(zero_copy_only=True)
-        # Values of another type, or another number of them, are damage, too.
+        # Values of another type, or another number of values, also mean damage.
         shaped: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
         return shaped if _checksum_of(shaped) == checksum else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MissingFieldError, pa.ArrowException):
@@ -754,10 +754,10 @@ def _checksum_of(values: Array) -> str:
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
-    """Write the values of a file, which replace any that it has; ``read`` are digests of the fields behind them.
+    """Write the values of a file, replacing an existing one; ``read`` are digests of the fields behind the values.
 
     Raises:
-        StorageError: It cannot be written; the file that was there still is.
+        StorageError: The file cannot be written; an existing file remains.
     """
     column = to_arrow(np.ascontiguousarray(values))
     whole = {**said, "read": dict(read), "values": _checksum_of(values)}
@@ -772,7 +772,7 @@ def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str,
             writer.write_batch(pa.record_batch([column], schema=schema))
 
 
-# What is computed at a time, in whole episodes: so few rows that intermediate results stay in the processor's cache.
+# Number of rows, in whole episodes, that are computed at a time: few, so that results stay in the processor's cache.
 _ROWS = 1 << 17
 
 
@@ -781,10 +781,10 @@ class DerivedColumns:
 
     Args:
         base: The snapshot.
-        derivations: How fields are computed, by name.
-        computed: Arrays by field and segment that are known already.
-        path: A folder in which values are kept, if they are.
-        digests: Those that are known of the values of fields that others are computed from, by name.
+        derivations: The derivations of the fields, by name.
+        computed: Known arrays by field and segment.
+        path: A folder in which values are kept, or None.
+        digests: Known digests of the values of the fields from which others are computed, by name.
     """
 
     def __init__(
@@ -797,7 +797,7 @@ class DerivedColumns:
     ) -> None:
         self.base, self.derivations, self.path = base, derivations, path
         self._computed: dict[str, list[Array]] = dict(computed or {})
-        # By field, an earlier snapshot of the store, and what is known of it.
+        # By field: an earlier snapshot of the store, and its computed arrays.
         self._begun: dict[str, tuple[Snapshot, list[Array]]] = {}
         self._digests = dict(digests or {})
         self._fields_read: dict[str, set[str]] = {}
@@ -805,11 +805,11 @@ class DerivedColumns:
 
     @memo
     def specs(self) -> dict[str, FieldSpec]:
-        """The fields, by name.
+        """The specs of the fields, by name.
 
         Raises:
-            ConfigError: A field that is there, or something that is no derivation.
-            MissingFieldError: A field is missing that one is computed from.
+            ConfigError: A field of that name exists, or a derivation is invalid.
+            MissingFieldError: A field is missing from which another is computed.
         """
         found = {}
         for name, derivation in self.derivations.items():
@@ -824,9 +824,9 @@ class DerivedColumns:
         return {name: to_arrow(np.empty((0, *one.shape), one.stored_dtype)).type for name, one in self.specs.items()}
 
     def values(self, name: str, segment: int) -> Array:
-        """A field's values for the rows of a segment's table, ``[rows, *shape]``, in the dtype they are kept in.
+        """Return a field's values for the rows of a segment's table, ``[rows, *shape]``, in the stored dtype.
 
-        Rows that the snapshot does not have are 0.
+        Rows that are not in the snapshot are 0.
         """
         with self._lock:
             if name not in self._computed:
@@ -834,19 +834,19 @@ class DerivedColumns:
             return self._computed[name][segment]
 
     def taken_over(self, base: Snapshot) -> DerivedColumns:
-        """Return the columns of a later snapshot of the same store, with common rows as they are.
+        """Return the columns of a later snapshot of the same store; values of common rows are kept.
 
-        Episodes that both have whole are not computed again. Where the first snapshot ends, or is another than the
-        second, the episode there may go on in the second.
+        Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
+        may continue in the later snapshot, so it is computed again.
         """
         later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:
-            # What nobody read of this snapshot may have been read of one before.
+            # A field that was never read in this snapshot may have been read in an earlier one.
             later._begun = {**self._begun, **{name: (self.base, arrays) for name, arrays in self._computed.items()}}
         return later
 
     def _known_before(self, name: str) -> tuple[int, list[Array] | None]:
-        """The first row that must be computed, and arrays by segment that have the rows before it."""
+        """Return the first row that must be computed, and arrays by segment that have the rows before it."""
         if name not in self._begun:
             return 0, None
         earlier, arrays = self._begun.pop(name)
@@ -856,7 +856,7 @@ class DerivedColumns:
         return first, arrays if first else None
 
     def _by_segment(self, name: str) -> list[Array]:
-        """A field's values, computed or taken over."""
+        """Return a field's values, computed or kept."""
         first, before = self._known_before(name)
         values = self._kept(name) if before is None else self._compute(name, first)
         found: list[Array] = []
@@ -872,7 +872,7 @@ class DerivedColumns:
         return found
 
     def _placed(self, name: str, number: int, begin: int, values: Array, known: Array | None) -> Array:
-        """The values of a segment's last rows, and what is known of those before, where its table has the rows."""
+        """Return an array in the order of a segment's table: known values, and ``values`` for the last rows."""
         segment = self.base.segments[number]
         rows = int(segment.chunk_starts[-1])
         if not segment.has_indices and len(values) == rows:
@@ -900,7 +900,7 @@ class DerivedColumns:
         return placed
 
     def _kept(self, name: str) -> Array:
-        """All of a field's values, from the disk where they are kept there."""
+        """Return all of a field's values, from the disk if they are kept there."""
         if not self._is_kept:
             return self._compute(name, 0)
         assert self.path is not None
@@ -928,7 +928,7 @@ class DerivedColumns:
         return self.path is not None and is_lasting(self.base)
 
     def _compute(self, name: str, first: int) -> Array:
-        """A field's values from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
+        """Compute a field from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
         spec, derivation = self.specs[name], self.derivations[name]
         values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
         for rows, begin in self._blocks(first):
@@ -950,7 +950,7 @@ class DerivedColumns:
         return values
 
     def _blocks(self, first: int) -> Iterator[tuple[EpisodeRows, int]]:
-        """The rows from ``first`` on, some whole episodes at a time, and the first row of each block."""
+        """Yield the rows from ``first`` on, some whole episodes at a time, and the first row of each block."""
         starts = self.base.episode_starts
         edges = np.append(starts[np.searchsorted(starts, first) :], self.base.num_rows)
         at = 0
@@ -961,13 +961,13 @@ class DerivedColumns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            # What a dataset's rows take to be read again is less than what is computed of them.
+            # Reading a dataset's rows again costs less than computing with them.
             computed = {} if is_lasting(self.base) else dict(self._computed)
             return DerivedColumns, (self.base, self.derivations, computed, self.path, self._digests)
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:
-    """Return how many first rows two snapshots have in common, by their segments."""
+    """Return the number of first rows that two snapshots have in common, by their segments."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
         if not one.begins_as(other):
@@ -979,26 +979,27 @@ def _common_rows(before: Snapshot, after: Snapshot) -> int:
 
 
 class DerivedStore(Store):
-    """The rows of a store, with more fields: returns-to-go, times, the previous action, and others that are computed.
+    """The rows of a store with computed fields: returns-to-go, times, the previous action, and others.
 
-    They are delivered like any field, by every loader. A field is computed when it is first read, once for a snapshot,
-    and kept in memory, in 4 bytes a row for most. Rows that the store has later are in the next snapshot: what is
-    derived for an episode that was not finished changes in it, and in no earlier one. Where all rows are those of
-    datasets a pickled store has none of what was computed: another process computes it again, or maps it from ``path``.
+    Every loader delivers them like other fields. A field is computed when it is first read, once for a snapshot, and
+    kept in memory, in 4 bytes a row for most fields. Later rows of the store are in the next snapshot: the values of an
+    unfinished episode change in it, but in no earlier snapshot. If all rows come from datasets, a pickled store has no
+    computed values: another process computes them again, or maps them from ``path``.
 
     Args:
         store: Any store.
-        fields: How they are computed, by name, such as ``{"returns_to_go": Return()}``. They are computed from the
-            fields of ``store``, and not from each other; for that make a store of this one.
-        path: A folder in which what is computed is kept, a file for each field, which the next process maps. It says
-            which values it was computed from, and how, and is replaced where that is no longer so: all values of the
-            fields that it is computed from are read to see that they are the same. Only where all rows
-            are those of datasets: appended ones are not there in the next process. None: in memory.
+        fields: The derivations of the fields by name, such as ``{"returns_to_go": Return()}``. They are computed from
+            the fields of ``store``, not from each other; for that, wrap this store in another one.
+        path: A folder for computed values, one file for each field, which the next process maps. A file contains the
+            digests of the values and the derivation from which it was computed, and is replaced if they differ: to
+            compare them, all values of those fields are read. Only if all rows come from datasets, because the next
+            process does not have appended rows. None: values stay in memory.
 
     Raises:
-        StorageError: When a field is first read: what is computed cannot be written.
-        ConfigError: No store, or something that computes nothing. The first snapshot of rows raises one for a name that
-            the store has, and ``MissingFieldError`` where a field is missing that another is computed from.
+        StorageError: On the first read of a field: computed values cannot be written.
+        ConfigError: ``store`` is not a store, or a derivation is invalid. The first snapshot of rows raises ConfigError
+            if the store has a field of the same name, and ``MissingFieldError`` if a field is missing from which
+            another is computed.
 
     Example:
         >>> from mouse_core import BatchSource
@@ -1023,7 +1024,7 @@ class DerivedStore(Store):
         for name, derivation in fields.items():
             if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
                 raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
-            derivation_identity(derivation)  # which refuses one that has none
+            derivation_identity(derivation)  # raises if there is no identity
         self._store, self._derivations = store, dict(fields)
         self._path = None if path is None else Path(path)
         self._columns: DerivedColumns | None = None
@@ -1046,11 +1047,11 @@ class DerivedStore(Store):
         return said.replace(fields=(*said.fields, *derived))
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """The rows there are now, or those that there were; see ``Store``."""
+        """Return a snapshot of the present or of earlier rows; see ``Store``."""
         return self._derived(self._store.snapshot(rows), is_latest=rows is None)
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
-        # The episodes are those of the store, with the numbers that they have there.
+        # The episodes of the store, with their numbers in the store.
         base, episodes = self._store._look(rows)
         snapshot = self._derived(base, is_latest=rows is None)
         return snapshot, replace(episodes, rows=snapshot)
@@ -1073,7 +1074,7 @@ class DerivedStore(Store):
 
 
 def derived_snapshot(columns: DerivedColumns) -> Snapshot:
-    """A snapshot with the fields that are derived from it."""
+    """Return a snapshot with the derived fields of ``columns``."""
     base = columns.base
     fields = {
         name: Field(

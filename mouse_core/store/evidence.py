@@ -16,22 +16,22 @@ from mouse_core.errors import AlignmentWarning, DataError
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.store._segments import Segment
 
-# What is looked at, by field, and where rows have it that no store was asked about.
+# The inspected fields, and their default columns.
 _COLUMNS = {field.name: field.column for field in STANDARD_FIELDS if field.name in ("reward", "done", "time")}
-# Looking at more would make a large dataset take longer than a small one. Rows in another order lie all over the file.
+# Inspecting more rows would take longer for a large dataset than for a small one. Shuffled rows lie all over the file.
 _ROWS, _SCATTERED_ROWS = 4096, 64
-# Of rows that are appended fewer are looked at, for that takes a third of the time of appending one; so many tell.
+# Fewer appended rows are inspected, because it takes a third of the time of an append; 64 rows suffice for a warning.
 _APPENDED_ROWS, _ENOUGH_ROWS = 1024, 64
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
-    """Warn where episodes begin with a reward, among the first rows: nothing had been done there yet.
+    """Warn if, among the first rows, episodes begin with a reward: no action precedes the first row of an episode.
 
     Args:
         segment: Rows of alignment "arrived".
         fields: The store's fields, by name.
-        label: What to call the rows.
-        stacklevel: Whose line the warning names; 1 is the caller of this function.
+        label: The name of the rows in the message.
+        stacklevel: The stack level of the warning; 1 is the caller of this function.
     """
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in segment.table.schema.names}
     rows = _first_rows(segment, list(dict.fromkeys(columns.values())))
@@ -39,7 +39,7 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *
 
 
 def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> None:
-    """Warn if these rows have rewards where episodes begin; ``columns`` are the names of theirs, by field."""
+    """Warn if rows have rewards where episodes begin; ``columns`` are the names of their columns, by field."""
     found = {name: rows.column(column) for name, column in columns.items()}
     begins, rewarded = rewards_at_starts(found, in_order=in_order)
     if rewarded:
@@ -47,17 +47,17 @@ def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: b
 
 
 class FirstRows:
-    """Looks at a stream as it goes by: whether its first rows speak against "arrived", and any against its flags."""
+    """Inspects a stream of rows: whether the first rows contradict "arrived", and any row its flags."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._seen = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in a batch of the rows.
+        """Inspect a batch of rows.
 
         Raises:
-            DataError: Done codes that contradict the flags beside them.
+            DataError: Done codes contradict the flags beside them.
         """
         before = self._seen
         check_flags(batch, "done", lambda row: f"at row {before + row}")
@@ -67,7 +67,7 @@ class FirstRows:
             self._rows += batch.num_rows
 
     def warn_of_rewards(self, label: str, *, stacklevel: int) -> None:
-        """Warn as the function of this name does."""
+        """Warn like the function of this name."""
         if self._batches:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
@@ -75,41 +75,41 @@ class FirstRows:
 
 
 class AppendedRows:
-    """The first rows that are appended to a store of alignment "arrived", looked at as they come."""
+    """The first rows that are appended to a store of alignment "arrived", inspected as they arrive."""
 
     def __init__(self) -> None:
         self._rows = self._begins = self._rewarded = 0
         self._before: Any = 0  # the done code of the row before
 
     def add(self, columns: Mapping[str, Any], fields: Mapping[str, Field], n: int) -> None:
-        """Look at ``n`` rows that were taken, ``[n, ...]`` of each column; ``fields`` are the store's."""
+        """Inspect ``n`` appended rows, ``[n, ...]`` of each column; ``fields`` are the store's fields."""
         found = {}
         for name in _COLUMNS:
             try:
                 found[name] = _floats(columns[fields[name].column][: _ROWS - self._rows])
             except (KeyError, TypeError, ValueError):
-                continue  # an optional column that is not there, or no numbers
-        if "done" in found:  # of the row before, too
+                continue  # an optional column that is missing, or no numbers
+        if "done" in found:  # including the row before
             self._before, done = found["done"][-1], np.append(self._before, found["done"])
             found = {name: np.append(1.0, values) for name, values in found.items()} | {"done": done}
         begins, rewarded = rewards_at_starts(found)
         self._count(n, begins, rewarded)
 
     def add_row(self, row: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
-        """Look at a row that was taken."""
+        """Inspect an appended row."""
         self._rows += 1
         before, self._before = self._before, row[fields["done"].column]
         time = row.get(fields["time"].column)
         try:
             if time == 0 if time is not None else before != 0:
                 reward = float(row[fields["reward"].column])
-                self._count(0, 1, bool(reward) and reward == reward)  # NaN says nothing
+                self._count(0, 1, bool(reward) and reward == reward)  # NaN is no evidence
         except (TypeError, ValueError):
             pass  # arrays of several numbers
 
     @property
     def is_enough(self) -> bool:
-        """Whether so many rows were looked at that it can be told what they say."""
+        """Whether enough rows were inspected for a conclusion."""
         return self._rows >= _ENOUGH_ROWS and self._rewarded > 0
 
     def _count(self, rows: int, begins: int, rewarded: int) -> None:
@@ -119,11 +119,11 @@ class AppendedRows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no more rows are looked at."""
+        """Whether no more rows are inspected."""
         return self._rows >= _APPENDED_ROWS
 
     def warn(self, label: str, *, stacklevel: int) -> bool:
-        """Warn of rewards where episodes begin; whether there are some."""
+        """Warn if there are rewards where episodes begin, and return whether there are."""
         if self._rewarded:
             text = against_arrived(self._begins, self._rewarded, min(self._rows, _ROWS), label)
             warnings.warn(text, AlignmentWarning, stacklevel + 1)
@@ -132,7 +132,7 @@ class AppendedRows:
 
 # ---------------------------------------------------------------------- done codes beside flags
 
-# What a row may have beside its done code: whether the episode terminated, and whether it was truncated.
+# Columns of flags beside the done code: whether the episode terminated, and whether it was truncated.
 _FLAGS = (
     ("terminated", "truncated"),
     ("terminations", "truncations"),
@@ -143,12 +143,12 @@ _FLAGS = (
 
 
 def flags_in(names: Container[object]) -> tuple[str, str] | None:
-    """The columns that say whether an episode terminated and was truncated, where rows have both."""
+    """Return the columns of the flags terminated and truncated, if rows have both."""
     return next((pair for pair in _FLAGS if pair[0] in names and pair[1] in names), None)
 
 
 def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.bool_]:
-    """In which rows the flags say another done code; nulls say nothing."""
+    """Return the rows in which the flags contradict the done code; nulls never do."""
     codes, ended, cut = map(_floats, (done, terminated, truncated))
     wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
     known: npt.NDArray[np.bool_] = np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut)
@@ -157,7 +157,7 @@ def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.b
 
 
 def _floats(values: Any) -> npt.NDArray[np.float64]:
-    """A column's numbers, one a row, NaN where they are null; TypeError or ValueError where they are no numbers."""
+    """Return a column's numbers, one for each row, NaN for null; raise TypeError or ValueError for other values."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = _numbers(values)
         if values is None:
@@ -171,9 +171,9 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
     """Raise DataError if done codes contradict the flags that stand beside them.
 
     Args:
-        columns: Of both, at least; what is no number is left to others.
+        columns: The columns of the done codes and the flags; values that are no numbers are ignored here.
         done: The column of done codes.
-        label: Names a row, by its place among these.
+        label: Returns the name of a row in the message, by its position.
     """
     names = columns.schema.names if isinstance(columns, pa.RecordBatch) else columns
     flags = flags_in(names)
@@ -195,7 +195,7 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
 
 
 def check_flags_of(segment: Segment, done: str, label: str) -> None:
-    """``check_flags`` of a dataset: of its first rows, and of all whose flags are set, where these are booleans."""
+    """Check a dataset like ``check_flags``: its first rows, and, for boolean flags, all rows with a flag set."""
     names = segment.table.schema.names
     flags = flags_in(names)
     if flags is None or done not in names:
@@ -205,7 +205,7 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
     check_flags(dict(zip(columns, rows.columns, strict=True)), done, lambda row: f"at row {row} of {label}")
     if segment.indices is not None or not all(segment.types[name] == pa.bool_() for name in flags):
         return
-    import pyarrow.compute as pc  # which takes long to load, and few datasets have such columns
+    import pyarrow.compute as pc  # slow to load, and few datasets have such columns
 
     ended, cut = (segment.table.column(name) for name in flags)
     numbers = pc.indices_nonzero(pc.or_(ended, cut).combine_chunks())
@@ -214,19 +214,19 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
 
 
 def against_arrived(begins: int, rewarded: int, rows: int, label: str) -> str:
-    """Text of the warning."""
+    """Return the text of the warning."""
     return (
         f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in {rewarded:,} "
-        f"of the {begins:,} rows that begin an episode among the first {rows:,}; rows that hold what leaves their "
-        "observation have the alignment 'outgoing', and should say so"
+        f"of the {begins:,} rows that begin an episode among the first {rows:,}; rows that hold the transition that "
+        "leaves their observation have the alignment 'outgoing', which their metadata should state"
     )
 
 
 def rewards_at_starts(columns: Mapping[str, Any], *, in_order: bool = True) -> tuple[int, int]:
-    """Return the number of rows that begin an episode, and how many of these have a reward.
+    """Return the number of rows that begin an episode, and how many of them have a reward.
 
     Args:
-        columns: "reward", and "time" or "done", as far as they are there.
+        columns: "reward", and "time" or "done", if they exist.
         in_order: Whether rows stand as they were recorded. The first row begins an episode only if "time" says so.
     """
     values = {name: column if isinstance(column, np.ndarray) else _numbers(column) for name, column in columns.items()}
@@ -250,7 +250,7 @@ def _first_rows(segment: Segment, columns: list[str]) -> pa.Table:
     try:
         numbers.validate()
     except pa.ArrowException:
-        return table.slice(0, 0)  # whoever reads the rows is told
+        return table.slice(0, 0)  # reading the rows raises the error
     first = numbers.slice(0, _SCATTERED_ROWS).to_pylist()
     if not first or min(first) < 0 or max(first) >= table.num_rows:
         return table.slice(0, 0)
@@ -258,7 +258,7 @@ def _first_rows(segment: Segment, columns: list[str]) -> pa.Table:
 
 
 def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
-    """The values of a column of numbers, NaN for null; None for a column that is none, or that is damaged."""
+    """Return the values of a column of numbers, NaN for null; None if it has no numbers or is damaged."""
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return None

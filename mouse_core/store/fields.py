@@ -48,7 +48,7 @@ class SnapshotConfig:
     def in_layout(self, layout: Layout, types: Mapping[str, pa.DataType]) -> SnapshotConfig:
         """Return the configuration that delivers columns in a layout; ``types`` are their Arrow types by name.
 
-        Fields that the layout of this configuration does not have by itself stay.
+        Fields that this configuration's layout does not define stay.
         """
         if layout == self.layout:
             return self
@@ -70,7 +70,7 @@ class SnapshotConfig:
         """Return the configuration in which observations, and ``done``, have a second field ``next_<name>``.
 
         Raises:
-            ConfigError: The store has a field of such a name.
+            ConfigError: The store has a field with such a name.
         """
         if "next_done" in self.fields:
             return self
@@ -111,8 +111,8 @@ def stored_fields(
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
     """Return the columns that MOUSE's fields of observations read in rows that were added as episodes.
 
-    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the only one of its kind; None: there
-    is none, and the column that the field reads otherwise is of another kind.
+    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the only column of its kind; None:
+    there is no such column, and the field's default column is of another kind.
     """
     images = {field.column for field in config.fields.values() if field.image}
     found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
@@ -137,9 +137,9 @@ class FieldReader:
         field: The field.
         spec: Its dtypes and shape.
         column: Its column.
-        bounds: Lowest and highest value allowed, where values have to be looked at; else None.
-        highest: The largest value allowed, where the column holds integers from 0 that have to be looked at.
-        holds_fills: Whether the column's dtype can hold what the field makes of nulls and short rows.
+        bounds: Lowest and highest allowed value, if values have to be checked; else None.
+        highest: The largest allowed value, if the column holds unsigned integers that have to be checked.
+        holds_fills: Whether the column's dtype can hold the values that replace nulls and pad short rows.
     """
 
     field: Field
@@ -162,14 +162,14 @@ class FieldReader:
         return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
-        """Raise ConfigError if ``dtype`` cannot hold what becomes of nulls and short rows."""
+        """Raise ConfigError if ``dtype`` cannot hold the values that replace nulls and pad short rows."""
         for option in ("fill", "pad"):
             value = getattr(self.field, option)
             if value is not None and not _representable(value, dtype):
                 raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """Return the dtype for moving values that become ``dtype`` later: the column's dtype if that is lossless."""
+        """Return the dtype for a transfer of values that become ``dtype`` later: the column's, if it is lossless."""
         stored = self.column.kind.dtype
         lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize
         return stored if lossless else dtype
@@ -177,18 +177,18 @@ class FieldReader:
     def read(
         self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
     ) -> npt.NDArray[Any]:
-        """The windows' values, whatever their chunks look like.
+        """Read the windows' values, for any chunks.
 
         Args:
-            windows: Where they lie.
-            dtype: What to deliver.
-            out: Where to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a fresh array.
+            windows: The located windows.
+            dtype: The dtype of the result.
+            out: The array to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a new array.
 
         Returns:
             ``[n, S, *shape]`` of ``dtype``.
 
         Raises:
-            DataError: A value that the field does not allow.
+            DataError: A value is outside the bounds of the field.
         """
         n, length = len(windows), windows.every.length
         values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
@@ -200,7 +200,7 @@ class FieldReader:
         return values
 
     def seen(self, windows: WindowsPart, dtype: np.dtype[np.generic]) -> npt.NDArray[Any] | None:
-        """``read`` of a window without a copy, read-only, while the snapshot is there; None where it takes one."""
+        """Return ``read`` of a window as a read-only view, valid while the snapshot lives; None if a copy is needed."""
         pieces = pieces_lying(self.column, windows, dtype)
         if pieces is None or len(pieces) > 1:
             return None
@@ -214,7 +214,7 @@ class FieldReader:
         return DataError(f"{self.spec.name}: {error}{where} (column {self.spec.column!r})")
 
     def check(self, values: npt.NDArray[Any], windows: WindowsPart) -> None:
-        """Raise DataError if some of the windows' values, ``[n, S, ...]``, are out of bounds."""
+        """Raise DataError if a value of the windows, ``[n, S, ...]``, is out of bounds."""
         if self.bounds is not None:
             try:
                 self._check_bounds(values)
@@ -224,7 +224,7 @@ class FieldReader:
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
         low, high = self.bounds or (0, 0)
         if low == 0 and values.dtype.kind == "i":
-            # As unsigned numbers negative ones are the largest: one pass instead of two.
+            # As unsigned numbers, negative ones are the largest: one pass instead of two.
             highest = min(high, int(np.iinfo(values.dtype).max))
             if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= highest:
                 return
@@ -239,7 +239,7 @@ class FieldReader:
         raise RowError(step, f"expected {self.field.shown((low, high))}, found {found}")
 
     def _has_fraction(self, values: npt.NDArray[Any]) -> bool:
-        """Whether a code, which is a whole number, came with a fraction (or as NaN)."""
+        """Return whether a code, which must be an integer, has a fraction or is NaN."""
         codes = self.field.dtype is not None and np.dtype(self.field.dtype).kind in "iu"
         return codes and values.dtype.kind == "f" and bool((values != np.floor(values)).any())
 
@@ -252,7 +252,7 @@ def bind_fields(
     rows: int,
     budget: DenseBudget | None = None,
 ) -> dict[str, FieldReader]:
-    """Readers of the fields whose columns exist and are not null throughout, in the order of ``fields``.
+    """Return readers of the fields whose columns exist and are not null throughout, in the order of ``fields``.
 
     Raises:
         MissingFieldError: A required column is missing.
@@ -295,7 +295,7 @@ def _bind(
 
 
 def _reader(field: Field, column: Column) -> FieldReader:
-    """The reader of a field whose column is known."""
+    """Return the reader of a field whose column is known."""
     shape, stored = column.shape, column.reading.dtype
     vector = bool(shape) and field.vector_dtype is not None
     dtype = np.dtype(field.vector_dtype if vector else stored if field.dtype is None else field.dtype)
@@ -315,7 +315,7 @@ def _reader(field: Field, column: Column) -> FieldReader:
 def _shape(
     segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any, Segment]
 ) -> tuple[int, ...]:
-    """The shape of one row: declared, or that of the column's type, or that of its first value."""
+    """Return the shape of one row: declared, or from the column's type, or from its first value."""
     row, first, of = found
     where = f"at row {row} (column {field.column!r})"
     if field.shape is not None:
@@ -346,8 +346,8 @@ def _shape(
 
 
 def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int, Any, Segment] | None:
-    """The first value of a column that is not null, its row, and the segment; None where all are. Looks no further
-    than it must.
+    """Return the first value of a column that is not null, its row, and the segment; None if all are null. The search
+    ends at that value.
     """
     begin = 0
     for segment in segments:
@@ -359,11 +359,11 @@ def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int
 
 
 def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
-    """The Arrow types of all columns, each as the first segment that has values of it: null where none has."""
+    """Return the Arrow types of all columns, from the first segment with values; null if no segment has values."""
     found: dict[str, pa.DataType] = {}
     for segment in segments:
         for name, data_type in segment.types.items():
-            if name not in found or column_type(found[name]).kind == "null":  # of lists, too
+            if name not in found or column_type(found[name]).kind == "null":  # also lists of nulls
                 found[name] = data_type
     return found
 
@@ -379,9 +379,9 @@ def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: 
 
 
 def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:
-    """In words, which dataset among the first ``rows`` rows has no value of a column; None where each has some.
+    """Return a text that names a dataset among the first ``rows`` rows without values of a column; None if none is.
 
-    Appended rows have all columns, and no nulls where fields do not fill them.
+    Appended rows have all columns, and nulls only if a field replaces them.
     """
     begin = 0
     for segment in segments:

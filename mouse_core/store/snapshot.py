@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
 
-# Rows are read in windows of so many, so many windows at a time; and fewer where these lie among more bytes of a file:
-# its record batches may have all columns, and are to be in memory still when the next column is read.
+# Rows are read in windows of this length, this many windows at a time; fewer if the rows span more bytes of a file: its
+# record batches may have all columns, and must still be in memory when the next column is read.
 _LENGTH = 4096
 _WINDOWS = 64
 _BYTES = 16 << 20
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
     last: int
 
 
-# A segment never changes, and a store that grows keeps those that it has.
+# A segment never changes, and a store that grows keeps its segments.
 _known: WeakKeyDictionary[Segment, dict[tuple[int, ...], _Found]] = WeakKeyDictionary()
 _lock = ProcessLock()
 
@@ -60,22 +60,22 @@ _lock = ProcessLock()
 def episode_starts(
     segments: Sequence[Segment], rows: int, fields: Collection[str], read: Read, alive: tuple[int, ...] = (0,)
 ) -> Int64s:
-    """The rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
+    """Return the rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
-    An episode begins behind a row whose ``done`` ends one, and, where times are known, at a row whose time is 0 or not
-    larger than that of the row before: so an episode that was broken off ends where the next one begins. An episode
-    also begins with a dataset that was loaded on its own, and behind it, unless its time is the next one. Rows that say
-    neither, as prompts and pictures do, are an episode each.
+    An episode begins behind a row whose ``done`` ends one. If times are known, an episode also begins at a row whose
+    time is 0 or not larger than the time of the row before: so an interrupted episode ends where the next one begins.
+    A separately loaded dataset also begins an episode, and so does the row behind it, unless its time continues. If
+    rows have neither ``done`` nor ``time``, such as prompts and pictures, each row is an episode.
 
     Args:
-        segments: What holds the rows.
-        rows: How many rows count.
-        fields: Names of the fields that there are, of which ``done`` and ``time`` count.
-        read: The values of a field in the windows of a length that begin at some rows, one after another.
+        segments: The segments that hold the rows.
+        rows: Number of rows that count.
+        fields: Names of the existing fields; only ``done`` and ``time`` matter.
+        read: Returns the values of a field in windows of a length that begin at given rows, one after another.
         alive: The codes of ``done`` that end no episode.
 
     Raises:
-        DataError: A value that its field does not allow.
+        DataError: A value is outside the bounds of its field.
     """
     if "done" not in fields and "time" not in fields:
         return np.arange(rows)
@@ -134,7 +134,7 @@ def _rows_at_a_time(segment: Segment) -> int:
 
 
 def _is_cut(before: _Found, after: _Found, same_recording: bool) -> bool:
-    """Whether an episode begins with a segment behind another one."""
+    """Return whether an episode begins with a segment behind another one."""
     follows = same_recording or 0 <= before.last == after.first - 1
     return not follows or before.ended or bool(restarts(before.last, after.first))
 
@@ -144,18 +144,18 @@ Sampler = TypeVar("Sampler")
 
 
 class Snapshot:
-    """The rows a store had at one moment. Nothing that happens to the store later can be seen here.
+    """The rows of a store at one moment. Later changes of the store do not affect a snapshot.
 
-    Made by ``Store.snapshot()``. Reading is thread-safe. Pickling it carries paths for datasets on disk and rows for
-    what exists only in memory.
+    ``Store.snapshot()`` creates it. Reading is thread-safe. A pickled snapshot contains paths for datasets on disk, and
+    rows that exist only in memory.
 
     Args:
-        segments: What holds the rows.
-        config: What the store says about them.
-        num_rows: How many of the segments' rows count; None: all.
-        budget: Of the memory for dense copies.
-        store_rows: What ``Store.snapshot`` takes to give this snapshot again, which a loader's state keeps: how many
-            rows the store had, of which these may be some; None: ``num_rows``.
+        segments: The segments that hold the rows.
+        config: The configuration of the store.
+        num_rows: Number of the segments' rows that count; None: all.
+        budget: The memory budget of dense copies.
+        store_rows: The argument with which ``Store.snapshot`` returns this snapshot again, kept in a loader's state:
+            the number of rows of the store, from which this snapshot may select some; None: ``num_rows``.
 
     Raises:
         ConfigError: The store has fewer rows.
@@ -180,7 +180,7 @@ class Snapshot:
         self.num_rows = total if num_rows is None else num_rows
         if not 0 <= self.num_rows <= total:
             raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
-        # What comes after these rows must not show, not even in a shape.
+        # Rows behind these must not have any effect, not even on a shape.
         ends = np.cumsum([segment.num_rows for segment in segments]).tolist()
         self.segments = tuple(
             segment
@@ -218,18 +218,18 @@ class Snapshot:
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
-        """Return a snapshot of the same rows with other columns, from as many segments with equal row counts."""
+        """Return a snapshot of the same rows with other columns, from segments with the same numbers of rows."""
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
     def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
-        """Return a snapshot of the same rows whose fields are those of a layout; None: of its own.
+        """Return a snapshot of the same rows with the fields of a layout; None: of its own layout.
 
         Args:
             layout: "stored" or "mouse".
-            transitions: Whether observations have a second field ``next_<name>``, of the next row.
+            transitions: Whether observations have a second field ``next_<name>`` with the value of the next row.
 
         Raises:
-            ConfigError: An unknown layout.
+            ConfigError: The layout is unknown.
         """
         config = self.config
         if layout not in (None, config.layout):
@@ -239,22 +239,22 @@ class Snapshot:
         return self if config is self.config else self.with_columns(self.segments, config)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
-        """Return the sampler that draws from these rows in place of ``sampler``: itself, for rows of one store."""
+        """Return the sampler to use for this snapshot instead of ``sampler``: itself, for rows of one store."""
         return sampler
 
     def lacking(self, reader: FieldReader) -> str | None:
-        """In words, which part of the rows has no value at all of one of the fields; None: each has some."""
+        """Return a text that names a part of the rows without any value of a field; None: each part has values."""
         return rows_without(self.segments, self.num_rows, reader.spec.column)
 
     @memo
     def readers(self) -> dict[str, FieldReader]:
-        """The fields that the snapshot has, by name."""
+        """The readers of the snapshot's fields, by name."""
         return self._bound(self.config.fields)
 
     def grown_from(self, before: Snapshot) -> Growth | None:
         """Return the growth from an earlier snapshot to this one; None if this one is not its extension.
 
-        Otherwise fields are bound as in the earlier snapshot, in a time independent of its rows.
+        An extension binds fields as the earlier snapshot does, in a time that is independent of the number of rows.
         """
         same = self.config == before.config and self.begins_as(before)
         grown = growth_of(before.segments, self.segments) if same else None
@@ -269,8 +269,8 @@ class Snapshot:
         return grown
 
     def begins_as(self, before: Snapshot) -> bool:
-        """Whether its first rows are known to be those of an earlier snapshot."""
-        plain = type(self) is type(before) is Snapshot  # of others rows come in between
+        """Return whether the first rows are known to equal the rows of an earlier snapshot."""
+        plain = type(self) is type(before) is Snapshot  # in other classes rows are inserted between others
         return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
     def _bound(self, fields: Mapping[str, Field]) -> dict[str, FieldReader]:
@@ -283,7 +283,7 @@ class Snapshot:
 
     @memo
     def backings(self) -> tuple[Any, ...]:
-        """Each ``ahead.backing.RemoteMemory`` of rows that are not in memory, nor in files on this machine."""
+        """Each ``readahead.backing.RemoteMemory`` of rows that are neither in memory nor in local files."""
         return tuple({id(one.backing): one.backing for one in self.segments if one.backing is not None}.values())
 
     def locate(
@@ -295,9 +295,9 @@ class Snapshot:
     ) -> Windows:
         """Locate the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``).
 
-        ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
-        ``0 <= start < num_rows``. The last row stands for those beyond it. ``lengths`` are how many steps of each
-        window are there, int64 ``[n]``; by default all.
+        ``bounds`` are the first window of each batch, and the end; by default all windows are one batch. The caller
+        ensures ``0 <= start < num_rows``. The last row replaces rows beyond it. ``lengths`` are the numbers of present
+        steps of the windows, int64 ``[n]``; by default all steps.
         """
         beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
         if self.has_row_numbers:
@@ -309,22 +309,22 @@ class Snapshot:
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata that a snapshot has: the alignment, or None for "arrived", which may be an assumption."""
+        """The metadata of a snapshot: the alignment, or None for "arrived", which may be an assumption."""
         from mouse_core.metadata import DatasetMetadata
 
         return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
 
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:
-        """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
+        """The rows at which episodes begin, int64 ``[n]``, ascending; the first access reads all rows once.
 
-        An episode begins behind a row whose ``done`` is not 0 (where its codes have labels: not called "alive"), and
-        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before. It also
-        begins where a dataset that was loaded begins or ends, unless the time goes on by 1. Where neither is there,
-        every row is one.
+        An episode begins behind a row whose ``done`` is not 0 (with labelled codes: not labelled "alive"). If there is
+        a ``time``, an episode also begins at a row whose time is 0 or not larger than that of the row before. An
+        episode also begins where a loaded dataset begins or ends, unless the time continues by 1. Without ``done`` and
+        ``time``, every row is an episode.
 
         Raises:
-            DataError: A code of ``done`` that does not exist.
+            DataError: A code of ``done`` does not exist.
         """
 
         alive = codes_called(self.config.fields["done"], "alive") or (0,)
@@ -332,7 +332,7 @@ class Snapshot:
 
     @memo
     def episodes(self) -> EpisodeIndex:
-        """The index of the episodes, of one stream of steps."""
+        """The index of the episodes."""
         return EpisodeIndex.of_begins(self.episode_starts, self.num_rows)
 
     @memo
@@ -346,14 +346,14 @@ class Snapshot:
         }
 
     def unseen_joins(self) -> list[int]:
-        """The rows at which an episode begins only because a dataset was loaded on its own: no row shows it."""
+        """The rows at which an episode begins only because a dataset was loaded separately; no column shows it."""
         return [row for row, joined in self.recording_starts.items() if shows_no_join(*joined, self.config)]
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
-        """The rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.
+        """Return the rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.
 
         Raises:
-            ConfigError: There is no such column, or none that says which task a row belongs to.
+            ConfigError: There is no such column, or no column has the task of a row.
         """
         types = {name: data_type for segment in self.segments for name, data_type in segment.types.items()}
         fields = self.config.fields
@@ -386,7 +386,7 @@ class Snapshot:
     def stored(
         self, field: str, starts: npt.NDArray[np.int64], length: int = 1, dtype: np.dtype[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """A field in the windows of ``length`` rows from ``starts`` on, ``[n * length, ...]``; by default as stored."""
+        """Return a field in windows of ``length`` rows at ``starts``, ``[n * length, ...]``; by default as stored."""
         reader = self.readers[field]
         kind = reader.stored_dtype(reader.spec.dtype) if dtype is None else dtype
         values = reader.read(self.locate(starts, length).part(0), kind)
@@ -395,11 +395,11 @@ class Snapshot:
     @memo
     def fingerprint(self) -> str:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
-        from mouse_core._base.identity import canonical  # loaded where it is asked for
+        from mouse_core._base.identity import canonical  # loaded on demand
 
         columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
-        # What is computed follows from the rest, and from how.
+        # Computed values follow from the other columns and from their derivations.
         made = {name: how for name, how in self.config.made.items() if name in columns}
         kinds = kinds_of(self.config.types, columns, self.segments) | made
         columns -= made.keys()
@@ -411,11 +411,11 @@ class Snapshot:
         return digest.hexdigest()[:32]
 
     def rows(self, numbers: Sequence[int], columns: Set[str] | None = None) -> dict[str, list[Any]]:
-        """Stored rows as lists of Python values by column, None where a row's segment lacks the column.
+        """Return stored rows as lists of Python values by column, None if a row's segment lacks the column.
 
         Args:
-            numbers: In ``0..num_rows - 1``, in any order. Rows that follow each other are read together.
-            columns: Names of those to read; by default all that some of the rows have.
+            numbers: Row numbers in ``0..num_rows - 1``, in any order. Consecutive rows are read together.
+            columns: Names of the columns to read; by default all columns that any of the rows have.
         """
         found: dict[str, list[Any]] = {}
         (breaks,) = np.nonzero(np.diff(numbers) != 1)
@@ -449,25 +449,25 @@ class Snapshot:
 
     @memo
     def has_row_numbers(self) -> bool:
-        """Whether some rows are found one by one through row numbers, as after a shuffle."""
+        """Whether some rows are located one by one through row numbers, as after a shuffle."""
         return any(segment.has_indices and segment.runs is None for segment in self.segments)
 
     @memo
     def chunks(self) -> Stretches:
-        """The begins of the tables' chunks."""
-        if len(self.segments) == 1:  # of which there may be tens of millions: not copied
+        """The first rows of the tables' chunks."""
+        if len(self.segments) == 1:  # there may be tens of millions of chunks: not copied
             return Stretches(self.segments[0].chunk_starts.astype(np.int64, copy=False))
         starts = zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
         parts = [segment.chunk_starts[:-1] + first for segment, first in starts]
         return Stretches(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64, copy=False))
 
     def pieces_of(self, length: int) -> int:
-        """In how many pieces windows of so many rows lie, about, beyond what is cut at the ends of long chunks."""
+        """Return the approximate number of pieces of a ``length``-row window, except cuts at ends of long chunks."""
         return 1 + length * len(self._stretches) // max(self.num_rows, 1)
 
     @memo
     def _stretches(self) -> Stretches:
-        """The snapshot's rows, in stretches that lie side by side in a chunk."""
+        """The snapshot's rows as stretches that are contiguous in a chunk."""
         sizes = zip(self.segments, self.rows_of_segments, strict=True)
         whole = all(not segment.has_indices and segment.num_rows == rows for segment, rows in sizes)
         if self.has_row_numbers or whole:
@@ -508,7 +508,7 @@ class Snapshot:
         return known
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Rows of the tables behind the snapshot's ``rows``, same shape."""
+        """Return the tables' rows behind the snapshot's ``rows``, in the same shape."""
         if len(self.segments) == 1:
             return self.segments[0].row_numbers(rows.reshape(-1)).reshape(rows.shape)
         owner = np.searchsorted(self._starts, rows, side="right") - 1
@@ -536,13 +536,13 @@ def _stretches(
 
 
 def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
-    """Whether an episode begins with one recording behind another, and no row shows it."""
+    """Return whether an episode begins where a recording follows another, although no row shows it."""
     starts = []
     try:
-        for appended in (None, object()):  # rows that are appended go on from each other
+        for appended in (None, object()):  # appended rows continue each other
             rows = [Segment(before.take(before.num_rows - 1)), Segment(after.take(0))]
             rows[0].extent = rows[1].extent = appended
             starts.append(len(Snapshot(rows, config).episode_starts))
-    except DataError:  # whoever reads these rows hears of it
+    except DataError:  # reading these rows raises the error
         return True
     return starts == [2, 1]

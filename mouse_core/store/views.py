@@ -1,4 +1,4 @@
-"""Store: what batches are drawn from, whatever its rows come from; and views, which have some of a store's episodes."""
+"""Store: the interface of stores, from which batches are drawn; and views, which select episodes of a store."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class Store(ABC):
-    """Steps in an order, of which there may be more later: what sources, loaders, buffers and writers take.
+    """Ordered steps, to which more may be added: the input of sources, loaders, buffers and writers.
 
-    A ``DatasetStore`` is one. One of your own derives from this class and says what its ``snapshot`` is: a ``Snapshot``
-    of other stores' segments copies no step.
+    ``DatasetStore`` is a ``Store``. A user-defined store derives from this class and implements ``snapshot``: a
+    ``Snapshot`` of other stores' segments copies no step.
     """
 
-    #: Whether rows are drawn by shares, as those of a mixture: whoever takes the rows alone would lose these.
+    #: Whether rows are drawn by shares, as in a mixture; a caller that takes only the rows would lose the shares.
     has_shares = False
 
     @abstractmethod
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """An immutable view of the rows there are now, or of those that there were; it copies no steps.
+        """Return an immutable view of the present rows, or of earlier rows; copies no steps.
 
         Args:
-            rows: The ``store_rows`` of the snapshot to give again; None: there are now.
+            rows: The ``store_rows`` of an earlier snapshot, to return it again; None: the present rows.
 
         Raises:
-            ConfigError: There are fewer rows.
+            ConfigError: The store has fewer rows.
         """
 
     # ------------------------------------------------------------------ what is there
@@ -63,15 +63,15 @@ class Store(ABC):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first.
+        """The Arrow types of the stored columns by name; if parts of the store differ in encoding, the first part's.
 
-        A part in which a column is null throughout says nothing of its type.
+        A part in which a column is null throughout does not determine its type.
         """
         return stored_types(self.snapshot().segments)
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields that the store knows, whether it has their columns or not."""
+        """The fields that the store knows, including fields without a column."""
         return dict(self.snapshot().config.fields)
 
     @overload
@@ -81,15 +81,15 @@ class Store(ABC):
     def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
-        """Stored rows as Python values by column, null where their part of the store lacks the column.
+        """Return stored rows as Python values by column, None if their part of the store lacks the column.
 
         Args:
-            rows: A row's number, which gives a dict, or a slice or several numbers, which give a list of such dicts,
-                as ``DatasetStore.extend`` takes it. Negative ones count from the end. Batches come from a loader.
+            rows: A row number, which returns a dict; or a slice or several row numbers, which return a list of dicts,
+                as ``DatasetStore.extend`` accepts it. Negative numbers count from the end. For batches, use a loader.
 
         Raises:
-            IndexError: A number that is not in ``-len(store)..len(store) - 1``.
-            ConfigError: Something else, such as the name of a column.
+            IndexError: A number is not in ``-len(store)..len(store) - 1``.
+            ConfigError: ``rows`` has another type, such as the name of a column.
         """
         snapshot, names = self.snapshot(), list(self.columns)
         one, numbers = row_numbers(rows, snapshot.num_rows)
@@ -100,10 +100,10 @@ class Store(ABC):
         return listed[0] if one else listed
 
     def to_dataset(self) -> Any:
-        """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
+        """Return the whole store as a ``datasets.Dataset``, which shares its files and memory.
 
-        A store of one dataset gives that dataset. It has the ``metadata`` of the store, which files, Parquet and the
-        Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
+        A store of one dataset returns that dataset. The result has the ``metadata`` of the store, which files, Parquet
+        and the Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
 
         Raises:
             ConfigError: The store is empty.
@@ -115,17 +115,17 @@ class Store(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a folder that ``datasets.load_from_disk`` and ``formats.open`` open.
 
-        The folder appears when all of it is on the disk, so that neither a kill nor a power cut leaves a part of it.
-        The digest of every file is noted, for ``mouse verify``. Nothing that is there is written over, as others may
-        have it mapped: rows that come later go to another folder, or to a ``DatasetStore.open``. Videos that rows name
-        frames of lie in it, too: linked, or copied where they cannot be.
+        The folder appears only when all of it is on disk, so that a kill or a power cut leaves no partial folder. The
+        digest of every file is stored, for ``mouse verify``. Existing files are never overwritten, because other
+        processes may have mapped them: write later rows to another folder, or to a ``DatasetStore.open``. The folder
+        also contains the videos whose frames rows refer to: linked, or copied if links are not possible.
 
         Args:
-            path: The folder. There must be nothing yet.
+            path: The folder. Nothing may exist there.
 
         Raises:
-            ConfigError: Something is at ``path``, another process is writing it, or the store is empty.
-            StorageError: It cannot be written; nothing is left.
+            ConfigError: Something exists at ``path``, another process is writing it, or the store is empty.
+            StorageError: The folder cannot be written; no part of it remains.
         """
         from mouse_core.store.export import save
 
@@ -135,79 +135,82 @@ class Store(ABC):
 
     @property
     def episodes(self) -> pa.Table:
-        """A row for each episode, in the order of the store; it is made when it is first asked for.
+        """A table with a row for each episode, in the order of the store; it is computed on first access.
 
-        The columns are ``episode``, its number in the store, which views keep; ``start``, its first row; ``length``,
-        its rows; ``return``, the sum of its rewards in float64, without that of the first row where rows have
-        "arrived"; ``done``, the code of its last row, 0 where it was broken off or still goes on; and every column of
-        single numbers or texts whose value stays the same all through each episode, as the name of a task does. Where
-        rows have the number of a task, and the store is told its text (``metadata.tasks``), there is ``task``, too.
+        The columns are:
 
-        Rows with neither ``done`` nor ``time``, as prompts are, are an episode each; without rewards the return is 0.
+        - ``episode``, the episode's number in the store, which views keep;
+        - ``start``, its first row, and ``length``, its number of rows;
+        - ``return``, the sum of its rewards in float64, without the first row's reward if rows have "arrived";
+        - ``done``, the code of its last row, 0 if the episode was interrupted or is unfinished;
+        - every column of single numbers or texts whose value is constant within each episode, such as a task's name;
+        - ``task``, if rows have the number of a task and the store's ``metadata.tasks`` has its text.
 
-        What was counted is not counted again when rows come, but for the episode that was the last.
+        If rows have neither ``done`` nor ``time``, such as prompts, each row is an episode; without rewards the return
+        is 0. When rows are added, only the last episode and new ones are counted.
 
         Raises:
-            DataError: A value that its field does not allow.
+            DataError: A value is outside the bounds of its field.
         """
         return self._look()[1].table
 
     def where(self, *conditions: Condition, **columns: Any) -> View:
-        """The episodes that meet all of some conditions, as a store; no step is copied.
+        """Return the episodes that meet all conditions, as a store; copies no steps.
 
         Args:
             *conditions: An expression of ``pyarrow.compute`` over the columns of ``episodes``; a function of an
-                episode, a dict of these columns, that gives True or False and is asked once for each; or a dict as
-                the next.
-            **columns: For a column the value to have, a list of values (or a ``range``, a set, an array), or the ends
-                ``(lowest, highest)``, both included, of which None is open.
+                episode, given as a dict of these columns, that returns True or False and is called once for each
+                episode; or a dict of conditions as in ``columns``.
+            **columns: For a column the requested value, a list of values (or a ``range``, a set, an array), or the ends
+                ``(lowest, highest)`` of a range, both inclusive; None leaves an end open.
 
         Raises:
-            ConfigError: No condition, or something that is none. When the view is read: a column that there is not,
-                or values of another type.
+            ConfigError: There is no condition, or a condition is invalid. When the view is read: a column does not
+                exist, or a value has another type.
         """
         from mouse_core.store._chosen import Where
 
         return View(self, Where([*conditions, columns]))
 
     def best(self, share: float, by: str = "return") -> View:
-        """The episodes with the largest return, or the most of another column; see ``where``.
+        """Return the episodes with the largest return, or the largest value of another column; see ``where``.
 
         Args:
-            share: How many of all, above 0 and at most 1, rounded, and at least one. Of equal ones the earlier.
-            by: A column of numbers of ``episodes``. Episodes without a number are not taken.
+            share: The share of all episodes, above 0 and at most 1; their number is rounded, from 1. Of equal episodes
+                the earlier ones are selected.
+            by: A column of numbers of ``episodes``. Episodes without a number are not selected.
 
         Raises:
-            ConfigError: Another share; when the view is read, another column.
+            ConfigError: ``share`` is out of range; when the view is read: the column is not one of numbers.
         """
         from mouse_core.store._chosen import Best
 
         return View(self, Best(share, by))
 
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, View]:
-        """Parts of the store that share no episode, each a store; see ``where``.
+        """Split the store into parts without common episodes, each a store; see ``where``.
 
-        Which part an episode is in depends on the seed, the shares and the episode's number alone, so that it stays
-        there when others come. A part has about its share of the episodes, not exactly.
+        The part of an episode depends only on the seed, the shares and the episode's number, so that it does not change
+        when episodes are added. A part has approximately its share of the episodes.
 
         Args:
             seed: In ``[0, 2**64)``.
-            by: "episode", or a column of ``episodes``: all episodes that have the same value of it are in the same
-                part, wherever they stand.
-            **shares: Of each part, by name, as ``train=0.9``. What they leave over is called "test".
+            by: "episode", or a column of ``episodes``: all episodes with the same value of that column are in the same
+                part, at any position.
+            **shares: The share of each part by name, such as ``train=0.9``. The remaining share becomes "test".
 
         Returns:
             The parts by name, in this order.
 
         Raises:
-            ConfigError: Shares that are none; when a part is read, a column that there is not.
+            ConfigError: A share is invalid; when a part is read: the column does not exist.
         """
         from mouse_core.store._chosen import parts_of
 
         return {name: View(self, part) for name, part in parts_of(shares, seed, by).items()}
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
-        """A snapshot with its episodes; see ``snapshot``."""
+        """Return a snapshot with its episodes; see ``snapshot``."""
         from mouse_core.store._chosen import episodes_of
 
         snapshot = self.snapshot(rows)
@@ -223,14 +226,14 @@ class Store(ABC):
 
 
 class View(Store):
-    """Some of a store's episodes, as a store: ``Store.where``, ``best`` and ``split`` make them.
+    """Selected episodes of a store, as a store; created by ``Store.where``, ``best`` and ``split``.
 
-    A snapshot of it is what there is to take of the other store's at that time, so ``refresh()`` of a loader takes in
-    what has come there. Its fingerprint says which episodes these are, whatever rule took them.
+    A snapshot of a view selects from the other store's present rows, so that ``refresh()`` of a loader includes new
+    episodes. The fingerprint depends on the selected episodes, not on the rule that selected them.
 
     Args:
         store: The other store.
-        rule: Says which of its episodes are taken.
+        rule: The rule that selects episodes.
     """
 
     def __init__(self, store: Store, rule: Rule) -> None:
@@ -280,7 +283,7 @@ class View(Store):
             return self._last[1:]
 
 
-# The episodes of stores when they were last counted.
+# The episodes of stores at their last count.
 _counted: WeakKeyDictionary[Store, Episodes] = WeakKeyDictionary()
 _lock = ProcessLock()
 
@@ -290,7 +293,7 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
     from mouse_core.store._chosen import ChosenSegment, ChosenSnapshot
 
     found = episodes.table.num_rows
-    # Where there is no episode, columns of the steps are not known yet.
+    # Without any episode, the columns of the steps are unknown.
     (places,) = np.nonzero(rule.taken(episodes) if found else np.zeros(0, np.bool_))
     table = episodes.table.take(pa.array(places))
     firsts, sizes = (table.column(name).to_numpy() for name in ("start", "length"))
@@ -315,13 +318,13 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
 def _joined(
     firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Stretches of rows, joined where one begins behind the other: of (0, 3), (3, 2) and (9, 1), (0, 5) and (9, 1)."""
+    """Join adjacent stretches of rows: (0, 3), (3, 2) and (9, 1) become (0, 5) and (9, 1)."""
     (places,) = np.nonzero(np.concatenate([[True], firsts[1:] != firsts[:-1] + sizes[:-1]]))
     return firsts[places], np.add.reduceat(sizes, places)
 
 
 def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
-    """Whether a single row is asked for, and the numbers in ``0..count - 1`` that are; see ``__getitem__``."""
+    """Return whether ``rows`` is a single row, and the row numbers in ``0..count - 1``; see ``__getitem__``."""
     if isinstance(rows, slice):
         try:
             return False, list(range(*rows.indices(count)))

@@ -34,19 +34,20 @@ class DatasetStore(Store):
     Args:
         max_action_dim: Number of actions A, or the width of action vectors; by default from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
-        fields: Fields that replace standard ones of the same name, or come after them.
-        alignment: Which transition a row's action, reward and done belong to: "arrived" (they led to its observation)
-            or "outgoing" (they leave it); None: "arrived", as for all stores.
-        dense_bytes: How much memory the store's readers may use, in all and in each process, to keep dense copies of
-            what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or of
-            another width than declared, and booleans. What is beyond is read more slowly, with the same result.
-        image_roots: Folders in which images may lie that rows name by path, beside the folder that a dataset itself
-            lies in. No other file is opened.
-        spec: Which values columns may have: specs of ``mouse_core.spec`` by name. Appended rows are held to them by
-            value, whatever the dtype; columns of transitions may have zeros where the alignment is "arrived".
+        fields: Fields that replace standard ones of the same name, or are added after them.
+        alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
+            observation) or "outgoing" (it leaves the observation); None: "arrived", as for all stores.
+        dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns
+            that cannot be copied as stored: columns with nulls, with rows of differing length or of another width than
+            declared, and booleans. Columns beyond the limit are read more slowly, with the same result.
+        image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
+            is opened.
+        spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
+            for any dtype; with alignment "arrived", columns of transitions may also have zeros.
 
     Raises:
-        ConfigError: A dimension below 1, an unknown alignment or ``spec``, ``dense_bytes`` below 0, no folders.
+        ConfigError: A dimension is below 1, the alignment or ``spec`` is unknown, ``dense_bytes`` is below 0, or a
+            folder is invalid.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class DatasetStore(Store):
         image_roots: Iterable[str | os.PathLike[str]] = (),
         spec: Mapping[str, Any] | None = None,
     ) -> None:
-        # What only some stores need is loaded with the first of them.
+        # Modules that only some stores need are loaded with the first of them.
         from mouse_core.store._intake import StoreBackend, StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
@@ -82,42 +83,44 @@ class DatasetStore(Store):
         layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
-        """Open the store in a folder, to write rows as they come or to read them, or the rows at an address.
+        """Open the store in a folder, for writing or reading, or the rows at an address.
 
-        Saved datasets and recordings of other formats are read by ``mouse_core.formats.open(...).to_store()``.
+        ``mouse_core.formats.open(...).to_store()`` reads saved datasets and recordings of other formats.
 
         A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
-        written; they see the rows that were flushed. When a process ends, however it does, every row that ``append`` or
-        ``extend`` returned of is kept. When the machine stops, ``sync`` says what is:
+        written; readers see the flushed rows. When a process ends, for any reason, every row is kept for which
+        ``append`` or ``extend`` returned. When the machine stops, ``sync`` determines which rows are kept:
 
-        - "none": the rows in sealed files; those of the last 64 MB may be lost.
+        - "none": the rows in sealed files; the last 64 MB of rows may be lost.
         - "flush": the rows before the last ``flush()``.
-        - "append": every row that ``append`` or ``extend`` returned of.
+        - "append": every row for which ``append`` or ``extend`` returned.
 
         Args:
             path: The folder; or an address, ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://`` or
-                ``hf://datasets/name/of/it``, of a store, a saved dataset or Parquet files, which are only read.
-            mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
-            sync: What a writer waits for, as above.
-            verify: Whether a file's digest is compared when its rows are first read, which reads all of it once; behind
-                an address each page's, where ``mouse upload`` sent them. None: if there are any; True: there must be.
-            max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped, about an eighth
-                at a time; stores and snapshots that others opened keep theirs.
-            max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
-            layout: How rows are sealed: "columns", one by one; "windows", 128 to 256 rows at a time; None: as the last.
-            **options: Those of the class, where an alignment that is not given is the one that the rows have; for an
-                address also those of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and the like; for
-                other formats also those of ``mouse_core.formats.open``, such as ``final``.
+                ``hf://datasets/name/of/it``, of a store, a saved dataset or Parquet files, which are read-only.
+            mode: "r" reads an existing store, and writes nothing; "a" writes a store, which is created if necessary.
+            sync: The durability that a writer waits for, as above.
+            verify: Whether a file's digest is checked when its rows are first read, which reads the whole file once; at
+                an address, each page's digest, if ``mouse upload`` sent digests. None: if digests exist; True: they
+                must exist.
+            max_rows: Largest number of rows that a writer keeps, from 8; None: all. The oldest rows are dropped, about
+                an eighth at a time; open stores and snapshots of other processes keep them.
+            max_bytes: Largest number of bytes of files that a writer keeps, likewise, from 65,536.
+            layout: How rows are sealed: "columns", column by column; "windows", 128 to 256 rows at a time; None: as
+                before.
+            **options: The options of the class; without ``alignment``, the alignment of the rows is used. For an
+                address also the options of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and so on;
+                for other formats also the options of ``mouse_core.formats.open``, such as ``final``.
 
         Returns:
-            The store. A writer's is closed by ``close()``, or at the end of a ``with`` block.
+            The store. Close a writer with ``close()`` or a ``with`` block.
 
         Raises:
-            ConfigError: There is no store to read, something else lies in the folder, or another process writes to it,
-                which the message names; the file system has no locks; an option that such rows do not have.
+            ConfigError: There is no store to read, the folder holds something else, another process writes to it (the
+                message names the process), the file system has no locks, or an option does not apply to such rows.
             DataError: The store is damaged, or a newer release wrote it.
-            SchemaError: Options that do not fit what the rows say of themselves.
-            StorageError: The folder cannot be read, or be written.
+            SchemaError: Options contradict the metadata of the rows.
+            StorageError: The folder cannot be read or written.
         """
         from mouse_core.remote.clients.options import Reaching, is_url, without_secrets
         from mouse_core.store.disk.rows import Limits, open_rows
@@ -166,31 +169,31 @@ class DatasetStore(Store):
 
     @property
     def path(self) -> str | None:
-        """The folder that the store was opened in; None where there is none."""
+        """The folder of the store; None without a folder."""
         return self._rows.path
 
     def flush(self) -> None:
-        """Show readers the rows so far, and wait until they are on the disk, as ``sync`` says; see ``open``.
+        """Show readers the rows so far, and wait until they are on disk, as ``sync`` requires; see ``open``.
 
         Raises:
-            StorageError: They cannot be written. They are still there, for another attempt.
+            StorageError: The rows cannot be written. The store keeps them for another attempt.
         """
         self._rows.warn_of_rewards(stacklevel=2)
         self._rows.flush()
 
     def close(self) -> None:
-        """Seal the rows of a store that was opened to be written, and let others write; others have nothing to close.
+        """Seal the rows of a writer's store and release its lock; other stores have nothing to close.
 
-        Recordings into it are broken off before. What was read so far can still be read.
+        Recordings into the store are interrupted first. Rows that were read can still be used.
 
         Raises:
-            StorageError: Rows cannot be written; the store is still open.
+            StorageError: Rows cannot be written; the store stays open.
         """
         self._rows.warn_of_rewards(stacklevel=2)
         self._rows.close()
 
     def interrupt_on_close(self, recording: Any) -> None:
-        """Have ``recording.interrupt()`` called when ``close()`` begins, if it is alive; recorders ask for it."""
+        """Call ``recording.interrupt()`` when ``close()`` begins, if the recording still exists; for recorders."""
         self._rows.interrupt_on_close(recording)
 
     def __enter__(self) -> Self:
@@ -220,7 +223,7 @@ class DatasetStore(Store):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first."""
+        """The Arrow types of the stored columns by name; if parts of the store differ in encoding, the first part's."""
         return dict(self._rows.seen().schema.arrow_types)
 
     @property
@@ -233,11 +236,11 @@ class DatasetStore(Store):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields that the store knows, whether it has their columns or not."""
+        """The fields that the store knows, including fields without a column."""
         return dict(self._rows.seen().schema.fields)
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """An immutable view of the rows there are now, or of the first ``rows`` of them. Copies no steps.
+        """Return an immutable view of the present rows, or of the first ``rows`` of them. Copies no steps.
 
         Raises:
             ConfigError: The store has fewer than ``rows`` rows.
@@ -254,14 +257,14 @@ class DatasetStore(Store):
         splits: str | Sequence[str] | None = None,
         split_pattern: str | Sequence[str] | None = None,
     ) -> DatasetStore:
-        """Add recorded steps after those there are, by reference, in constant time.
+        """Add recorded steps behind the present ones, by reference, in constant time.
 
-        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and fill in what the store was not told:
-        fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field that the store was given decides how values
-        are delivered; it must be read from the same column, in the same shape. A width may be larger than the one said.
+        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and fill in options that the store was not
+        given: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the dataset's
+        field; both must read the same column in the same shape. A width may be larger than in the metadata.
 
-        Rewards where episodes begin, among the first rows, speak against the alignment "arrived"; that is an
-        ``AlignmentWarning``. So it is of rows that are appended, once some came.
+        Rewards where episodes begin, among the first rows, contradict the alignment "arrived" and cause an
+        ``AlignmentWarning``. The same holds for appended rows.
 
         Args:
             dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
@@ -270,13 +273,13 @@ class DatasetStore(Store):
             split_pattern: Shell patterns (``"train_*"``) of the splits to take, pattern by pattern, each split once.
 
         Raises:
-            ConfigError: Not a dataset, an unknown split, or a pattern that matches none.
-            DataError: A file that a dataset is mapped from was cut, or holds rows that its reader did not see.
+            ConfigError: ``dataset`` is not a dataset, a split is unknown, or a pattern matches no split.
+            DataError: A mapped file was cut, or holds rows that its reader did not see. The metadata cannot be read, or
+                a newer version wrote them. Done codes contradict flags beside them, such as 1 where ``truncated`` is
+                set and ``terminated`` is not.
             MissingFieldError: A required column is missing.
-            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; rows of another
-                alignment, or that say something else that contradicts the store or the rows there are.
-            DataError: What a dataset says of itself cannot be read, or a newer version wrote it. Done codes that
-                contradict flags beside them, such as 1 where ``truncated`` is set and ``terminated`` is not.
+            SchemaError: A field cannot be read from its column, columns do not fit the present ones, or the alignment
+                or other metadata contradict the store or its rows.
 
         The store is unchanged after an error.
         """
@@ -297,17 +300,17 @@ class DatasetStore(Store):
 
     # ------------------------------------------------------------------ appended rows
 
-    lock = property(lambda self: self._rows.lock, doc="Who holds it appends with no rows of other threads in between.")
+    lock = property(lambda self: self._rows.lock, doc="A lock; its holder appends rows without rows of other threads.")
 
     def describe(self, metadata: DatasetMetadata) -> None:
-        """Say something of the rows that are appended: where they are recorded, which fields they have.
+        """Add metadata of the appended rows: where they were recorded, which fields they have.
 
-        It is checked, and fills in what the store was not told, as what a dataset says of itself is in
-        ``from_dataset``. Recorders (``mouse_core.record``) do it by themselves.
+        The metadata are checked and fill in options that the store was not given, like a dataset's metadata in
+        ``from_dataset``. Recorders (``mouse_core.record``) call this method.
 
         Raises:
-            ConfigError: Not a ``mouse_core.metadata.DatasetMetadata``.
-            SchemaError: Another alignment, or something else that contradicts the store or the rows there are.
+            ConfigError: ``metadata`` is not a ``mouse_core.metadata.DatasetMetadata``.
+            SchemaError: The alignment or other metadata contradict the store or its rows.
 
         The store is unchanged after an error.
         """
@@ -316,7 +319,7 @@ class DatasetStore(Store):
         if not isinstance(metadata, DatasetMetadata):
             raise ConfigError(f"describe: expected a mouse_core.metadata.DatasetMetadata, found {metadata!r:.200}")
         rows, said = self._rows, [("describe", metadata)]
-        # Without the lock: a store in a folder waits in here for a thread that needs it.
+        # Without the lock: a store in a folder waits here for a thread that needs it.
         if rows.schema.merged([], said).metadata() != rows.schema.metadata():
             rows.take([], said)
 
@@ -324,18 +327,18 @@ class DatasetStore(Store):
         """Add one step.
 
         Args:
-            row: A value for every column, in a dict, or in a TensorDict, a named tuple or a dataclass. The first row of
-                an empty store says which columns there are; later ones must have the same. None is a null, allowed
-                where the field fills it (``episode_step``, ``metadata_q_star``) and in columns that no field reads.
+            row: A value for every column, in a dict, a TensorDict, a named tuple or a dataclass. The first row of an
+                empty store defines the columns; later rows must have the same. None is a null, allowed if a field
+                replaces it (``episode_step``, ``metadata_q_star``), and in columns that no field reads.
 
         Raises:
             MissingFieldError: A column is missing.
-            SchemaError: A column that the store does not have.
-            DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed; a done
-                code that contradicts the flags beside it, such as 1 where only ``truncated`` is set.
-            StorageError: No room for it on the disk, or the wait for the disk failed.
+            SchemaError: The store does not have a column.
+            DataError: A value has the wrong type or shape, is out of bounds, or is None where nulls are not allowed; a
+                done code contradicts the flags beside it, such as 1 where only ``truncated`` is set.
+            StorageError: The disk has no room for the row, or the wait for the disk failed.
 
-        The store is unchanged after an error, but where a wait for the disk failed (``sync="append"``): it has the row.
+        The store is unchanged after an error, except if a wait for the disk failed (``sync="append"``): it has the row.
         """
         fields = row if type(row) is dict else row_of(row)
         rows = self._rows
@@ -346,12 +349,12 @@ class DatasetStore(Store):
             except BaseException:
                 rows.recount()
                 raise
-            # Of the first rows alone, so that later ones take no longer.
+            # Only the first rows are inspected, so that later appends take no longer.
             if rows.evidence is not None:
                 self._look_at(fields)
 
     def _look_at(self, row: Mapping[str, Any]) -> None:
-        """Look at one of the first rows that are appended; see ``StoreBackend.evidence``."""
+        """Inspect one of the first appended rows; see ``StoreBackend.evidence``."""
         evidence: Any = self._rows.evidence
         evidence.add_row(row, self._rows.schema.fields)
         if evidence.is_whole or evidence.is_enough:
@@ -362,13 +365,13 @@ class DatasetStore(Store):
         """Add many steps at once, column by column.
 
         Args:
-            columns: For every column an array or sequence ``[n, ...]``, all of one length, held as in ``append``; or a
-                list of rows, all of the same columns.
+            columns: For every column an array or sequence ``[n, ...]``, all of one length, checked as in ``append``; or
+                a list of rows, all with the same columns.
 
         Raises:
-            MissingFieldError, SchemaError, DataError, StorageError: As ``append``, or columns of differing lengths.
+            MissingFieldError, SchemaError, DataError, StorageError: See ``append``; also if columns differ in length.
 
-        The store is unchanged after an error, but for the one that ``append`` names.
+        The store is unchanged after an error, except for the case that ``append`` names.
         """
         fields, n = columns_of(columns)
         for name, values in fields.items():
@@ -397,37 +400,37 @@ class DatasetStore(Store):
         infos: Any = None,
         **columns: Any,
     ) -> Self:
-        """Add an episode of T transitions as a simulator gives it: arrays of NumPy, torch or JAX, or lists.
+        """Add an episode of T transitions from a simulator: arrays of NumPy, torch or JAX, or lists.
 
-        Observations may be nested. Batches have them under their names, as ``batch["observation.image"]``, in their
-        dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps
-        follow from the arrays:
+        Observations may be nested. Batches contain them by name, such as ``batch["observation.image"]``, in their dtype
+        and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps follow
+        from the arrays:
 
-        - With T + 1 observations the rows have the alignment "arrived"; with T, without the observation that the
-          episode ended in, "outgoing". The first episode of an empty store decides, unless ``alignment`` was given.
-        - In a store of alignment "outgoing" the last of T + 1 observations is left out.
+        - With T + 1 observations the rows have the alignment "arrived"; with T observations, without the final
+          observation of the episode, "outgoing". The first episode of an empty store decides, unless ``alignment`` was
+          given.
+        - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
 
         Args:
-            episode: A mapping with the other arguments, or an object that has them as attributes, as episodes of
-                Minari do.
-            observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list of such a dict
+            episode: A mapping with the other arguments, or an object with these attributes, such as an episode of
+                Minari.
+            observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list with such a dict
                 for each step.
             actions: Arrays ``[T, ...]``, likewise.
             rewards: ``[T]``.
-            terminated, truncated: How the episode ended: a flag, or flags ``[T]`` of which the last may be set. None:
-                not so.
-            infos: Arrays ``[T + 1, ...]``, which came with the observations, or ``[T, ...]``, which came with the
-                rewards; likewise.
-            **columns: Columns that have one number or text for the episode, such as ``task`` or ``success``.
+            terminated, truncated: The end of the episode: a flag, or flags ``[T]``, of which only the last may be set.
+                None: False.
+            infos: Arrays ``[T + 1, ...]``, one for each observation, or ``[T, ...]``, one for each reward; likewise.
+            **columns: Columns with one number or text for the episode, such as ``task`` or ``success``.
 
         Returns:
             The store.
 
         Raises:
-            ConfigError: Not an episode.
-            DataError: Arrays that contradict each other, or the episodes before; values that no column holds.
-            MissingFieldError, SchemaError, StorageError: As ``extend``.
+            ConfigError: ``episode`` is not an episode.
+            DataError: Arrays contradict each other or earlier episodes, or no column can hold a value.
+            MissingFieldError, SchemaError, StorageError: See ``extend``.
 
         The store is unchanged after an error.
 
@@ -438,7 +441,7 @@ class DatasetStore(Store):
             3
         """
         from mouse_core.metadata import DatasetMetadata
-        from mouse_core.store._adding import PARTS, EpisodeColumns, parts_of  # what only some stores need
+        from mouse_core.store._adding import PARTS, EpisodeColumns, parts_of  # loaded on demand
 
         given = dict(zip(PARTS, (observations, actions, rewards, terminated, truncated, infos), strict=True))
         parts = parts_of(episode, {name: one for name, one in given.items() if one is not None} | columns)
@@ -456,13 +459,13 @@ class DatasetStore(Store):
         """Add episodes, one after the other; see ``add_episode``.
 
         Args:
-            episodes: What ``add_episode`` takes as ``episode``.
+            episodes: Episodes, each valid as ``episode`` of ``add_episode``.
 
         Returns:
             The store.
 
         Raises:
-            MouseError: As ``add_episode``; a note has the number of the episode. The episodes before stay.
+            MouseError: See ``add_episode``; a note has the number of the episode. Earlier episodes stay.
         """
         for number, episode in enumerate(episodes):
             try:
@@ -473,26 +476,26 @@ class DatasetStore(Store):
         return self
 
     def clear(self) -> None:
-        """Forget all rows, those of datasets too; columns and fields stay as they are.
+        """Remove all rows, including rows of datasets; columns and fields stay.
 
-        Snapshots that were taken keep their rows, and so do loaders until ``refresh()``: an on-policy loop appends a
-        rollout, refreshes its loader, trains, and clears.
+        Existing snapshots keep their rows, and so do loaders until ``refresh()``: an on-policy loop appends a rollout,
+        refreshes its loader, trains, and clears.
         """
         self._rows.clear()
 
     # ------------------------------------------------------------------ back to datasets
 
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Turn a dict of lists, as ``datasets`` yields it, into a dict of field arrays.
+        """Convert a dict of lists, as ``datasets`` yields it, to a dict of field arrays.
 
         Args:
-            batch: Values by column, ``n`` of each.
+            batch: Values by column, each of length ``n``.
 
         Returns:
             The store's fields by name, ``[n, ...]`` in their documented dtypes.
 
         Raises:
-            MissingFieldError, SchemaError, DataError: As ``append``.
+            MissingFieldError, SchemaError, DataError: See ``append``.
         """
         from mouse_core.store.export import rows_to_table
 
@@ -506,7 +509,7 @@ class DatasetStore(Store):
 
 
 def _is_recording(path: Path) -> bool:
-    """Whether something lies at a path that is neither a store nor an empty folder; never fails."""
+    """Return whether a path holds something that is neither a store nor an empty folder; never raises."""
     from mouse_core.store.disk.folder import looks_like_store
 
     try:
