@@ -1,4 +1,4 @@
-"""Rollouts: on-policy storage, its returns and its mini-batches."""
+"""Rollouts: the storage of on-policy data, its returns and its mini-batches."""
 
 from mouse_core.rollouts.fields import RolloutField, Transition, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import MiniBatch, permutation

@@ -20,10 +20,10 @@ from mouse_core.spec import FieldSpec, Spec, check_dtype
 Array = Any
 
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
-"""Fields that hold one number for each row; their arrays are ``[T, N, 1]``."""
+"""Fields with one number for each row; their arrays are ``[T, N, 1]``."""
 
 COMPUTED = ("returns", "advantages")
-"""Fields that are computed from the others, and not added."""
+"""Fields that the storage computes from others; transitions do not have them."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "action_sigma": "sigma",
     }
 )
-"""What transitions also call some fields."""
+"""Other names of fields in transitions."""
 
 KNOWN = (
     "observations",
@@ -57,7 +57,7 @@ KNOWN = (
     "returns",
     "advantages",
 )
-"""The names of ``RolloutStorage.motion_mimic``. A storage that lacks one of them says None for it."""
+"""The names of ``RolloutStorage.motion_mimic``. A storage without such a field has None under its name."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class RolloutField:
     Args:
         shape: Its shape in one environment; the storage holds ``[T, N, *shape]``.
         dtype: Its dtype; boolean, integer or floating.
-        optional: Whether transitions may lack it. With a mask, rows that lack it are not available. Without one, either
-            all rows of a rollout have it or none has, and its memory is allocated when the first one has it.
-        mask: Whether an availability mask belongs to it, bool ``[T, N]``, under the name ``<field>_mask``. Rows that
-            are not available hold zeros or what came with them.
+        optional: Whether transitions may lack the field. With a mask, rows that lack it are marked as not available.
+            Without a mask, all rows of a rollout or no row must have it, and its memory is allocated on first use.
+        mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. Rows that are not
+            available hold zeros or the values of the transition.
     """
 
     shape: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class RolloutField:
 
 
 def check_shape(where: str, shape: object) -> tuple[int, ...]:
-    """``shape`` as a tuple of positive integers, or ConfigError."""
+    """Return ``shape`` as a tuple of positive integers; raise ConfigError if it is invalid."""
     listed = isinstance(shape, Sequence) and not isinstance(shape, str)
     if not listed or not all(is_whole(size) and size > 0 for size in shape):  # type: ignore[attr-defined]
         raise ConfigError(f"{where}: expected a shape of positive sizes, such as (48,), found {shape!r}")
@@ -92,17 +92,17 @@ def check_shape(where: str, shape: object) -> tuple[int, ...]:
 
 
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
-    """The fields of a storage: those that are asked for, with rewards and dones, which every rollout has.
+    """Return the fields of a storage: the requested fields, with rewards and dones, which every rollout has.
 
     Args:
-        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which stands for float32. A ``Spec`` must have
-            the alignment "outgoing".
+        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which means float32. A ``Spec`` must have the
+            alignment "outgoing".
 
     Returns:
-        In their order. What is one number for each row has the shape ``(1,)``.
+        The fields in the given order. A field with one number for each row has the shape ``(1,)``.
 
     Raises:
-        ConfigError: A name that cannot be one, or what is no field.
+        ConfigError: A name is not allowed, or a value is not a field.
     """
     if not isinstance(fields, Mapping):
         raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
@@ -164,20 +164,20 @@ def motion_mimic_fields(
     apply_dagger_actions: bool = False,
     rnd_state_shape: Sequence[int | None] | None = None,
 ) -> dict[str, RolloutField]:
-    """The fields of ``RolloutStorage.motion_mimic``; only what is configured is among them.
+    """Return the fields of ``RolloutStorage.motion_mimic``: only the configured ones.
 
     Args:
         training_type: "rl" or "distillation".
         obs_shape, actions_shape: Shapes in one environment.
         ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Likewise; None, or ``(None,)``,
-            for what there is not. Privileged references are there only beside references.
+            if there is no such field. Privileged references require references.
         apply_dagger_actions: Whether there are ``dagger_actions``.
 
     Returns:
         Fields by name.
 
     Raises:
-        ConfigError: An unknown training type, or what is no shape.
+        ConfigError: The training type is unknown, or a shape is invalid.
     """
     check_choice("training_type", training_type, get_args(TrainingType))
     if actions_shape is None:
@@ -204,7 +204,7 @@ def motion_mimic_fields(
 
 
 def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = False) -> RolloutField | None:
-    # (None,) is how runners that wrap a number in a list say that there is none.
+    # Runners that wrap a number in a list write (None,) for a missing field.
     if shape is None or (isinstance(shape, Sequence) and tuple(shape) == (None,)):
         return None
     return RolloutField(check_shape(where, shape), mask=mask)
@@ -216,10 +216,10 @@ def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = Fa
 class Transition:
     """One step of all environments: arrays ``[N, ...]`` under the names of a storage's fields.
 
-    Fields are arguments or attributes; those that were not set are None. Some have a second name, which means the same:
+    Fields are arguments or attributes; unset fields are None. Some fields have a second name with the same meaning:
     ``critic_observations`` (``privileged_observations``), ``critic_reference_observations`` and its ``_mask``
     (``privileged_reference_observations``), ``action_mean`` (``mu``) and ``action_sigma`` (``sigma``). A storage
-    refuses names that it does not hold.
+    raises SchemaError for names that it does not hold.
 
     Args:
         fields: Values by name.
@@ -254,14 +254,14 @@ class Transition:
         raise AttributeError(f"Transition: expected one of {sorted(self._values)}, found {name!r}")
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Names and values of what is set to something."""
+        """Yield the names and values of the fields that are set."""
         return ((name, value) for name, value in self._values.items() if value is not None)
 
     def __repr__(self) -> str:
         return f"Transition({', '.join(name for name, _ in self)})"
 
     def clear(self) -> None:
-        """Forget all fields, to be filled for the next step."""
+        """Unset all fields, for the next step."""
         self._values.clear()
 
 
@@ -277,19 +277,19 @@ def fields_of(transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- checks of one step
 
-# Values of one kind go into fields of the same rank or above: booleans, integers, floats.
+# Values of one kind may be stored in fields of the same rank or above: booleans, integers, floats.
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 _SHOWN_TO_BOTH = ("observations", "reference_observations", "reference_observations_mask")
 
 
 class HostArrays:
-    """The arrays that a storage is made of: NumPy's. An adapter's class derives from this one, for its framework's.
+    """The kind of arrays of a storage: NumPy's. An adapter's subclass has the arrays of its framework.
 
     Args:
-        device: Where they are: "cpu" or None, which is the same.
+        device: The device of the arrays: "cpu" or None, which are the same.
 
     Raises:
-        ConfigError: Another device.
+        ConfigError: Another device is given.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -298,19 +298,19 @@ class HostArrays:
         self.device: Any = "cpu"
 
     def array(self, value: Any) -> Array:
-        """A value as an array of this kind, on this device."""
+        """Convert a value to an array of this kind, on this device."""
         return to_numpy(value)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of zeros of a NumPy dtype, or one of this kind of arrays, that may be written to anywhere."""
+        """Return a writable array of zeros, of a NumPy dtype or a dtype of this kind of arrays."""
         return np.zeros(shape, dtype)
 
     def index(self, rows: npt.NDArray[np.int64]) -> Array:
-        """Row numbers as an array of this kind, on this device."""
+        """Return row numbers as an array of this kind, on this device."""
         return rows
 
     def may_look(self, array: Array) -> bool:
-        """Whether the values of an array are known, and looking at them waits for nothing."""
+        """Return whether the values of an array are known, and reading them waits for no queued work."""
         return True
 
     def without_gradients(self) -> AbstractContextManager[Any]:
@@ -322,11 +322,11 @@ class StepChecks:
     """Validator that converts one step of all environments to a row of a storage.
 
     Args:
-        fields: As ``complete_fields`` returns them.
+        fields: The result of ``complete_fields``.
         num_envs: N.
         spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
         arrays: The kind of arrays.
-        validate: Whether values are checked; None checks those that ``arrays.may_look`` at.
+        validate: Whether values are checked; None: if ``arrays.may_look`` allows it.
     """
 
     def __init__(
@@ -349,11 +349,11 @@ class StepChecks:
         Raises:
             SchemaError: A name belongs to no field.
             MissingFieldError: A required field is missing.
-            ConfigError: The argument is no transition.
+            ConfigError: The argument is not a transition.
         """
         given = fields_of(transition)
         for name in _SHOWN_TO_BOTH:
-            # Training code without privileged observations gives its observations twice; the critic then sees those.
+            # Training code without privileged observations passes its observations twice, as the critic's input.
             privileged = f"privileged_{name}"
             if privileged in given and privileged not in self._expected and given[privileged] is given.get(name):
                 del given[privileged]
@@ -368,16 +368,16 @@ class StepChecks:
         return given
 
     def rows(self, given: Mapping[str, Any], step: int | None) -> dict[str, Array]:
-        """The rows to copy, by the names of arrays, in their shapes; copying changes their dtypes where it must.
+        """Return the arrays of a row by name, in their final shapes; a later copy converts dtypes.
 
         Args:
-            given: What ``given`` returned.
-            step: Where they go, for messages; None where that is not known.
+            given: The result of ``given``.
+            step: The number of the row, for messages; None if unknown.
 
         Raises:
-            SchemaError, MissingFieldError: Shapes or dtypes that are not those of the fields; a mask alone.
-            DataError: Rewards, values or log-probabilities that are not finite, done codes that are none, integers that
-                do not fit.
+            SchemaError, MissingFieldError: A shape or dtype does not suit its field, or a mask has no field.
+            DataError: A reward, value or log-probability is not finite, a done code is invalid, or an integer does not
+                fit.
         """
         rows: dict[str, Array] = {}
         for name, field in self._fields.items():
@@ -415,11 +415,11 @@ class StepChecks:
         return made[:, 0] != 0
 
     def as_array(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
-        """A value as an array of a shape, which may lack a last 1, and, if one is given, able to be of a dtype.
+        """Convert a value to an array of ``shape``, where a last axis of 1 may be missing, that fits ``dtype``.
 
         Raises:
-            SchemaError: It is none.
-            DataError: A number that the dtype does not hold, where it may be looked at.
+            SchemaError: The value is no such array.
+            DataError: ``dtype`` cannot hold a number (checked if values may be read).
         """
         try:
             made = self._arrays.array(value)
@@ -435,7 +435,7 @@ class StepChecks:
         made = _in_shape(name, made, shape)
         if dtype is None or made.dtype == dtype:
             return made
-        # Done codes may be of any kind, as long as they are 0, 1 or 2.
+        # Done codes may be of any kind, if they are 0, 1 or 2.
         if name != "dones" and _RANKS[kind] > _RANKS[kind_of(dtype)]:
             raise SchemaError(f"{name}: expected {dtype}, found {made.dtype}")
         if kind in "iu" and dtype.kind in "iu" and 0 not in made.shape and self._may_look(made):
@@ -461,16 +461,17 @@ class StepChecks:
     def ends(
         self, values: Array, dones: Array, last_values: Any, time_outs: Any, final_values: Any
     ) -> tuple[Array, Array | None, Array | None]:
-        """Convert ``last_values``, ``time_outs`` and ``final_values``, which returns need beside the rows, to arrays.
+        """Convert ``last_values``, ``time_outs`` and ``final_values``, which returns need in addition, to arrays.
 
         Args:
-            values, dones: Of all rows, ``[T, N, 1]``.
+            values, dones: All rows, ``[T, N, 1]``.
             last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
 
         Raises:
-            ConfigError: Only one of ``time_outs`` and ``final_values``; a row with code 2 in ``dones`` and no time-out.
-            SchemaError: Shapes that are wrong.
-            DataError: A value that is needed and not finite; a time-out where no episode ends.
+            ConfigError: Only one of ``time_outs`` and ``final_values`` is given, or a row with code 2 in ``dones`` has
+                no time-out.
+            SchemaError: A shape is wrong.
+            DataError: A needed value is not finite, or a time-out is set where no episode ends.
         """
         check_truncation(time_outs, final_values)
         shape = tuple(values.shape)
@@ -494,7 +495,7 @@ class StepChecks:
 
 
 def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
-    """The data and the mask of a field that has one, which may come together, as ``(data, mask)``."""
+    """Return the data and the mask of a field with a mask; a transition may have both as ``(data, mask)``."""
     if isinstance(value, tuple) and len(value) == 2:
         if mask is not None:
             raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
@@ -505,7 +506,7 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
-    """``value`` in its shape; ``[..., 1]`` may come as ``[...]``."""
+    """Return ``value`` in its shape; ``[...]`` is accepted for ``[..., 1]``."""
     if tuple(value.shape) == expected:
         return value
     column = len(expected) > 1 and expected[-1] == 1
@@ -516,11 +517,11 @@ def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
 
 
 def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None = None) -> None:
-    """DataError that names the first value that is not good; ``[N, 1]`` of one step, or ``[T, N, 1]``."""
+    """Raise DataError for the first value that is not ``good``; ``[N, 1]`` of one step, or ``[T, N, 1]``."""
     xp = namespace(good)
     if bool(xp.all(good)):
         return
-    # The first that is False. Of three rows of two environments, place 5 is environment 5 % 2 = 1 of row 5 // 2 = 2.
+    # The first False. With two environments, place 5 is environment 5 % 2 = 1 of row 5 // 2 = 2.
     place = int(xp.argmin(xp.astype(xp.reshape(good, (-1,)), xp.uint8)))
     found = xp.reshape(value, (-1,))[place]
     found = found.item() if hasattr(found, "item") else found
@@ -531,11 +532,11 @@ def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None 
 
 
 def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None) -> None:
-    """See that what returns are made of at the ends of episodes and of the rollout is there, and finite.
+    """Check that the values at the ends of episodes and of the rollout, which returns need, exist and are finite.
 
     Raises:
-        ConfigError: Truncated episodes without the values of their final observations.
-        DataError: A time-out where no episode ends, or a value that is needed and not finite.
+        ConfigError: Truncated episodes lack the values of their final observations.
+        DataError: A time-out is set where no episode ends, or a needed value is not finite.
     """
     xp = namespace(dones)
     truncated = dones == 2

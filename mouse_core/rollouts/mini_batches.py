@@ -1,4 +1,4 @@
-"""Mini-batches of a rollout: which rows make up each, and what a mini-batch holds."""
+"""Mini-batches of a rollout: the choice of their rows, and their content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mouse_core.spec import check_count
 Array = Any
 Extractor = Callable[[Any], Any]
 
-# Fields that learning compares with what the policy says, rather than shows to it.
+# Fields that training compares with the output of the policy; the policy does not read them.
 TARGETS = frozenset(
     ("actions", "privileged_actions", "dagger_actions", "rewards", "dones", "values", "actions_log_prob", "mu", "sigma",
      "returns", "advantages")
@@ -32,7 +32,7 @@ TARGETS = frozenset(
 
 
 class _FieldAttribute:
-    """An attribute for a field of a mini-batch: the first of these that is there, or None."""
+    """An attribute for a field of a mini-batch: the first existing one of several names, or None."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -46,7 +46,7 @@ class _FieldAttribute:
 @dataclass(frozen=True, eq=False)
 class MiniBatch(Mapping[str, Array]):
     """Some rows of a rollout: a mapping by the names of the storage's fields, ``batch["observations"]``, with
-    attributes for those that training code knows, ``batch.obs``.
+    attributes for the names that training code uses, ``batch.obs``.
 
     As in rsl_rl, a mini-batch unpacks into 18 parts; ``batch.keys()`` has the names of the fields:
 
@@ -54,29 +54,29 @@ class MiniBatch(Mapping[str, Array]):
         target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,
         masks, rnd_state, obs_prev_state, ref_obs_prev_state, ref_obs_prev_mask = batch
 
-    A part that the rollout does not have is None.
+    A part that the rollout lacks is None.
 
-    A mini-batch of rows has arrays ``[B, ...]``. A recurrent one has trajectories ``[T, K, ...]`` of what the policy
-    reads, padded, with ``masks``, and ``[T, n, ...]`` of everything else, the rows of its n environments.
+    A mini-batch of rows has arrays ``[B, ...]``. A recurrent mini-batch has padded trajectories ``[T, K, ...]`` of the
+    policy's inputs, with ``masks``. All other fields are ``[T, n, ...]``, the rows of its n environments.
 
     Args:
-        fields: Arrays by the names of the storage's fields, masks among them.
-        hidden_states: ``(actor, critic)``: of the rows, or of the starts of the trajectories; ``(None, None)`` if
-            there are none.
-        masks: Where trajectories have a row, bool ``[T, K]``; None in mini-batches of rows.
-        obs_prev_state: What the AMP extractor says of the observation one step before, 0 where there is none.
-        obs_prev_mask: Whether there is one in the episode and in this rollout, bool.
-        ref_obs_prev_state: Likewise, of the reference observation.
-        ref_obs_prev_mask: Whether there is one, and it was available, bool.
-        histories: For every field whose history was asked for, frames ``[B, H, ...]``, the oldest first and the row's
-            own last, and bool ``[B, H]``, whether there is such a frame.
+        fields: Arrays by the names of the storage's fields, including masks.
+        hidden_states: ``(actor, critic)``: of the rows, or of the starts of the trajectories; ``(None, None)`` without
+            hidden states.
+        masks: Whether trajectories have a row, bool ``[T, K]``; None in mini-batches of rows.
+        obs_prev_state: The AMP extractor's output for the previous observation, 0 if there is none.
+        obs_prev_mask: Whether there is a previous observation in the episode and in this rollout, bool.
+        ref_obs_prev_state: The AMP extractor's output for the previous reference observation, 0 if there is none.
+        ref_obs_prev_mask: Whether there is a previous reference observation, and it was available, bool.
+        histories: For each requested field, frames ``[B, H, ...]``, oldest first and the row's own frame last, and bool
+            ``[B, H]``, whether each frame exists.
         rows: Flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
 
-    Fields as attributes, None where there is no such field: ``actions``, ``advantages``, ``returns``, ``rnd_state`` and
-    ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference observations),
-    ``target_values`` (values: what the critic said when the rollout was made), ``old_actions_log_prob``, ``old_mu`` and
-    ``old_sigma``; and what the critic sees, ``critic_obs``, ``critic_ref_obs`` and ``critic_ref_mask``: the privileged
-    ones, or without any those of the policy.
+    Fields are also attributes, None if there is no such field: ``actions``, ``advantages``, ``returns``, ``rnd_state``
+    and ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference
+    observations), ``target_values`` (values: the critic's output during the rollout), ``old_actions_log_prob``,
+    ``old_mu`` and ``old_sigma``. The critic's inputs are ``critic_obs``, ``critic_ref_obs`` and ``critic_ref_mask``:
+    the privileged fields, or without privileged fields the policy's inputs.
     """
 
     fields: Mapping[str, Array]
@@ -90,10 +90,10 @@ class MiniBatch(Mapping[str, Array]):
     rows: Array | None = None
 
     def __getitem__(self, name: str) -> Array:
-        """The values of a field of the storage.
+        """Return the values of a field of the storage.
 
         Raises:
-            MissingFieldError: There is none of this name (also a KeyError).
+            MissingFieldError: There is no such field (the error is also a KeyError).
         """
         if name in self.fields:
             return self.fields[name]
@@ -103,7 +103,7 @@ class MiniBatch(Mapping[str, Array]):
         raise MissingFieldError(f"mini-batch: expected one of the fields {list(self.fields)}, found {name!r}{hint}")
 
     def __iter__(self) -> Iterator[Any]:  # the names are those of keys()
-        """The 18 parts, in the order that training code unpacks."""
+        """Yield the 18 parts, in the order in which training code unpacks them."""
         parts = (
             self.obs,
             pair(self.ref_obs, self.ref_mask),
@@ -127,22 +127,22 @@ class MiniBatch(Mapping[str, Array]):
         return iter(parts)
 
     def __len__(self) -> int:
-        """The number of parts, 18."""
+        """Return the number of parts, 18."""
         return 18
 
     def keys(self) -> KeysView[str]:
-        """The names of the fields there are."""
+        """Return the names of the existing fields."""
         return self.fields.keys()
 
     def values(self) -> ValuesView[Array]:
-        """The values of the fields there are."""
+        """Return the values of the existing fields."""
         return self.fields.values()
 
     def items(self) -> ItemsView[str, Array]:
-        """The names and values of the fields there are."""
+        """Return the names and values of the existing fields."""
         return self.fields.items()
 
-    # Arrays do not compare to one truth: a mini-batch equals itself alone.
+    # Comparing arrays gives no single truth value, so a mini-batch equals only itself.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -165,8 +165,8 @@ class MiniBatch(Mapping[str, Array]):
     def digest(self, index: int) -> StreamDigest:
         """Return a 128-bit digest of all but ``rows``; each row, or each step of a recurrent batch, counts as a window.
 
-        Where it has fields only it is ``StreamDigest.of(index, self)``. Masks, previous states, histories and hidden
-        states count, too. It is made on the host.
+        With fields only, it equals ``StreamDigest.of(index, self)``. Masks, previous states, histories and hidden
+        states also count. It is computed on the host.
 
         Args:
             index: The number of the mini-batch.
@@ -174,7 +174,7 @@ class MiniBatch(Mapping[str, Array]):
         names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
         beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         beside |= {f"histories of {name}": frames for name, frames in self.histories.items()}
-        # Of these each is one value: on which axis there are rows depends on the policy, as does how many.
+        # Each hidden state counts as one value: the policy determines its axis of rows, and their number.
         hidden: dict[str, Array] = {}
         policy_states.tree_map(lambda path, leaf: hidden.setdefault(path, leaf[None]), self.hidden_states)
         total = StreamDigest.of(index, (self.fields, *(parts for parts in (beside, hidden) if parts))).total
@@ -182,7 +182,7 @@ class MiniBatch(Mapping[str, Array]):
 
 
 def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None] | None:
-    """Data and mask, or None where there is no data."""
+    """Return data and mask, or None without data."""
     return None if values is None else (values, mask)
 
 
@@ -190,19 +190,19 @@ def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None]
 
 
 def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[np.int64]:
-    """The order of ``n`` rows in an epoch: each row once, another order for every seed and every epoch.
+    """Return the order of ``n`` rows in an epoch: each row once; the order differs for every seed and every epoch.
 
     Args:
         seed: In ``[0, 2**64)``.
-        epoch: How many epochs were before, over all rollouts.
+        epoch: Number of earlier epochs, over all rollouts.
         n: Number of rows, below 2**32.
-        call: Tells several orders for one epoch apart.
+        call: Distinguishes several orders of one epoch.
 
     Returns:
         int64 ``[n]``.
     """
-    # Sorting numbers whose last bits say where they stood is faster than argsort, and leaves no ties, so that every
-    # way to sort gives the same order. More than 32 bits remain random. For n = 3 the last 2 bits are
+    # Sort random numbers whose last bits contain their position: faster than argsort, and without ties, so that every
+    # sorting algorithm gives the same order. More than 32 bits remain random. For n = 3 the last 2 bits are
     # places: the words 1101, 0010 and 0111 become 11|00, 00|01 and 01|10; in order 00|01, 01|10, 11|00: rows 1, 2, 0.
     place_bits = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
     words = Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n)
@@ -218,12 +218,12 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
 
     Args:
         n: Number of rows.
-        num_mini_batches: How many.
-        drop_last: Whether the remainder is left out; else the first mini-batches have one row more than the others.
-        what: What the rows are, for messages.
+        num_mini_batches: Number of mini-batches.
+        drop_last: Whether the remainder is dropped; otherwise the first mini-batches have one additional row.
+        what: The name of the rows in messages.
 
     Raises:
-        ConfigError: Fewer rows than mini-batches, or no number of them.
+        ConfigError: There are fewer rows than mini-batches, or ``num_mini_batches`` is invalid.
     """
     check_count("num_mini_batches", num_mini_batches)
     if num_mini_batches > n:
@@ -236,7 +236,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
 
 
 def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:
-    """Fields whose last H frames are delivered, and H; ConfigError unless these are fields and integers from 1."""
+    """Return H by field whose last H frames are delivered; raise ConfigError for unknown fields or an H below 1."""
     for name, length in (histories or {}).items():
         if name not in fields:
             raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")
@@ -257,16 +257,16 @@ def take_mini_batch(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> MiniBatch:
-    """The mini-batch of some rows.
+    """Return the mini-batch of some rows.
 
     Args:
         flat: Fields ``[T * N, ...]``.
         rows: Flat row numbers ``[B]``.
-        starts: As ``episode_starts`` returns them, bool ``[T, N]``.
-        amp: For the previous states.
+        starts: The result of ``episode_starts``, bool ``[T, N]``.
+        amp: The AMP outputs, for the previous states.
         histories: Numbers of frames, by field.
-        hidden_states: Of every row.
-        hidden_axis: Where they have the environments.
+        hidden_states: The hidden states of all rows.
+        hidden_axis: The axis of the environments in hidden states.
     """
     xp = namespace(rows)
     frames = {}
@@ -294,24 +294,24 @@ def take_recurrent_mini_batch(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> MiniBatch:
-    """The mini-batch of the trajectories of some environments.
+    """Return the mini-batch of the trajectories of some environments.
 
     Args:
-        arrays: Fields ``[T, N, ...]``, ``dones`` among them.
+        arrays: Fields ``[T, N, ...]``, including ``dones``.
         envs: Numbers of the environments, ``[n]``.
         num_trajectories: As in ``trajectory_rows``; needed under ``jax.jit``.
-        amp: For the previous states.
-        hidden_states: Of every row.
-        hidden_axis: Where they have the environments.
+        amp: The AMP outputs, for the previous states.
+        hidden_states: The hidden states of all rows.
+        hidden_axis: The axis of the environments in hidden states.
 
     Returns:
-        Trajectories ``[T, K, ...]`` of all fields but ``TARGETS``, which stay ``[T, n, ...]``.
+        Trajectories ``[T, K, ...]`` of all fields except ``TARGETS``, which are ``[T, n, ...]``.
     """
     xp = namespace(envs)
     dones = arrays["dones"]
     own = {name: xp.take(values, envs, axis=1) for name, values in arrays.items()}
     trajectories, masks = trajectory_rows(own["dones"], num_trajectories=num_trajectories)
-    # What is number t * n + e among the rows of these environments is t * N + envs[e] among those of all.
+    # Row t * n + e of these environments is row t * N + envs[e] of all environments.
     step = xp.ones_like(own["dones"][:, 0, 0], dtype=envs.dtype).cumsum(0) - 1
     rows = step[:, None] * dones.shape[1] + envs[None, :]
     starts = xp.take(xp.reshape(rows, (-1,)), trajectories[0])
@@ -340,10 +340,10 @@ def _is_target(name: str, arrays: Mapping[str, Array]) -> bool:
 
 
 def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[Extractor, Extractor] | None:
-    """The two functions of an ``amp_cfg``.
+    """Return the two functions of an ``amp_cfg``.
 
     Raises:
-        ConfigError: One of them is missing, or there are no observations to call them with.
+        ConfigError: A function is missing, or there are no observations to call it with.
     """
     if amp_cfg is None:
         return None
@@ -376,7 +376,7 @@ class AmpStates:
 
 
 def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
-    """Ask the extractors about all rows.
+    """Call the extractors with all rows.
 
     Args:
         flat: Fields ``[T * N, ...]``.
@@ -384,7 +384,7 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
         ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
 
     Raises:
-        SchemaError: States of another number of rows.
+        SchemaError: A result has another number of rows.
     """
     states = obs_extractor(flat["observations"])
     found: Any = (None, None)
@@ -401,12 +401,12 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
 
 
 def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
-    """The ``..._prev_...`` parts of a mini-batch of rows.
+    """Return the ``..._prev_...`` parts of a mini-batch of rows.
 
     Args:
-        states: Of every row.
+        states: The AMP outputs of all rows.
         rows: Flat row numbers, of any shape.
-        starts: As ``episode_starts`` returns them.
+        starts: The result of ``episode_starts``.
     """
     xp = namespace(rows)
     before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)

@@ -1,4 +1,4 @@
-"""Hidden states of recurrent policies: arrays in tuples, lists and dicts, in any of the layouts that there are."""
+"""Hidden states of recurrent policies: arrays in tuples, lists and dicts, in the common layouts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class PolicyStates:
     """The hidden states of actor and critic in every row of a rollout.
 
     Args:
-        num_transitions_per_env: How many rows there is room for.
-        num_envs: How many environments each row has.
-        axis: Where a state has its environments; see ``env_axis``.
-        arrays: The kind of arrays they are kept in.
+        num_transitions_per_env: Number of rows of a full rollout.
+        num_envs: Number of environments in each row.
+        axis: The axis of the environments in a state; see ``env_axis``.
+        arrays: The kind of arrays.
 
     Raises:
-        ConfigError: What is no axis.
+        ConfigError: ``axis`` is invalid.
     """
 
     def __init__(self, num_transitions_per_env: int, num_envs: int, axis: int | None, arrays: HostArrays) -> None:
         self._rows, self._num_envs = num_transitions_per_env, num_envs
         self.axis = check_axis(axis)
         self._arrays = arrays
-        # Of the actor and of the critic: memory, which the next rollout overwrites, and whether this one has states.
+        # For actor and critic: memory, which the next rollout overwrites, and whether this rollout has states.
         self._memory: list[Tree] = [None, None]
         self._stated = [False, False]
         self._all_said = True
 
     @property
     def trees(self) -> tuple[Tree, Tree] | None:
-        """``(actor, critic)``, arrays ``[T, ...]``; None if no row had any."""
+        """``(actor, critic)``, arrays ``[T, ...]``; None if no row had any state."""
         if not any(self._stated):
             return None
         actor, critic = (held if stated else None for held, stated in zip(self._memory, self._stated, strict=True))
@@ -46,20 +46,20 @@ class PolicyStates:
     def clear(self) -> None:
         """Begin a new rollout."""
         self._stated = [False, False]
-        # Whether all rows have said what the states are, if only (None, None).
+        # Whether all rows had ``hidden_states``, even if only (None, None).
         self._all_said = True
 
     def check(self, given: Any, step: int) -> list[Tree] | None:
-        """The states of one step, ``[actor, critic]`` as arrays; None if the transition says nothing about them.
+        """Return the states of one step, ``[actor, critic]`` as arrays; None if the transition has no hidden states.
 
         Args:
             given: ``(actor, critic)``, each a tree or None; or None.
-            step: The row that they are for, of which nothing is written yet.
+            step: The row of the states; nothing is written yet.
 
         Raises:
-            SchemaError: They are no pair, or of other environments, structures, shapes or dtypes than in the rows
-                before; or the rows before said nothing about them.
-            MissingFieldError: There are none, although the rows before had some.
+            SchemaError: ``given`` is not a pair, its environments, structures, shapes or dtypes differ from earlier
+                rows, or earlier rows had no hidden states.
+            MissingFieldError: ``given`` is None, although earlier rows had states.
         """
         said = isinstance(given, tuple | list) and len(given) == 2
         if not said and not is_empty(given):
@@ -82,7 +82,7 @@ class PolicyStates:
         return row if said else None
 
     def write(self, row: list[Tree] | None, step: int) -> None:
-        """Copy what ``check`` returned into row ``step``."""
+        """Copy the result of ``check`` into row ``step``."""
 
         def copy(path: str, states: Array, memory: Array) -> None:
             memory[step] = states
@@ -101,7 +101,7 @@ class PolicyStates:
         return made
 
     def _begun(self, states: Tree, memory: Tree, step: int) -> Tree:
-        """Memory for states like these, that of the last rollout if it fits; zeros in the rows before ``step``."""
+        """Return memory for such states, from the last rollout if it fits; rows before ``step`` are zero."""
 
         def forget(path: str, array: Array) -> Array:
             array[:step] = 0
@@ -126,10 +126,10 @@ def _check_same(path: str, row: Array, array: Array) -> None:
 
 
 def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "hidden_states") -> Tree:
-    """``call(path, leaf, *other_leaves)`` for every array of a tree of tuples, lists and dicts; None stays.
+    """Return ``call(path, leaf, *other_leaves)`` for every array of a tree of tuples, lists and dicts; None stays None.
 
     Raises:
-        SchemaError: Another tree of a different structure.
+        SchemaError: Another tree has a different structure.
     """
     node = _node(tree)
     if any(_node(other) != node for other in others):
@@ -145,7 +145,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
     parts = {key: tree_map(call, tree[key], *(other[key] for other in others), path=f"{path}[{key!r}]") for key in keys}
     if isinstance(tree, dict):
         return parts
-    # A named tuple takes its parts one by one.
+    # The constructor of a named tuple takes its parts as separate arguments.
     return type(tree)(*parts.values()) if hasattr(tree, "_fields") else type(tree)(parts.values())
 
 
@@ -159,14 +159,14 @@ def _node(tree: Tree) -> str:
 
 
 def is_empty(tree: Tree) -> bool:
-    """Whether there is no array in it."""
+    """Return whether the tree contains no array."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     return tree is None or (isinstance(tree, tuple | list) and all(is_empty(part) for part in tree))
 
 
 def check_axis(axis: object) -> int | None:
-    """``axis`` if it is None or an integer from 0, else ConfigError."""
+    """Return ``axis`` if it is None or an integer from 0; raise ConfigError otherwise."""
     if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
         return axis
     raise ConfigError(f"hidden_axis: expected None or an integer from 0, found {axis!r}")
@@ -178,25 +178,25 @@ def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
 
 
 def check_envs(path: str, shape: tuple[int, ...], num_envs: int, axis: int | None) -> None:
-    """SchemaError if a hidden state of this shape is not one of so many environments; for ``axis`` see ``env_axis``."""
+    """Raise SchemaError if a hidden state's shape does not have ``num_envs`` environments; see ``env_axis``."""
     axis = env_axis(shape, axis)
     if len(shape) <= axis or shape[axis] != num_envs:
         raise SchemaError(
             f"{path}: expected {num_envs} environments on axis {axis}, found shape {list(shape)}; "
-            "hidden_axis says on which axis they are"
+            "set hidden_axis to the axis of the environments"
         )
 
 
 def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
-    """The hidden states of some rows.
+    """Return the hidden states of some rows.
 
     Args:
         stored: Arrays ``[T, ...]`` with the environments on some axis.
         rows: Flat row numbers ``[B]``.
-        axis: Of the environments within a row; see ``env_axis``.
+        axis: The axis of the environments within a row; see ``env_axis``.
 
     Returns:
-        The same tree, of arrays that have ``B`` where one row has its environments.
+        The same tree, in whose arrays an axis of length ``B`` replaces the axis of the environments.
     """
 
     def one(path: str, leaf: Array) -> Array:

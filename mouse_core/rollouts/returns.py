@@ -2,21 +2,21 @@
 
 Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
 was taken at observation t, whether the episode ended with it, and the value of observation t. Other axes are free, but
-all arrays of one call have the same shape, so that ``[T, N]`` never meets ``[T, N, 1]``. Results have the dtype of what
-is given.
+all arrays of one call must have the same shape, so that ``[T, N]`` is never combined with ``[T, N, 1]``. Results have
+the dtype of the arguments.
 
-Truncation is not termination. Where an episode is cut off from outside (a time limit), what would have followed is
-worth the value of the final observation, which is in no row: give ``time_outs``, which of the ends are such, and
-``final_values``, the values of the observations with which they ended. Without them every end counts as a termination,
-after which there is nothing (Pardo et al., "Time limits in reinforcement learning", ICML 2018). Code 2 (truncated) in
-``dones`` never counts as a termination: without its time-out and final value, it raises ConfigError. Where nobody can
-look at the codes (in ``jax.jit``, in compiled code, on a GPU), V' is NaN at such a row.
+Truncation is not termination. If a time limit cuts off an episode, the future is worth the value of the final
+observation, which is in no row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the final
+observations. Without them every end counts as a termination, with no future (Pardo et al., "Time limits in
+reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: without a time-out
+and a final value, it raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code, on a GPU), V'
+is NaN at such a row.
 
 In the formulas, d_t is 1 where row t ends an episode, and V'_t is the value of the observation to which row t leads:
 
-    V'_t = V_{t+1}          where the episode goes on; V_T is ``last_values``
-    V'_t = final_values_t   where it was truncated
-    V'_t = 0                where it terminated
+    V'_t = V_{t+1}          if the episode continues; V_T is ``last_values``
+    V'_t = final_values_t   if the episode was truncated
+    V'_t = 0                if the episode terminated
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Array = Any
 
 
 class Outgoing(NamedTuple):
-    """Rows of alignment "arrived" as arguments for the functions of this module, one row less.
+    """Rows of alignment "arrived", converted to arguments for the functions of this module; one row less.
 
     Attributes:
         rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.
-        valid: Whether a row is a transition. The row of a final observation is none: what is computed for it means
-            nothing, and reaches no other row.
+        valid: Whether a row is a transition. The row of a final observation is not a transition: its results are
+            meaningless, and do not affect other rows.
     """
 
     rewards: Array
@@ -53,12 +53,12 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
-    """Rows of alignment "arrived", as stores hold them, as transitions.
+    """Convert rows of alignment "arrived", as in stores, to transitions.
 
     The reward and done of row t+1 belong to the transition that leaves row t: three rows that were reached with rewards
-    ``[0, 1, 2]`` are two transitions with rewards ``[1, 2]``. As final observations are rows there, truncated episodes
-    need nothing else: ``transitions = outgoing(...)._asdict(); valid = transitions.pop("valid");
-    gae(**transitions, discount=0.99, lam=0.95)``.
+    ``[0, 1, 2]`` become two transitions with rewards ``[1, 2]``. Final observations are rows in this alignment, so
+    truncated episodes need no further arguments: ``transitions = outgoing(...)._asdict();
+    valid = transitions.pop("valid"); gae(**transitions, discount=0.99, lam=0.95)``.
 
     Args:
         rewards: Floating ``[T+1, ...]``: the reward with which row t was reached.
@@ -69,7 +69,7 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
         Transitions ``[T, ...]``.
 
     Raises:
-        SchemaError: Shapes that differ, or fewer than two rows.
+        SchemaError: Shapes differ, or there are fewer than two rows.
     """
     check_array("rewards", rewards)
     check_rows("values", values, rewards.shape)
@@ -142,19 +142,19 @@ def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
     """Check that the caller gives the value of every final observation of a truncated episode.
 
     Args:
-        unknown: Which rows have code 2 (truncated) in ``dones`` and are no time-outs, bool ``[T, ...]``.
+        unknown: Whether a row has code 2 (truncated) in ``dones`` but no time-out, bool ``[T, ...]``.
         time_outs: As in ``gae``.
-        where: The function, for the message.
+        where: The name of the function in the message.
 
     Raises:
-        ConfigError: A row is unknown.
+        ConfigError: ``unknown`` is True in some row.
     """
     xp = namespace(unknown)
     if not bool(xp.any(unknown)):
         return
     first = int(xp.argmax(xp.astype(xp.reshape(unknown, (-1,)), xp.uint8)))
     row, *others = (int(number) for number in np.unravel_index(first, tuple(unknown.shape)))
-    # The last of three axes, [T, N, 1], is the value's own.
+    # The last of three axes, [T, N, 1], is not an axis of environments.
     others = others[:-1] if len(others) > 1 and unknown.shape[-1] == 1 else others
     place = f"environment {others[0] if len(others) == 1 else others}, row {row}" if others else f"row {row}"
     wanted = "time_outs and final_values" if time_outs is None else "time_outs to be true"
@@ -165,14 +165,14 @@ def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
 
 
 def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
-    """ConfigError if only one of the two is given."""
+    """Raise ConfigError if only one of the two arguments is given."""
     if (time_outs is None) != (final_values is None):
         there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
         raise ConfigError(f"{missing}: expected them together with {there}, found None")
 
 
 def check_array(name: str, values: Array) -> None:
-    """Raise SchemaError if ``values`` are no array, and DataError if a mask hides one of them."""
+    """Raise SchemaError if ``values`` is not an array, and DataError if a mask hides a value."""
     if not hasattr(values, "shape"):
         raise SchemaError(f"{name}: expected an array, found {type(values).__name__}")
     try:
@@ -182,9 +182,9 @@ def check_array(name: str, values: Array) -> None:
 
 
 def check_factors(rewards: Array, **factors: float | Array) -> None:
-    """Raise SchemaError unless each of ``factors``, as ``discount``, is a number or has the shape of the rewards.
+    """Raise SchemaError unless each factor, such as ``discount``, is a number or has the shape of the rewards.
 
-    NumPy would repeat factors ``[T, N, 1]`` along another axis, and factors ``[N]`` along time.
+    NumPy would broadcast factors ``[T, N, 1]`` along another axis, and factors ``[N]`` along time.
     """
     for name, factor in factors.items():
         if getattr(factor, "shape", ()):
@@ -192,14 +192,14 @@ def check_factors(rewards: Array, **factors: float | Array) -> None:
 
 
 def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
-    """SchemaError if ``values`` are of another shape than the rewards say; also raises as ``check_array``."""
+    """Raise SchemaError if the shape of ``values`` does not match the rewards; see also ``check_array``."""
     check_array(name, values)
     if tuple(values.shape) != tuple(expected):
         raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
 
 
 def _is_known(values: Array) -> bool:
-    """Whether looking at values waits for no device, and no framework traces them."""
+    """Return whether reading the values waits for no device, and no framework traces them."""
     if may_look(values):
         return True
     if is_tensor(values) or not is_jax_array(values):  # what torch compiles cannot ask array_api_compat
@@ -209,12 +209,12 @@ def _is_known(values: Array) -> bool:
 
 
 def _put(values: Array, where: Array, others: Array | float) -> Array:
-    """``others`` where ``where``, else ``values``, which nobody else holds.
+    """Return ``others`` where ``where`` is True, else ``values``; may modify ``values``.
 
-    Chosen, not multiplied: what is not chosen may be anything, also NaN.
+    The values are selected, not multiplied, so that unselected ones may be NaN.
     """
     if isinstance(values, np.ndarray):
-        # In place: fresh memory of this size costs more than what is done with it.
+        # In place: allocating new memory of this size costs more than the copy.
         np.copyto(values, others, where=where, casting="same_kind")
         return values
     xp = namespace(values)
@@ -228,10 +228,10 @@ class Recurrence(Protocol):
 
 
 def backward(terms: Array, decays: Array, last: Array) -> Array:
-    """x_t = terms_t + decays_t x_{t+1} from the last row to the first, row by row.
+    """Compute x_t = terms_t + decays_t x_{t+1} from the last row to the first, row by row.
 
-    With terms ``[1, 2, 4]``, decays ``[0.5, 0, 0.5]`` and last 8: x_2 = 4 + 0.5 * 8 = 8, x_1 = 2 + 0 * 8 = 2,
-    x_0 = 1 + 0.5 * 2 = 2. A decay of 0 is where an episode ends.
+    Example: with terms ``[1, 2, 4]``, decays ``[0.5, 0, 0.5]`` and last 8, x_2 = 4 + 0.5 * 8 = 8,
+    x_1 = 2 + 0 * 8 = 2, x_0 = 1 + 0.5 * 2 = 2. An episode ends where the decay is 0.
 
     Under ``jax.jit`` the rows become T copies of the operations; the functions of ``mouse_jax`` scan instead.
 
@@ -243,7 +243,7 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
         x, ``[T, ...]``.
     """
     if isinstance(terms, np.ndarray):
-        # Into memory that is there, which takes half the time.
+        # Writing into existing memory takes half the time.
         sums = np.empty(terms.shape, np.result_type(terms, decays, last))
         for row in range(len(terms) - 1, -1, -1):
             last = np.multiply(decays[row], last, out=sums[row, ...])
@@ -268,7 +268,7 @@ def gae(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> tuple[Array, Array]:
-    """Generalized advantage estimates, and the returns that belong to them.
+    """Compute generalized advantage estimates, and the corresponding returns.
 
     delta_t = r_t + discount V'_t - V_t;  A_t = delta_t + discount lam (1 - d_t) A_{t+1};  R_t = A_t + V_t
     (Schulman et al., "High-dimensional continuous control using generalized advantage estimation", ICLR 2016).
@@ -276,24 +276,24 @@ def gae(
     Args:
         rewards: Floating ``[T, ...]``.
         values: V, ``[T, ...]``.
-        dones: Not 0 where an episode ends, ``[T, ...]`` of any dtype; 2 where a time limit ended it.
+        dones: Nonzero where an episode ends, ``[T, ...]`` of any dtype; 2 where a time limit ended the episode.
         last_values: V of the observations after the last row, ``[...]``.
         discount: A number, or one for each row, ``[T, ...]``.
-        lam: Likewise; 1 gives Monte Carlo advantages, 0 those of one step.
-        time_outs: Which of the ends are truncations, bool ``[T, ...]``; only together with ``final_values``.
-        final_values: V of the observations with which truncated episodes ended, ``[T, ...]``; read only there.
-        recurrence: How the sums along time are computed.
+        lam: Likewise; 1 gives Monte Carlo advantages, 0 one-step advantages.
+        time_outs: Whether an end is a truncation, bool ``[T, ...]``; only together with ``final_values``.
+        final_values: V of the final observations of truncated episodes, ``[T, ...]``; only read in these rows.
+        recurrence: The function that computes the sums along time.
 
     Returns:
         Advantages and returns, ``[T, ...]`` each.
 
     Raises:
-        SchemaError: Shapes that differ, no row, or rewards that are not floating.
+        SchemaError: Shapes differ, there is no row, or rewards are not floating-point numbers.
         DataError: A mask hides a value.
-        ConfigError: Only one of ``time_outs`` and ``final_values``; code 2 in ``dones`` without a time-out.
+        ConfigError: Only one of ``time_outs`` and ``final_values`` is given, or code 2 in ``dones`` has no time-out.
 
     Example:
-        The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and nothing of the third row's reaches it.
+        The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and the third row does not affect it.
 
         >>> import numpy as np
         >>> from mouse_core.rollouts import gae
@@ -321,10 +321,10 @@ def lambda_returns(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> Array:
-    """Lambda-returns: returns of all numbers of steps, mixed.
+    """Compute lambda-returns: weighted means of the returns of all numbers of steps.
 
-    G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) where the episode goes on, with G_T = V_T;
-    G_t = r_t + discount V'_t where it ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
+    G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) if the episode continues, with G_T = V_T;
+    G_t = r_t + discount V'_t if it ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
 
     Args:
         rewards, values, dones, last_values, discount, lam, time_outs, final_values, recurrence: As in ``gae``.
@@ -333,7 +333,7 @@ def lambda_returns(
         G, ``[T, ...]``.
 
     Raises:
-        SchemaError, ConfigError: As ``gae``.
+        SchemaError, ConfigError: See ``gae``.
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_factors(rewards, discount=discount, lam=lam)
@@ -352,10 +352,10 @@ def n_step_returns(
     time_outs: Array | None = None,
     final_values: Array | None = None,
 ) -> Array:
-    """The rewards of n steps, and the value of where they lead.
+    """Compute n-step returns: the rewards of n steps, plus the value of the observation after them.
 
-    G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. Where an episode ends earlier,
-    the sum ends there, with V'; at the end of the rollout it ends with ``last_values`` (Sutton and Barto,
+    G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. If an episode ends earlier, the
+    sum ends there, with V'; at the end of the rollout it ends with ``last_values`` (Sutton and Barto,
     "Reinforcement learning", 2018, section 7.1).
 
     Args:
@@ -366,7 +366,7 @@ def n_step_returns(
         G, ``[T, ...]``.
 
     Raises:
-        SchemaError, ConfigError: As ``gae``; ConfigError also for an ``n`` below 1.
+        SchemaError, ConfigError: See ``gae``; ConfigError also for an ``n`` below 1.
 
     Example:
         Two steps: 1 + 0.5 * 2 + 0.25 * 8, then 2 + 0.5 * 4 + 0.25 * 16; the last row has one step left, 4 + 0.5 * 16.
@@ -381,7 +381,7 @@ def n_step_returns(
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_factors(rewards, discount=discount)
     xp = namespace(rewards)
-    # Returns of one step; each round makes returns of k + 1 steps from those of k steps of the row behind.
+    # Begin with one-step returns; each round computes returns of k + 1 steps from the k-step returns of the next row.
     returns = rewards + discount * following
     for _ in range(min(n, rewards.shape[0]) - 1):
         onward = xp.concat([returns[1:], last_values[None]])
@@ -399,23 +399,23 @@ def discounted_returns(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> Array:
-    """The discounted sum of the rewards up to the end of the episode.
+    """Compute the discounted sum of the rewards up to the end of the episode.
 
-    G_t = r_t + discount G_{t+1} where the episode goes on, with G_T = ``last_values``; G_t = r_t + discount V'_t where
-    it ends (Sutton and Barto, "Reinforcement learning", 2018, section 3.3).
+    G_t = r_t + discount G_{t+1} if the episode continues, with G_T = ``last_values``; G_t = r_t + discount V'_t if it
+    ends (Sutton and Barto, "Reinforcement learning", 2018, section 3.3).
 
     Args:
         rewards, dones, discount, time_outs, final_values, recurrence: As in ``gae``.
-        last_values: What follows the last row is worth, ``[...]``; by default nothing.
+        last_values: Value of the observations after the last row, ``[...]``; by default 0.
 
     Returns:
         G, ``[T, ...]``.
 
     Raises:
-        SchemaError, ConfigError: As ``gae``.
+        SchemaError, ConfigError: See ``gae``.
     """
     last = _nothing(rewards) if last_values is None else last_values
-    # Values enter only where episodes end, where they are V'.
+    # Values are only used as V', where episodes end.
     ended, following = following_values(rewards, rewards, dones, last, time_outs, final_values)
     check_factors(rewards, discount=discount)
     on = _going_on(ended, rewards)
@@ -438,26 +438,27 @@ def vtrace(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> tuple[Array, Array]:
-    """V-trace: values and advantages of a policy, from rollouts of another.
+    """Compute V-trace targets and advantages of a policy, from rollouts of another policy.
 
     delta_t = min(clip_rho, ratio_t) (r_t + discount V'_t - V_t);  c_t = lam min(clip_c, ratio_t);
     v_t - V_t = delta_t + discount c_t (1 - d_t) (v_{t+1} - V_{t+1}), with v_T = V_T;
-    A_t = min(clip_pg_rho, ratio_t) (r_t + discount v'_t - V_t), where v'_t is v_{t+1} where the episode goes on and
-    V'_t where it ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
+    A_t = min(clip_pg_rho, ratio_t) (r_t + discount v'_t - V_t), where v'_t is v_{t+1} if the episode continues and
+    V'_t if it ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
 
     Args:
         rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: As in ``gae``.
-        ratios: How much likelier the action is in the policy that learns than in the one that acted, ``[T, ...]``.
+        ratios: Probability of the action under the learning policy, divided by its probability under the acting policy,
+            ``[T, ...]``.
         lam: A number, or one for each row.
-        clip_rho: The largest weight of an error; it decides whose values are learned.
-        clip_c: The largest weight with which errors are carried back; it decides how fast.
+        clip_rho: The largest weight of an error; it determines the policy whose values are learned.
+        clip_c: The largest weight of errors from later rows; it determines the speed of learning.
         clip_pg_rho: The largest weight of an advantage.
 
     Returns:
         The targets v for the values, and the advantages A for the policy, ``[T, ...]`` each.
 
     Raises:
-        SchemaError, ConfigError: As ``gae``.
+        SchemaError, ConfigError: See ``gae``.
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_factors(rewards, discount=discount, lam=lam)
@@ -472,13 +473,13 @@ def vtrace(
 
 
 def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
-    """(A - mean) / (std + eps) over all elements, with the standard deviation of a sample (n - 1).
+    """Return (A - mean) / (std + eps) over all elements, with the standard deviation of a sample (n - 1).
 
-    The mean and the deviation are computed in double precision where there is one. A single element gives 0.
+    Mean and deviation are computed in double precision if the device supports it. A single element gives 0.
 
     Args:
         advantages: Floating ``[...]``.
-        eps: Keeps the quotient finite where all are equal.
+        eps: Keeps the quotient finite if all elements are equal.
 
     Returns:
         The same shape and dtype.
@@ -487,10 +488,10 @@ def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
     flat = xp.reshape(advantages, (-1,))
     if not _lacks_float64(advantages):
         flat = xp.astype(flat, xp.float64)
-    # NumPy writes to the memory that it has: fresh memory of this size costs more than what is done with it.
+    # NumPy writes to existing memory: allocating new memory of this size costs more than the computation.
     own = {"out": flat} if isinstance(flat, np.ndarray) else {}
     centred = xp.subtract(flat, xp.mean(flat), **own)
-    # Not a BLAS product, which would wait for threads of its own.
+    # Not a BLAS product, which would wait for BLAS threads.
     squares = np.einsum("i,i->", centred, centred) if isinstance(centred, np.ndarray) else xp.sum(centred * centred)
     deviation = xp.sqrt(squares / max(centred.shape[0] - 1, 1))
     scaled = xp.divide(centred, deviation + eps, **own)
@@ -498,7 +499,7 @@ def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
 
 
 def _going_on(ended: Array, like: Array) -> Array:
-    """1 - d, in the dtype of ``like``."""
+    """Return 1 - d, in the dtype of ``like``."""
     return namespace(like).astype(~ended, like.dtype)
 
 
@@ -507,7 +508,7 @@ def _nothing(rows: Array) -> Array:
 
 
 def _lacks_float64(values: Array) -> bool:
-    """Whether there is no double precision where ``values`` are."""
+    """Return whether the device of ``values`` has no double precision."""
     if is_tensor(values):
         return bool(values.device.type == "mps")
     return not isinstance(values, np.ndarray) and is_jax_array(values)

@@ -1,4 +1,4 @@
-"""The storage of a rollout: some steps of many environments, time-major."""
+"""The storage of a rollout: a number of steps of many environments, time-major."""
 
 from __future__ import annotations
 
@@ -53,29 +53,31 @@ _STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")
 class RolloutStorage:
     """T steps of N environments, in arrays ``[T, N, ...]``, from which mini-batches are drawn.
 
-    Rows have the alignment "outgoing": the action, reward and done of row t are those that left its observation. Fill
-    it with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it, and begin again. A field
-    is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout overwrites.
+    Rows have the alignment "outgoing": the action, reward and done of row t belong to the transition that left its
+    observation. Fill the storage with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it,
+    and begin again. A field is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout
+    overwrites.
 
     Args:
         num_envs: N.
         num_transitions_per_env: T.
-        fields: By name: a ``RolloutField``, or a shape, which stands for float32. Rewards and dones are always there.
-            ``values`` brings ``returns`` and ``advantages``. One number for each row is kept as ``[T, N, 1]``.
-        seed: Of the order of rows in mini-batches, in ``[0, 2**64)``.
+        fields: By name: a ``RolloutField``, or a shape, which means float32. Rewards and dones always exist. ``values``
+            adds ``returns`` and ``advantages``. A field with one number for each row is stored as ``[T, N, 1]``.
+        seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
             ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
             with all rows, ``[T * N, ...]``.
-        device: "cpu" or None; other devices are for the adapters.
-        hidden_axis: Where hidden states of one step have their environments. None: ``[layers, N, ...]`` from three
-            dimensions on, else ``[N, ...]``.
-        validate: Whether numbers that are not finite, unknown done codes and integers that do not fit are errors.
-            None: on the CPU, yes; on a device, no, since the check waits for everything queued there.
-        digest: Whether a digest of what is read runs along, off by default: a third of a microsecond for each row, with
-            which a mini-batch takes four times as long, and one of a device comes to the host; see ``digest``.
+        device: "cpu" or None; adapters support other devices.
+        hidden_axis: The axis of the environments in the hidden states of one step. None: ``[layers, N, ...]`` from
+            three dimensions on, else ``[N, ...]``.
+        validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None: yes
+            on the CPU; no on a device, because the check waits for all queued work.
+        digest: Whether the storage computes a digest of the mini-batches, off by default: it takes a third of a
+            microsecond for each row, makes a mini-batch four times as slow, and copies data of a device to the host;
+            see ``digest``.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
 
     Example:
         >>> import numpy as np
@@ -127,7 +129,7 @@ class RolloutStorage:
                 self._allocate(name)
         for name in COMPUTED if "values" in self._fields else ():
             self._allocate(name)
-        # The arrays that this rollout fills: all but those of optional fields that its rows lack.
+        # The arrays that this rollout fills: all except optional fields that its rows lack.
         self._present: frozenset[str] = frozenset()
         self._version = 0
         self.clear()
@@ -139,7 +141,7 @@ class RolloutStorage:
         return f"{type(self).__name__}({rows}, fields={list(self._fields)}, seed={self.seed})"
 
     def __getitem__(self, name: str) -> Array:
-        """The array of a field, ``[T, N, ...]``."""
+        """Return the array of a field, ``[T, N, ...]``."""
         try:
             return self._arrays[ALIASES.get(name, name)]
         except KeyError:
@@ -149,7 +151,7 @@ class RolloutStorage:
         return name in self._arrays
 
     def __getattr__(self, name: str) -> Array:
-        # Only for what is no attribute. Private names come here while an instance is being unpickled.
+        # Called only for unknown attributes. Private names are looked up while an instance is unpickled.
         if not name.startswith("_"):
             canonical = ALIASES.get(name, name)
             if canonical in self._arrays:
@@ -160,25 +162,25 @@ class RolloutStorage:
 
     @property
     def hidden_states(self) -> Any:
-        """``(actor, critic)``, arrays ``[T, ...]`` in the structure in which they came; None if none came."""
+        """``(actor, critic)``, arrays ``[T, ...]`` in the structure of the transitions; None without hidden states."""
         return self._states.trees
 
     @property
     def step(self) -> int:
-        """The number of rows that are filled."""
+        """The number of filled rows."""
         return self._step
 
     @property
     def digest(self) -> StreamDigest:
-        """Return the 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
+        """The 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
 
-        It is ``batch.digest(i)`` added up over the mini-batches that were delivered, of which the storage's first has
-        ``i = 0``; of ``generator()`` each step counts as one. It is equal in every framework, is a part of the state
-        and goes on from there. Of several processes each has environments of its own: the sum of their digests is that
-        of all that was read, equal in a second run of as many processes, and no single storage's.
+        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, where the storage's first one has
+        ``i = 0``; in ``generator()`` each step counts as a mini-batch. The digest is equal in every framework, and the
+        state contains it. With several processes, each has its own environments: the sum of their digests identifies
+        the data of all processes, and is equal in a second run with the same number of processes.
 
         Raises:
-            ConfigError: The storage was made without ``digest=True``.
+            ConfigError: The storage was created without ``digest=True``.
         """
         return asked_for(self._digest, "storage")
 
@@ -189,16 +191,15 @@ class RolloutStorage:
 
         Args:
             transition: Arrays ``[N, ...]`` by name; one number for each environment may be ``[N]`` or ``[N, 1]``. A
-                field with a mask may come as ``(data, mask)``; without one it is available everywhere.
-                ``hidden_states`` is ``(actor, critic)``, each an array, a tuple of arrays (LSTM), or None: the state
-                *before* the step. None in the first rows, where a policy has no state before its first step, stands
-                for zeros once a state comes.
+                field with a mask may be ``(data, mask)``; without a mask it is available everywhere. ``hidden_states``
+                is ``(actor, critic)``, each an array, a tuple of arrays (LSTM), or None: the state *before* the step.
+                None in the first rows, before the policy has a state, means zeros once a state follows.
 
         Raises:
-            RolloutFullError: There is no row left (also an OverflowError).
-            SchemaError, MissingFieldError: Names, shapes or dtypes that are not those of the fields.
-            DataError: Rewards, values or log-probabilities that are not finite, or done codes other than 0, 1, 2.
-                In each case nothing has changed.
+            RolloutFullError: No row is left (the error is also an OverflowError).
+            SchemaError, MissingFieldError: Names, shapes or dtypes do not match the fields.
+            DataError: A reward, value or log-probability is not finite, or a done code is not 0, 1 or 2.
+                After each of these errors the storage is unchanged.
         """
         refuse_traced("add_transitions")
         if self._step >= self.num_transitions_per_env:
@@ -219,7 +220,7 @@ class RolloutStorage:
         self._version += 1
 
     def clear(self) -> None:
-        """Begin a new rollout; the order of rows in mini-batches goes on being new in every epoch."""
+        """Begin a new rollout; the order of rows in mini-batches stays different in every epoch."""
         self._step = 0
         self._computed = False
         self._states.clear()
@@ -227,7 +228,7 @@ class RolloutStorage:
         self._version += 1
 
     def get_statistics(self) -> tuple[Any, Any]:
-        """The mean length of trajectories, which the end of the rollout cuts, and the mean reward; changes nothing.
+        """Return the mean length of trajectories, cut at the end of the rollout, and the mean reward.
 
         Raises:
             RolloutError: There is no row yet.
@@ -248,7 +249,7 @@ class RolloutStorage:
             self._arrays[each] = self._kind.zeros(shape, spec.dtype)
 
     def _check_optional(self, rows: Container[str]) -> None:
-        """See that an optional field is in all rows of a rollout or in none; not knowing is what masks are for."""
+        """Check that an optional field without a mask is in all rows of a rollout or in none."""
         for name, field in self._fields.items():
             if not field.optional or field.mask or not self._step or (name in rows) == (name in self._present):
                 continue
@@ -277,7 +278,7 @@ class RolloutStorage:
         validate: bool | None = None,
         digest: bool = False,
     ) -> Self:
-        """A storage with the fields of motion imitation; what is not configured is not allocated, and None.
+        """Return a storage with the fields of motion imitation; fields that are not configured are None.
 
         Args:
             training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
@@ -287,7 +288,7 @@ class RolloutStorage:
             apply_dagger_actions, rnd_state_shape: Likewise.
 
         Raises:
-            ConfigError: An argument that cannot be used.
+            ConfigError: An argument is invalid.
         """
         shapes = (obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape)
         fields = motion_mimic_fields(training_type, *shapes, apply_dagger_actions, rnd_state_shape)
@@ -313,17 +314,17 @@ class RolloutStorage:
             last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``.
             gamma: The discount, from 0 to 1.
             lam: From 0 to 1.
-            normalize_advantage: Whether advantages are shifted and scaled to mean 0 and standard deviation 1, over all.
-            time_outs: Which of the dones are truncations, bool ``[T, N, 1]`` or ``[T, N]``; with ``final_values``.
-            final_values: Values of the observations with which truncated episodes ended, ``[T, N, 1]`` or ``[T, N]``;
-                read only there.
+            normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1, over all rows.
+            time_outs: Whether an end is a truncation, bool ``[T, N, 1]`` or ``[T, N]``; with ``final_values``.
+            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``; only read
+                in these rows.
 
         Raises:
             RolloutError: The rollout is not full.
-            ConfigError: A number out of range; only one of ``time_outs`` and ``final_values``; neither of them although
-                dones say 2 (truncated).
-            SchemaError, DataError: Shapes that are wrong; values that are needed and not finite; a time-out where no
-                episode ends. In each case nothing has changed.
+            ConfigError: A number is out of range, only one of ``time_outs`` and ``final_values`` is given, or neither
+                although a done code is 2 (truncated).
+            SchemaError, DataError: A shape is wrong, a needed value is not finite, or a time-out is set where no
+                episode ends. After each of these errors the storage is unchanged.
         """
         self._check_returns()
         self._compute(
@@ -340,9 +341,9 @@ class RolloutStorage:
     def _compute(
         self, last_values: Any, discount: Any, lam: Any, normalize: bool, time_outs: Any, final_values: Any
     ) -> None:
-        """Write returns and advantages."""
+        """Compute and write returns and advantages."""
         arrays = self._arrays
-        # bfloat16 is computed in float32: NumPy's array API does not know it.
+        # bfloat16 is computed in float32: NumPy's array API does not support it.
         rewards, values, dones = (widened(arrays[name]) for name in ("rewards", "values", "dones"))
         ends = self._checks.ends(arrays["values"], dones, last_values, time_outs, final_values)
         last, time_outs, finals = map(widened, ends)
@@ -362,22 +363,22 @@ class RolloutStorage:
         drop_last: bool = False,
         histories: Mapping[str, int] | None = None,
     ) -> Iterator[MiniBatch]:
-        """Mini-batches of rows, every row once in each epoch, in an order that is new in each.
+        """Return mini-batches of rows: every row once in each epoch, in a new order.
 
         Args:
             num_mini_batches: Number of mini-batches in an epoch.
-            num_epochs: How often the rollout is gone through.
-            drop_last: Whether rows that remain are left out, others in each epoch, so that all mini-batches have the
-                same size; else the first mini-batches have one row more.
-            histories: Fields whose last H frames are delivered too, and H.
+            num_epochs: Number of passes over the rollout.
+            drop_last: Whether remaining rows are dropped, different ones in each epoch, so that all mini-batches have
+                the same size; otherwise the first mini-batches have one additional row.
+            histories: Fields whose last H frames are also delivered, with H by field.
 
         Returns:
             An iterator over ``num_mini_batches * num_epochs`` mini-batches, each of which unpacks into 18 parts;
             see ``MiniBatch``.
 
         Raises:
-            RolloutError: The rollout is not full, or has no returns yet; later, it was changed meanwhile.
-            ConfigError: A number out of range; a storage for distillation; a history of an unknown field.
+            RolloutError: The rollout is not full or has no returns; during iteration: the rollout was changed.
+            ConfigError: A number is out of range, the storage is for distillation, or a history's field is unknown.
         """
         self._check_readable("mini_batch_generator", num_epochs)
         histories = check_histories(histories, self._arrays)
@@ -394,25 +395,26 @@ class RolloutStorage:
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, drop_last: bool = False, shuffle: bool = False
     ) -> Iterator[MiniBatch]:
-        """Mini-batches of trajectories: every environment once in each epoch, split where episodes end, padded.
+        """Return mini-batches of padded trajectories: every environment once in each epoch, split at ends of episodes.
 
-        What the policy reads is ``[T, K, ...]``, with ``masks`` and the hidden states at the starts. What its output is
-        compared with is ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` brings the output there.
+        The policy's inputs are ``[T, K, ...]``, with ``masks`` and the hidden states at the starts. The targets, with
+        which the policy's output is compared, are ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` converts
+        the output to that shape.
 
         Args:
             num_mini_batches, num_epochs: As in ``mini_batch_generator``.
-            drop_last: Whether environments that remain are left out; else the first mini-batches have one more.
-            shuffle: Whether environments come in an order that is new in each epoch, or in their own.
+            drop_last: Whether remaining environments are dropped; otherwise the first mini-batches have one more.
+            shuffle: Whether environments are in a new random order in each epoch; otherwise in ascending order.
 
         Raises:
-            RolloutError, ConfigError: As ``mini_batch_generator``.
+            RolloutError, ConfigError: See ``mini_batch_generator``.
         """
         return self._trajectories(num_mini_batches, num_epochs, drop_last, shuffle, lambda envs: None)
 
     def _trajectories(
         self, count: int, num_epochs: int, drop_last: bool, shuffle: bool, most: Callable[[int], int | None]
     ) -> Iterator[MiniBatch]:
-        """Mini-batches of trajectories; ``most`` returns K for a number of environments, or None for all there are."""
+        """Yield mini-batches of trajectories; ``most`` returns K for a number of environments, or None for no limit."""
         self._check_readable("recurrent_mini_batch_generator", num_epochs)
         parts = cut(self.num_envs, count, drop_last=drop_last, what="environments")
         arrays = self._read_arrays()
@@ -424,17 +426,17 @@ class RolloutStorage:
         return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
 
     def generator(self) -> Iterator[tuple[Any, ...]]:
-        """The rollout step by step, for distillation.
+        """Return the rollout step by step, for distillation.
 
         Returns:
             An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
             (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays
-            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations stand in
-            their place.
+            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations replace
+            them.
 
         Raises:
-            RolloutError: The rollout is not full; later, it was changed meanwhile.
-            ConfigError: A storage for reinforcement learning.
+            RolloutError: The rollout is not full; during iteration: the rollout was changed.
+            ConfigError: The storage is for reinforcement learning.
         """
         self._check_full("generator")
         if self.training_type == "rl" or "privileged_actions" not in self._arrays:
@@ -462,9 +464,9 @@ class RolloutStorage:
     # ------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the order of rows in later mini-batches depends on: plain integers, and a digest if one runs.
+        """Return the state that determines the order of rows in later mini-batches: integers, and the digest if any.
 
-        Rows are not part of it: a rollout that is resumed begins with an empty storage.
+        The state has no rows: a resumed rollout begins with an empty storage.
         """
         state: dict[str, Any] = {name: int(getattr(self, name)) for name in _STATE_KEYS}
         if self._digest is not None:
@@ -472,10 +474,10 @@ class RolloutStorage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the epoch after those that ``state`` had seen, with its seed, and with its digest if it has one.
+        """Continue with the epoch after the last one in ``state``, with its seed, and with its digest if it has one.
 
         Raises:
-            StateError: The state is of a storage of another size, or damaged; nothing has changed then.
+            StateError: The state belongs to a storage of another size, or is damaged; the storage is unchanged.
         """
         if not isinstance(state, Mapping) or set(state) - {KEY} != set(_STATE_KEYS):
             raise StateError(f"state: expected a dict with the keys {sorted(_STATE_KEYS)}, found {state!r:.200}")
@@ -491,7 +493,7 @@ class RolloutStorage:
     # ------------------------------------------------------------------ details
 
     def _read_arrays(self) -> dict[str, Array]:
-        """The arrays that this rollout filled."""
+        """Return the arrays that this rollout has filled."""
         return {
             name: values
             for name, values in self._arrays.items()
@@ -511,7 +513,7 @@ class RolloutStorage:
     def _read(
         self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
     ) -> Iterator[MiniBatch]:
-        """The mini-batches of so many epochs: ``take`` of the numbers, below ``count``, of rows or environments."""
+        """Yield the mini-batches of ``num_epochs`` epochs: ``take`` of row or environment numbers below ``count``."""
         version = self._version
         for _ in range(num_epochs):
             numbers = self._order(count, shuffle=shuffle)
@@ -526,7 +528,7 @@ class RolloutStorage:
         return self._kind.index(permutation(self.seed, self.epoch, count) if shuffle else np.arange(count))
 
     def _count(self, digest: Callable[[int], StreamDigest]) -> None:
-        """Add what is delivered next to the digest."""
+        """Add the next delivered mini-batch to the digest."""
         if self._digest is not None:
             self._digest += digest(self._delivered)
             self._delivered += 1

@@ -1,4 +1,4 @@
-"""Episodes within a rollout: where they start, split and padded, and what came before a row.
+"""Episodes within a rollout: their starts, splitting and padding, and the history of a row.
 
 Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat number
 ``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next one. Trajectories are
@@ -24,16 +24,16 @@ Array = Any
 
 
 def episode_starts(dones: Array) -> Array:
-    """Whether a row is the first of a trajectory.
+    """Return whether each row is the first of a trajectory.
 
     Args:
-        dones: Not 0 where an episode ends, ``[T, N]`` or ``[T, N, 1]`` of any dtype.
+        dones: Nonzero where an episode ends, ``[T, N]`` or ``[T, N, 1]`` of any dtype.
 
     Returns:
         Bool ``[T, N]``; the first row of a rollout is always a start.
 
     Raises:
-        SchemaError: Another shape, or no row.
+        SchemaError: ``dones`` has another shape, or no row.
     """
     if dones.ndim == 3 and dones.shape[2] == 1:
         dones = dones[:, :, 0]
@@ -49,15 +49,15 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
     Args:
         dones: As in ``episode_starts``.
-        num_trajectories: K. By default as many as there are, which under ``jax.jit`` cannot be known: there, a number
-            that is large enough (``T * N`` always is); the trajectories beyond those that exist are empty.
+        num_trajectories: K. By default the number of trajectories, which is unknown under ``jax.jit``: there, pass a
+            number that is large enough (``T * N`` always is); additional trajectories are empty.
 
     Returns:
-        Flat row numbers ``[T, K]``, of any row beyond a trajectory's end, and bool ``[T, K]``, whether there is a row.
+        Flat row numbers ``[T, K]``, arbitrary beyond a trajectory's end, and bool ``[T, K]``, whether there is a row.
 
     Raises:
-        SchemaError: As ``episode_starts``; also, outside of ``jax.jit``, a number that is too small.
-        ConfigError: No number under ``jax.jit``.
+        SchemaError: See ``episode_starts``; also, outside of ``jax.jit``, if ``num_trajectories`` is too small.
+        ConfigError: ``num_trajectories`` is missing under ``jax.jit``.
     """
     starts = episode_starts(dones)
     xp = namespace(starts)
@@ -65,7 +65,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     # All rows of one environment, then all of the next: row r of this order is step r % T of environment r // T.
     starts_by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))  # [1 0 1  1 0 0]
     step = _arange(xp, starts, steps)
-    # To which trajectory each row belongs.
+    # The trajectory of each row.
     trajectory = xp.astype(starts_by_env, step.dtype).cumsum(0) - 1  # [0 0 1  2 2 2]
     if num_trajectories is None:
         num_trajectories = _as_known("num_trajectories", trajectory[-1]) + 1
@@ -79,12 +79,12 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
 
 def take_rows(values: Array, rows: Array, masks: Array) -> Array:
-    """The rows of one field that ``trajectory_rows`` or ``history_rows`` name.
+    """Return the rows of one field for the results of ``trajectory_rows`` or ``history_rows``.
 
     Args:
         values: ``[T, N, ...]``.
         rows: Flat row numbers ``[A, B]``.
-        masks: Whether there is such a row, bool ``[A, B]``.
+        masks: Whether the row exists, bool ``[A, B]``.
 
     Returns:
         ``[A, B, ...]``, 0 (or False) where there is no row.
@@ -98,7 +98,7 @@ def take_rows(values: Array, rows: Array, masks: Array) -> Array:
 def split_and_pad_trajectories(
     values: Array, dones: Array, *, num_trajectories: int | None = None
 ) -> tuple[Array, Array]:
-    """Split a rollout where episodes end, and pad the trajectories to the length of the rollout.
+    """Split a rollout at the ends of episodes, and pad the trajectories to the length of the rollout.
 
     Args:
         values: ``[T, N, ...]``.
@@ -109,7 +109,7 @@ def split_and_pad_trajectories(
         Trajectories ``[T, K, ...]``, 0 beyond their ends, and masks bool ``[T, K]``, True where there is a row.
 
     Raises:
-        SchemaError, ConfigError: Shapes that do not go together; as ``trajectory_rows``.
+        SchemaError, ConfigError: Shapes do not match; see also ``trajectory_rows``.
     """
     if tuple(values.shape[:2]) != tuple(dones.shape[:2]):
         raise SchemaError(f"values: expected [T, N, ...] as dones {tuple(dones.shape)}, found {tuple(values.shape)}")
@@ -118,61 +118,61 @@ def split_and_pad_trajectories(
 
 
 def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = None) -> Array:
-    """Put trajectories together again: the inverse of ``split_and_pad_trajectories``.
+    """Join trajectories: the inverse of ``split_and_pad_trajectories``.
 
     Args:
         padded: ``[T, K, ...]``.
         masks: Bool ``[T, K]``.
-        num_envs: N. By default as many as fit, which under ``jax.jit`` cannot be known and must be given.
+        num_envs: N. By default it follows from the number of rows, which is unknown under ``jax.jit``.
 
     Returns:
         ``[T, N, ...]``.
 
     Raises:
-        SchemaError: Shapes that do not go together, or, outside of ``jax.jit``, a number of rows that is not T * N.
-        ConfigError: No number under ``jax.jit``.
+        SchemaError: Shapes do not match, or, outside of ``jax.jit``, the number of rows is not T * N.
+        ConfigError: ``num_envs`` is missing under ``jax.jit``.
     """
     if tuple(padded.shape[:2]) != tuple(masks.shape):
         raise SchemaError(f"padded: expected [T, K, ...] as masks {tuple(masks.shape)}, found {tuple(padded.shape)}")
     xp = namespace(padded)
     steps, count = masks.shape
     step = _arange(xp, padded, steps)
-    # Where each trajectory ends among all rows of one environment, then all of the next.
+    # The end of each trajectory in the order of all rows of one environment, then all rows of the next.
     ends = xp.sum(xp.astype(masks, step.dtype), axis=0).cumsum(0)  # lengths [2 1 3], ends [2 3 6]
     if num_envs is None:
         total = _as_known("num_envs", ends[-1])
         num_envs = total // steps
         if num_envs * steps != total:
             raise SchemaError(f"masks: expected a multiple of {steps} rows, the length of a rollout, found {total}")
-    # Of every place [T, N] of the result: its row in that order, step + environment * T.
+    # For every place [T, N] of the result: its row in that order, step + environment * T.
     rows = xp.reshape(_arange(xp, padded, num_envs)[None, :] * steps + step[:, None], (-1,))  # [0 3 1 4 2 5]
     trajectory = xp.clip(xp.searchsorted(ends, rows, side="right"), max=count - 1)  # [0 2 0 2 1 2]
-    # Where that trajectory begins: behind the end of the one before it.
+    # The begin of that trajectory: the end of the trajectory before it.
     first = xp.where(trajectory > 0, xp.take(ends, xp.clip(trajectory - 1, min=0)), xp.zeros_like(rows))
     flat = xp.reshape(padded, (-1, *padded.shape[2:]))
-    # Row 4 is the one behind the first of trajectory 2: step 1, number 1 * K + 2 of the padded rows.
+    # Row 4 is the second row of trajectory 2: step 1, number 1 * K + 2 of the padded rows.
     taken = xp.take(flat, (rows - first) * count + trajectory, axis=0)
     return xp.reshape(taken, (steps, num_envs, *padded.shape[2:]))
 
 
 def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]:
-    """The rows that led up to some rows, within their episodes.
+    """Return the history of some rows: the rows before them in their episodes.
 
-    In the example, H = 3 rows up to row 5 are ``[1, 3, 5]``, and up to row 4, which begins an episode, ``[4, 4, 4]`` of
-    which only the last is there.
+    In the example, the history of H = 3 rows up to row 5 is ``[1, 3, 5]``. Row 4 begins an episode: its history is
+    ``[4, 4, 4]``, of which only the last row exists.
 
     Args:
         rows: Flat row numbers ``[B]``.
-        starts: As ``episode_starts`` returns them, bool ``[T, N]``.
+        starts: The result of ``episode_starts``, bool ``[T, N]``.
         length: H, at least 1.
 
     Returns:
-        Flat row numbers ``[B, H]``, the oldest first and ``rows`` themselves last, and bool ``[B, H]``: whether there
-        is such a row. Where there is none, the number is that of the first row of the episode in this rollout.
+        Flat row numbers ``[B, H]``, the oldest first and ``rows`` themselves last, and bool ``[B, H]``: whether the row
+        exists. If not, the number is the first row of the episode in this rollout.
     """
     xp = namespace(rows)
     is_start = xp.reshape(starts, (-1,))
-    # From the row itself back: the step before is N flat numbers before, unless the episode begins here.
+    # From the row itself backward: the previous step is N flat numbers lower, unless the episode begins here.
     newest_first, there = [rows], [xp.ones_like(rows, dtype=xp.bool)]
     for _ in range(length - 1):
         has_one_before = there[-1] & ~xp.take(is_start, newest_first[-1])
@@ -186,10 +186,10 @@ def _arange(xp: Any, values: Array, count: int) -> Array:
 
 
 def _as_known(name: str, number: Array) -> int:
-    """A number of the data that makes a shape."""
+    """Return a number of the data that determines a shape, as an int."""
     try:
         return int(number)
-    except TypeError as error:  # of a number that jax.jit traces
+    except TypeError as error:  # jax.jit traces the number
         raise ConfigError(f"{name}: expected a number under jax.jit, where shapes are fixed, found None") from error
 
 
