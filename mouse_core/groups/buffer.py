@@ -69,26 +69,27 @@ from mouse_core.spec import check_count
 
 
 class BatchMaker(Protocol):
-    """Makes batches of the rollouts that it is given, in memory.
+    """Makes batches from the rollouts that it receives, in memory.
 
-    A ``RolloutBuffer`` gives it the rollouts of one sealed group after the other, and stores the batches. After a
-    restart it gives all rollouts again that no stored batch has used, in the same order. Which ones a batch has used is
-    what its examples' ``rollout_uid`` say, and "rollout_uids" in its metadata, a list. Where neither does, an example
-    that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused. A maker may
-    have a method ``check_rollout(rollout)``: what it raises, ``add_rollouts`` raises before anything is stored; and one
-    ``set_policy_version(version)``, which is told what the buffer is, also after a restart.
+    A ``RolloutBuffer`` passes the rollouts of the sealed groups to the maker, one group after another, and stores the
+    batches. After a restart the buffer passes all rollouts again that no stored batch has used, in the same order. The
+    used rollouts of a batch are the ``rollout_uid`` of its examples, and the list "rollout_uids" in its metadata. If
+    both are missing, an example with the tokens of a rollout (of all turns) has used this rollout; a batch of other
+    examples raises DataError. A maker may have a method ``check_rollout(rollout)``: ``add_rollouts`` raises its errors
+    before anything is stored. A maker may have a method ``set_policy_version(version)``, which receives the policy
+    version of the buffer, also after a restart.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
         """Take a rollout of a group that has been sealed."""
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
-        """Return a batch of ``batch_size`` examples, or None while there are too few."""
+        """Return a batch of ``batch_size`` examples, or None if too few examples are available."""
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> Mapping[str, Any]:
         """Return numbers and text by name, which are stored with a batch.
 
-        "rollout_uids" are the rollouts it has used, where not every example says which one it was made of.
+        "rollout_uids" lists the rollouts of the batch, if examples lack their ``rollout_uid``.
         """
 
 
@@ -96,8 +97,8 @@ class BatchMaker(Protocol):
 class ResumableBatchMaker(BatchMaker, Protocol):
     """A batch maker that takes stored groups, and restores its own state after a restart.
 
-    It reads the rollouts that it draws (``read_wanted``), so that others need not be in memory. ``add_rollout`` is not
-    called.
+    The maker reads only the rollouts that it draws (``read_wanted``), so other rollouts need not be in memory.
+    ``add_rollout`` is not called.
     """
 
     def add_group(self, group: StoredGroup) -> None:
@@ -220,7 +221,7 @@ class Making:
         """Return a batch, the same one until ``stored`` is called; None if there are too few rollouts.
 
         Args:
-            size: How many examples.
+            size: The number of examples.
             known: The uids of the buffer's rollouts.
 
         Returns:
@@ -381,8 +382,8 @@ _LONGEST = 1024
 class Owner(Descriptor):
     """The right to write to a folder, which belongs to the process that took it last.
 
-    An earlier owner that still runs finds out at its next step, and changes nothing any more. A lock alone would keep
-    the new owner out.
+    An earlier owner that still runs raises ClosedError at its next step, and changes nothing. With a lock alone, the
+    new owner could not take over.
 
     Args:
         path: A file that names the owner.
@@ -451,32 +452,38 @@ class RolloutBuffer(BatchFiles):
 
     A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
     when it is full, when it is older than a time-out, or on ``flush()``; groups that are sealed together share files.
-    What ``add_rollouts`` has returned for is on the disk: a buffer that is made again for the same folder, also after a
-    crash, has every such rollout once, and gives none to a batch that a stored batch has had.
+    When ``add_rollouts`` returns, its rollouts are on the disk. A new buffer for the same folder, also after a crash,
+    has every such rollout once, and puts no rollout of a stored batch into another batch again.
 
-    A folder has one buffer at a time. Making another one, in this process or elsewhere, takes the folder over, and the
-    one before raises ``ClosedError``. Threads may share a buffer.
+    A folder has one buffer at a time. A new buffer, in this or another process, takes the folder over, and the earlier
+    buffer raises ``ClosedError``. Threads may share a buffer.
 
     Args:
-        root_path: The folder, made if it is not there.
+        root_path: The folder, created if it is missing.
         group_size: Rollouts of a full group.
-        min_group_size: Rollouts that a group needs to be sealed by the time-out; one alone cannot be scored.
+        min_group_size: The fewest rollouts of a group that the time-out seals; a single rollout cannot be scored.
         seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
-        compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
-        batch_maker: What batches are made by; without, there are none.
-        capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
-        columns: What rollouts may have beside what all have; None: what was declared for the folder. More may be
-            declared when it is opened again; groups that are sealed do not wait for them, so late ones have a ``fill``.
-        max_ahead: How many rollouts may wait for their groups, for late columns or to be drawn, where producers are to
-            be held back; see ``add_rollouts``. None: any number. The batch maker then says how many are ``available``.
-        memory_bytes: About how much memory rollouts may take that wait for their groups or, in a ``GrpoBatchMaker``, to
-            be drawn. Others are read back from the log, or from their groups' files, when they are needed.
-        sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
-        digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
+        compression: The compression of messages, tokens and other long columns: "zstd", "snappy", "gzip", "brotli",
+            "lz4", "none".
+        batch_maker: The maker of batches; None: no batches are made.
+        capacity: The most rollouts that wait for their groups; beyond this number, the oldest incomplete groups are
+            sealed.
+        columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
+            columns may be declared when the folder is opened again. Sealed groups do not wait for these columns, so
+            late ones need a ``fill``.
+        max_ahead: The most rollouts that wait for their groups, for late columns or for a draw, before ``add_rollouts``
+            blocks producers; None: any number. With ``max_ahead`` the batch maker needs the attribute ``available``.
+        memory_bytes: The approximate memory for rollouts that wait for their groups or, in a ``GrpoBatchMaker``, for a
+            draw. Other rollouts are read from the log, or from the files of their groups, when they are needed.
+        sync: Whether to wait for the disk. If False, a crash of the machine loses data; a crash of the process does
+            not.
+        digest: Whether to keep a digest of the batches; off by default, as it takes about 60 us for each example. See
+            ``digest``.
 
     Raises:
-        ConfigError: An argument that cannot be used.
-        DataError: A file in the folder is damaged, or is gone and had what no other file has; the message names it.
+        ConfigError: An argument is invalid.
+        DataError: A file in the folder is damaged, or a missing file held data that no other file has; the message
+            names the file.
         StorageError: The folder cannot be read or written.
     """
 
@@ -598,12 +605,12 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def batch_maker(self) -> BatchMaker | None:
-        """The batch maker, if there is one."""
+        """The batch maker; None without one."""
         return self._making.maker
 
     @property
     def num_ahead(self) -> int:
-        """Rollouts that wait for their groups or for late columns, and examples that batches could be made of now."""
+        """The number of rollouts that wait for groups or late columns, and of examples available for batches."""
         return self._ahead()
 
     def _ahead(self) -> int:
@@ -622,7 +629,7 @@ class RolloutBuffer(BatchFiles):
         return rollout_uid in self._uids
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Return whether each rollout is there, sealed or waiting: so a producer that is back knows what arrived."""
+        """Return whether each rollout is stored, sealed or waiting; a restarted producer finds out what arrived."""
         return [uid in self._uids for uid in uids_of(rollout_uids)]
 
     @property
@@ -639,8 +646,8 @@ class RolloutBuffer(BatchFiles):
     def digest(self) -> StreamDigest:
         """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over their numbers ``i``.
 
-        It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
-        buffer was made without ``digest=True``.
+        The digest is stored with the batches. It starts again after a batch without a digest or with a missing file.
+        ConfigError: The buffer was created without ``digest=True``.
         """
         return asked_for(self._digest, "buffer")
 
@@ -654,9 +661,9 @@ class RolloutBuffer(BatchFiles):
         """Return a rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
 
         Raises:
-            MissingRowError: There is no such rollout.
+            MissingRowError: The buffer has no such rollout.
             DataError: The file is damaged; the message names it.
-            StorageError: It cannot be read.
+            StorageError: The file cannot be read.
         """
         with self._lock:
             if rollout_uid not in self._uids:
@@ -670,18 +677,18 @@ class RolloutBuffer(BatchFiles):
             return self._late.fill([read_groups([part], self._root)[0][part.uids.index(rollout_uid)]])[0]
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Return the rollouts that lack each late column: the work left for its writer, also after a restart."""
+        """Return the rollouts that lack each late column, which its writer still has to add, also after a restart."""
         with self._lock:
             return self._readiness.awaited(self._waiting.by_uid.values())
 
     def summary(self) -> dict[str, float]:
-        """Return numbers for a log: the batch maker's ``summary``, if it has one, and how many rollouts there are.
+        """Return numbers for a log: the batch maker's ``summary``, if it has one, and counts of rollouts.
 
-        "stored" is all of them, "unsealed" those whose groups are not sealed, "awaiting_columns" those of sealed groups
-        that wait for late columns, "queued" those that a batch maker of one's own is given with the next batch, and
-        "given_up" those that nobody waits for any more. "received" is "stored" and, since the folder was opened, what
-        came again or in calls that were refused. Each of them is counted once: in "unsealed", "awaiting_columns",
-        "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        "stored" counts all rollouts, "unsealed" rollouts of groups that are not sealed, and "awaiting_columns" rollouts
+        of sealed groups that wait for late columns. "queued" counts rollouts that a custom batch maker receives with
+        the next batch, and "given_up" rollouts of ``give_up``. "received" is "stored" plus duplicates and rollouts of
+        failed calls since the folder was opened. Each received rollout is counted once: in "unsealed",
+        "awaiting_columns", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             counts = {
@@ -725,26 +732,27 @@ class RolloutBuffer(BatchFiles):
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
         """Add rollouts; when this returns, they are on the disk.
 
-        A rollout whose uid has been added before is left out, so a call whose answer was lost can be repeated. With
-        other content (but ``created`` and ``replica_id``) it is refused, unless the file that has it is gone. Calls of
-        several threads at once share their waiting for the disk.
+        A rollout whose uid was added before is skipped, so a call whose answer was lost can be repeated. Different
+        content under the same uid (except ``created`` and ``replica_id``) raises DataError, unless the file with the
+        first content is missing. Concurrent calls of several threads share one wait for the disk.
 
-        With ``max_ahead`` a call waits while there are so many ahead (``num_ahead``), and is then carried out whole.
-        After a batch that could not be made nobody waits until one is made, unless as many wait for late columns.
+        With ``max_ahead`` a call waits while ``num_ahead`` is at least ``max_ahead``, and then adds all its rollouts.
+        After a failed attempt to make a batch, calls do not wait until a batch is made, unless ``max_ahead`` rollouts
+        wait for late columns.
 
         Args:
-            rollouts: What to add.
-            timeout: Seconds to wait for room; None: as long as it takes.
+            rollouts: The rollouts to add.
+            timeout: Seconds to wait for room; None: no limit.
 
         Returns:
-            How many were new.
+            The number of new rollouts.
 
         Raises:
-            DataError: No rollout, text that is not Unicode, a column that was not declared or has other values, a
-                version beyond what ``set_policy_version`` told, a uid that was added with other content, or what the
-                batch maker refuses; nothing was added.
-            StorageError: They cannot be written. Those that were there before are still there; nothing was added.
-            TimedOutError: There was no room in time; nothing was added.
+            DataError: An argument is no rollout; text is not Unicode; a column is not declared or has invalid values; a
+                version is newer than the version of ``set_policy_version``; a uid was added with other content; or the
+                batch maker raised it. Nothing was added.
+            StorageError: The rollouts cannot be written. Earlier rollouts remain; nothing was added.
+            TimedOutError: No room became free in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or this is a forked child.
         """
         given = list(rollouts)
@@ -862,10 +870,10 @@ class RolloutBuffer(BatchFiles):
             self._waiting.tidy()
 
     def flush(self) -> int:
-        """Seal every group that waits, whatever its size; return how many there were.
+        """Seal every waiting group of any size; return their number.
 
         Raises:
-            StorageError: They cannot be written; they still wait.
+            StorageError: The groups cannot be written; they still wait.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         with self._step():
@@ -890,21 +898,21 @@ class RolloutBuffer(BatchFiles):
     # ------------------------------------------------------------------ late columns
 
     def add_column(self, name: str, values: Mapping[str, Any]) -> int:
-        """Add a late column's values to rollouts that are there, sealed or not; on return they are on the disk.
+        """Add a late column's values to stored rollouts, sealed or not; on return the values are on the disk.
 
-        A rollout that has the same value already is left out, so a call that failed can be repeated. A group is given
-        to the batch maker when all its rollouts have the late columns that were declared when it was sealed.
+        A rollout that already has the same value is skipped, so a failed call can be repeated. The batch maker receives
+        a group when all its rollouts have the late columns that were declared when the group was sealed.
 
         Args:
-            name: A ``RolloutColumn`` with ``late=True``; "reward" is the reward of rollouts that were added without.
+            name: The name of a ``RolloutColumn`` with ``late=True``; "reward" sets the reward of rollouts without one.
             values: By uid: ``[n, *shape]`` over the tokens, or the turns, of all turns, or one value, ``shape``.
 
         Returns:
-            How many were new.
+            The number of new rollouts.
 
         Raises:
-            DataError: No late column, a uid that is not there, a value that is not one of the column, or another one
-                than the rollout has; the message names it, and nothing was added.
+            DataError: The column is not late, a uid is unknown, or a value does not fit the column or differs from the
+                stored value. The message names the rollout, and nothing was added.
             StorageError, ClosedError, ForkError: As ``add_rollouts``.
         """
         new: int = self._column_requests.serve((name, values), self._add_columns)
@@ -983,14 +991,15 @@ class RolloutBuffer(BatchFiles):
     def set_policy_version(self, version: str | int) -> None:
         """Set the latest policy version, in the folder and for the batch maker.
 
-        Staleness is measured from it, and rollouts of later versions are refused. Say it again whenever the policy
-        changes. Where a trainer goes back to an older one, as from a checkpoint, rollouts of later versions that are
-        there are of a policy that is not trained on any more: they stay in their files, and are never drawn, also not
-        once the new policy reaches their version. Batches that have some are stale: see ``batch_staleness``.
+        Staleness is measured from this version, and rollouts of later versions raise DataError. Call this method
+        whenever the policy changes. If a trainer goes back to an older version, for example from a checkpoint, the
+        stored rollouts of later versions belong to an abandoned policy. They stay in their files and are never drawn,
+        also not when the new policy reaches their version. Batches with such rollouts are stale: see
+        ``batch_staleness``.
 
         Raises:
-            DataError: Neither a str nor an int.
-            StorageError: It cannot be noted; nothing has changed.
+            DataError: The version is neither a str nor an int.
+            StorageError: The change cannot be written; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         told = version_name(version)
@@ -1013,14 +1022,15 @@ class RolloutBuffer(BatchFiles):
                     self._resume()
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts, sealed or not, as those that a judge does not score; return how many are new.
+        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return the number of new ones.
 
-        It is noted in the folder. Their groups are ready without them, and scored as if they did not exist; their files
-        stay. A batch maker of one's own that has been given one may use it all the same, until a restart.
+        The uids are written to the folder. The groups become ready without these rollouts, and are scored as if they
+        did not exist; the files stay. A custom batch maker that already received such a rollout may use it until a
+        restart.
 
         Raises:
-            DataError, MissingRowError: Something else than several uids, or one is not there; nothing has changed.
-            StorageError: It cannot be noted; nothing has changed.
+            DataError, MissingRowError: The argument is no list of uids, or a uid is unknown; nothing has changed.
+            StorageError: The change cannot be written; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
         given = uids_of(rollout_uids)
@@ -1045,20 +1055,20 @@ class RolloutBuffer(BatchFiles):
     # ------------------------------------------------------------------ batches
 
     def create_and_store_batch(self, batch_size: int) -> str | None:
-        """Let the batch maker make a batch, and store it.
+        """Create a batch with the batch maker, and store the batch.
 
-        When this returns the batch is on the disk, and its rollouts count as used, also after a restart. A batch that
-        could not be written is not lost: it is what the next call stores.
+        On return the batch is on the disk, and its rollouts count as used, also after a restart. A batch that could not
+        be written is not lost: the next call stores it.
 
         Args:
-            batch_size: How many examples.
+            batch_size: The number of examples.
 
         Returns:
-            The batch's id, for ``read_batch``; None while there are too few rollouts.
+            The batch's id, for ``read_batch``; None if too few rollouts are available.
 
         Raises:
-            ConfigError: There is no batch maker, or ``batch_size`` is below 1.
-            DataError: What the maker made is not a batch, or does not say of which rollouts; see ``BatchMaker``.
+            ConfigError: The buffer has no batch maker, or ``batch_size`` is below 1.
+            DataError: The maker did not return a batch, or did not name the rollouts of the batch; see ``BatchMaker``.
             StorageError: The batch cannot be written.
             ClosedError, ForkError: As ``add_rollouts``.
         """
@@ -1087,14 +1097,15 @@ class RolloutBuffer(BatchFiles):
         return stored.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
-        """Return the id of a stored batch; several callers get the same one.
+        """Return the id of the stored batch with a number, which is the same for all callers.
 
         Args:
-            index: How many were stored before it.
-            batch_size: Make the one that comes next, of so many examples, if it is that; None: make none.
+            index: The number of batches that were stored before it.
+            batch_size: The number of examples, if ``index`` is the next batch, which is then created; None: create no
+                batch.
 
         Raises:
-            ConfigError: As ``create_and_store_batch``; a batch is to be made that others would have to come before.
+            ConfigError: As ``create_and_store_batch``; or batches before ``index`` are missing.
             DataError, StorageError, ClosedError, ForkError: As ``create_and_store_batch``.
         """
         number = check_count("index", index, 0)
@@ -1108,7 +1119,7 @@ class RolloutBuffer(BatchFiles):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Close the buffer; rollouts in the log go on waiting when the folder is opened again. May be called twice."""
+        """Close the buffer; rollouts in the log wait again after the folder is reopened. May be called twice."""
         self._alarm.close()
         with self._lock:
             self._owner.close()

@@ -1,4 +1,4 @@
-"""Examples made of rollouts, and arrays for training made of examples: one a row, several a row, or all in one."""
+"""Convert rollouts to examples, and examples to training arrays: one or several in a row, or all in one row."""
 
 from __future__ import annotations
 
@@ -305,20 +305,21 @@ _example = unchecked(RLExample)
 def make_examples(
     rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike | Sequence[npt.ArrayLike]
 ) -> list[RLExample]:
-    """Make an example of every rollout: all tokens of its turns, of which those that the policy wrote are in the loss.
+    """Convert every rollout to an example of all its tokens; the tokens that the policy wrote are in the loss.
 
     A turn is in the loss if its role is "assistant" and its log-probabilities are known.
 
     Args:
-        rollouts: ``n`` of them.
-        advantages: What each is worth, ``[n]``; or of each a number, or one for each of its tokens.
+        rollouts: ``n`` rollouts.
+        advantages: The advantage of each rollout, ``[n]``; or a sequence with a number, or an array of one number for
+            each token, for each rollout.
 
     Returns:
-        The examples in the same order. Their arrays are parts of four long ones.
+        The examples in the same order. Their arrays are views of four long arrays.
 
     Raises:
-        DataError: Another number of advantages, or one that is not finite; no rollouts, or one with columns that were
-            not declared.
+        DataError: The number of advantages differs from ``n``, an advantage is not finite, ``rollouts`` is empty, or a
+            rollout has columns that were not declared.
     """
     for place, rollout in enumerate(rollouts):
         if not isinstance(rollout, RolloutRecord):
@@ -394,27 +395,29 @@ def pad(
     truncate: bool = False,
     max_turns: int | None = None,
 ) -> Arrays:
-    """Put one example into each row, filled up at the end.
+    """Put one example into each row, padded at the end.
 
     Args:
-        examples: ``B`` of them.
-        length: Tokens of a row, ``L``; by default those of the longest example. A fixed one spares compiling anew.
-        pad_token: What rows are filled up with.
-        pad_to_multiple_of: ``L`` is the next multiple of it.
-        truncate: Whether longer examples are cut off at the end; otherwise they are an error.
-        max_turns: Places for the values of turns, ``T``; by default as many as are needed. A fixed one spares compiling
-            anew.
+        examples: ``B`` examples.
+        length: Tokens of a row, ``L``; by default the length of the longest example. A fixed length avoids
+            recompilation.
+        pad_token: The token that pads rows.
+        pad_to_multiple_of: ``L`` is rounded up to a multiple of this number.
+        truncate: Whether longer examples are cut off at the end; otherwise they raise DataError.
+        max_turns: Places for the values of turns, ``T``; by default the needed number. A fixed number avoids
+            recompilation.
 
     Returns:
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
-        which is True where there is a token; all ``[B, L]``. Beyond an example they are ``pad_token``, 0 and False.
-        Columns that were declared are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, beside
-        ``turn_ids`` int32 ``[B, L]``, which says of a token which turn it is of (-1: there is none), and
-        ``[B, *shape]`` per example; they are filled up with their fill.
+        which is True for tokens of examples; all ``[B, L]``. Padding is ``pad_token``, 0 and False. Declared columns
+        are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, and ``[B, *shape]`` per example;
+        they are padded with their fill. With values per turn, ``turn_ids`` int32 ``[B, L]`` is the turn of each token
+        (-1: no turn).
 
     Raises:
         ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
-        DataError: No examples, something else, or one that is longer than ``length`` or has more than ``max_turns``.
+        DataError: ``examples`` is empty or holds other objects, or an example is longer than ``length`` or has more
+            than ``max_turns``.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -438,28 +441,27 @@ def pack(
     max_turns: int | None = None,
     max_examples: int | None = None,
 ) -> Arrays:
-    """Put several examples into each row, one behind the other, so that little is filled up.
+    """Put several examples into each row, one after another, to reduce padding.
 
-    Each goes, longest first, to the row that it fills best (best-fit decreasing).
+    Each example, longest first, goes to the row with the least sufficient room (best-fit decreasing).
 
     Args:
         examples: At least one.
         length: Tokens of a row, ``L``.
-        num_rows: How many rows there are to be, ``R``; by default as many as are needed. A fixed one spares compiling
-            anew.
+        num_rows: The number of rows, ``R``; by default the needed number. A fixed number avoids recompilation.
         pad_token, pad_to_multiple_of, truncate: As in ``pad``.
-        max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default as
-            many as are needed. Fixed ones spare compiling anew.
+        max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default the
+            needed numbers. Fixed numbers avoid recompilation.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
-        is 0 where there is no token, and ``positions`` int32, the place of a token in its example. Tokens attend to
-        those of their own segment only. Columns with a value per example are ``[R, E, *shape]``, of which a token has
-        that at ``segment_ids - 1``, and ``turn_ids`` count the turns of a row.
+        is 0 for padding, and ``positions`` int32, the position of a token in its example. A token attends only to
+        tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and a token has the value at
+        ``segment_ids - 1``. ``turn_ids`` count the turns of a row.
 
     Raises:
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
-        DataError: As ``pad``; more rows, or places, are needed than there are to be.
+        DataError: As ``pad``; or more rows or places are needed than the fixed numbers.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -484,26 +486,27 @@ def concatenate(
     pad_token: int = 0,
     max_turns: int | None = None,
 ) -> Arrays:
-    """Put all examples one behind the other, without padding, for variable-length attention.
+    """Put all examples one after another into one row, without padding, for variable-length attention.
 
     Args:
-        examples: ``n`` of them, which stay in order.
-        capacity: How many tokens there are to be, filled up at the end; None: T, as many as the examples have. A fixed
-            one spares compiling anew.
-        pad_token: What is filled up with.
-        max_turns: Places for the values of all turns; None: as many as there are.
+        examples: ``n`` examples, whose order stays.
+        capacity: The number of tokens of the arrays, padded at the end; None: T, the tokens of all examples. A fixed
+            number avoids recompilation.
+        pad_token: The token that pads the row.
+        max_turns: Places for the values of all turns; None: the number of turns.
 
     Returns:
         The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
-        ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the place of a token in
-        its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity they are
-        ``[capacity]``; then there is ``mask`` bool, False behind the last example, where the position is 0 and the
-        number n. Columns that were declared are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example,
-        and per turn those of all turns, of which ``turn_ids`` says which one a token is of.
+        ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the position of a token
+        in its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity the arrays are
+        ``[capacity]``, and ``mask`` bool is False after the last example, where the position is 0 and the number is n.
+        Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example, and the values of all
+        turns per turn; ``turn_ids`` is the turn of each token.
 
     Raises:
         ConfigError: ``capacity`` or ``max_turns`` is below 1.
-        DataError: No examples, something else, more tokens than the capacity, or more turns than ``max_turns``.
+        DataError: ``examples`` is empty or holds other objects, or has more tokens than the capacity or more turns than
+            ``max_turns``.
 
     Example:
         >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
@@ -528,13 +531,13 @@ def concatenate(
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
     """Return the digest of a batch of examples, each a window: tokens, loss masks, advantages, log-probabilities.
 
-    It is that of ``StreamDigest.of(index, arrays)`` where all are equally long, and does not depend on how they are
-    padded or packed. Columns that were declared are part of it; uids, environments and versions are not.
+    The digest equals ``StreamDigest.of(index, arrays)`` if all examples have equal lengths, and does not depend on
+    padding or packing. Declared columns are part of the digest; uids, environments and versions are not.
 
     Args:
         index: The batch's number.
-        examples: All of it, or a rank's share.
-        first_row: Which example of the whole batch the first one here is.
+        examples: The whole batch, or a rank's share.
+        first_row: The number of the first of these examples in the whole batch.
     """
     windows = [
         {name: getattr(example, name)[None] for name in FIELDS}

@@ -503,46 +503,47 @@ def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int
 
 
 class GrpoBatchMaker:
-    """Makes batches of rollouts that are scored against the others of their group.
+    """Makes batches of rollouts that are scored relative to the other rollouts of their group.
 
-    A group that a ``RolloutBuffer`` sealed is scored by itself, whatever else has its problem and policy version. Of
-    rollouts that no buffer sealed, a group is those of one environment, problem and policy version. What a rollout is
-    worth is an ``advantage`` of its group's rewards, in double precision, by default that of RLOO. Rollouts without a
-    token in the loss are not scored, and no other is compared with them. A batch is a sample without replacement of the
-    rollouts of groups of which something can be learnt, and a function of the seed, the number of batches before it,
-    and what is there.
+    A group that a ``RolloutBuffer`` sealed is scored separately from other groups of its problem and policy version.
+    Rollouts that no buffer sealed form one group for each environment, problem and policy version. The advantage of a
+    rollout is computed by ``advantage`` from the rewards of its group, in double precision, by default as in RLOO.
+    Rollouts without a token in the loss are not scored, and not compared with others. A batch is a sample without
+    replacement from the rollouts that may be drawn. It depends only on the seed, the number of earlier batches, and
+    these rollouts.
 
-    Rollouts that a ``RolloutBuffer`` has in files are read when they are drawn, unless they are still in its memory.
+    Rollouts in the files of a ``RolloutBuffer`` are read when they are drawn, unless they are still in memory.
 
     Args:
-        environment_name: Take the rollouts of this environment and leave out all others; None: take all.
+        environment_name: The only environment whose rollouts are taken; None: all environments.
         rng_seed: In ``[0, 2**64)``; None: 0.
-        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a function
-            of one's own; see ``Advantage``.
-        filter_zero_variance: Whether groups are left out whose rollouts all earned the same, rounding apart. Nothing is
-            learnt of them where rollouts are compared with the others of their group, as by all advantages here; a
-            function of one's own has none left out, unless it ``compares``. A batch is filled up with others, so it is
-            never smaller for it.
-        retention: Which rollouts are kept, and how likely each is drawn: ``Lengths(...)``, ``Rewards(...)``,
-            ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a function of one's own, or several,
+        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a custom
+            function; see ``Advantage``.
+        filter_zero_variance: Whether groups are left out in which all rewards are equal, up to rounding. Such groups
+            have zero advantages if rollouts are compared within their group, as all advantages of this package do. A
+            custom function excludes no groups, unless it has ``compares``. Other groups fill the batch, so its size
+            does not change.
+        retention: The rollouts that are kept, and the weight of each in a draw: ``Lengths(...)``, ``Rewards(...)``,
+            ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a custom function, or several of these,
             whose weights are multiplied; see ``Retention``.
-        older_groups: What becomes of a problem's group of an older version when rollouts of a newer one come. "drop":
-            the first of them ends the older group, whatever its size. "until_as_large": the older group may be drawn
-            until the newer one has as many rollouts; each is scored on its own. "keep": both may be drawn, and rollouts
-            of older versions are taken also after newer ones. None: "keep" with a ``retention`` or ``max_staleness``,
-            which then say what is too old, else "drop". Versions compare as numbers where they are numbers.
-        max_staleness: Leave out rollouts that are more versions than this behind the one that ``set_policy_version``
-            told, or, where none was told, the latest one seen: by the difference where versions are numbers, else by
-            how many are between.
-        max_uses: How many batches a rollout may be in.
-        balance: Whether every environment gets the same share of a batch; or their shares by name, others getting
-            none. What one lacks the others give.
-        capacity_bytes: Rollouts leave behind which more came than so many bytes, about, with them; None: none does.
-        pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. What a
-            rollout is worth then depends on which of them came before its batch was drawn.
+        older_groups: The treatment of a problem's group of an older version when rollouts of a newer version arrive.
+            "drop": the first new rollout removes the older group. "until_as_large": the older group may be drawn until
+            the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and
+            rollouts of older versions are accepted also after newer ones. None: "keep" with a ``retention`` or
+            ``max_staleness``, which then decide, else "drop". Versions compare as numbers if they are numbers.
+        max_staleness: The most versions that a rollout may be behind the version of ``set_policy_version``, or, if it
+            was never called, behind the latest version seen. The distance is the difference of numeric versions, else
+            the count of versions between.
+        max_uses: The most batches that a rollout may be in.
+        balance: Whether every environment has the same share of a batch; or shares by name, without other environments.
+            If an environment has too few rollouts, the others fill the batch.
+        capacity_bytes: The approximate bytes of the newest rollouts that are kept; older rollouts leave. None: no
+            limit.
+        pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. The
+            advantage of a rollout then depends on the groups that arrived before its batch was drawn.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
     """
 
     def __init__(
@@ -581,7 +582,7 @@ class GrpoBatchMaker:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all rollouts; versions stay known."""
+        """Remove all rollouts; versions stay known."""
         self._wanted = WantedGroups(self._older, self._pools)
         self._pool: dict[int, ScoredGroup] = {}  # groups of which some rollouts can be drawn, by their numbers
         self._drawable: Counter[str] = Counter()  # rollouts of these that have not left, by environment
@@ -633,14 +634,14 @@ class GrpoBatchMaker:
             raise other_one(rollout.rollout_uid, [called.get(name, name) for name in differing], "add_rollout")
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
-        """Take a rollout, unless it is of another environment, has been taken, is stale, or of an older version.
+        """Add a rollout, unless it is of another environment, a duplicate, stale, or of an older version.
 
-        ``older_groups`` says whether a rollout of an older version than others of its problem is taken.
+        ``older_groups`` decides whether a rollout of an older version than others of its problem is added.
 
         Raises:
-            DataError: Not a rollout, one without a reward, one with columns that were not declared, one of a version
-                beyond the one that ``set_policy_version`` was told, or one that came before with other content (of one
-                that was drawn or has left, as far as that is known: group, rewards, lengths).
+            DataError: The argument is no rollout; the rollout has no reward, undeclared columns, or a version newer
+                than the version of ``set_policy_version``; or a rollout with this uid was added with other content (for
+                rollouts that were drawn or have left, only group, rewards and lengths are compared).
         """
         try:
             self.check_rollout(rollout)
@@ -658,7 +659,7 @@ class GrpoBatchMaker:
         self._come(piece)
 
     def add_group(self, group: StoredGroup) -> None:
-        """Take a stored group; see ``ResumableBatchMaker``."""
+        """Add a stored group; see ``ResumableBatchMaker``."""
         self._come(_slice_of_group(group))
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
@@ -787,14 +788,14 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str | int) -> None:
-        """Say which version is the latest. It counts for staleness, and rollouts of later ones are refused from now on.
+        """Set the latest version: staleness is measured from it, and rollouts of later versions raise DataError.
 
-        Say it again whenever the policy changes. Rollouts of later versions that are there belong to a policy that is
-        not trained on, as where a trainer goes back to a checkpoint: they are never drawn, also not once another policy
-        reaches their version.
+        Call this method whenever the policy changes. If a trainer goes back to a checkpoint, stored rollouts of later
+        versions belong to an abandoned policy: they are never drawn, also not when another policy reaches their
+        version.
 
         Raises:
-            DataError: Neither a str nor an int.
+            DataError: The version is neither a str nor an int.
         """
         if self._versions.tell(version_name(version)):
             self._forget(self._wanted.drop(self._versions.is_ahead), "lost_versions")
@@ -824,7 +825,7 @@ class GrpoBatchMaker:
         return self._known_table
 
     def rows(self) -> HeldRollouts:
-        """Return what is known of the rollouts, as a ``Retention`` is given it."""
+        """Return the known properties of the rollouts, the argument of a ``Retention``."""
         return self._held(self._table())
 
     def _held(self, table: CandidateTable) -> HeldRollouts:
@@ -876,11 +877,11 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ batches
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
-        """Return a batch, or None while fewer than ``batch_size`` rollouts can be drawn.
+        """Return a batch, or None if fewer than ``batch_size`` rollouts can be drawn.
 
         Raises:
             ConfigError: ``batch_size`` is below 1.
-            DataError: An ``advantage`` or a ``retention`` that does not give what it should; a damaged file.
+            DataError: An ``advantage`` or a ``retention`` returned invalid values, or a file is damaged.
             StorageError: A file cannot be read. Nothing was drawn.
         """
         size = check_count("batch_size", batch_size, 1)
@@ -921,17 +922,18 @@ class GrpoBatchMaker:
     def summary(self) -> dict[str, float]:
         """Return numbers for a log.
 
-        Of all that ever came, also before a restart: "rollouts", "groups", "groups_equal" (whose rollouts all earned
-        the same), their share "groups_equal_share"; of what is there: "available", and of the rewards of all groups
-        that are wanted, and the tokens and the staleness of rollouts that can be drawn, "<name>_mean", "_std", "_min"
-        and "_max", NaN where there are none; each for all and after "<environment>/" for each.
+        Counts of all received data, also before a restart: "rollouts", "groups", "groups_equal" (groups whose rewards
+        are all equal) and their share "groups_equal_share". "available" counts the rollouts that can be drawn.
+        "<name>_mean", "_std", "_min" and "_max" describe the rewards of all wanted groups, and the tokens and the
+        staleness of the rollouts that can be drawn; NaN without rollouts. Each number is returned in total, and for
+        each environment with the prefix "<environment>/".
 
-        "received" is how many rollouts were given, again or in vain, too. Each of them is counted once: in "held",
-        which a batch may still have, in "used", which batches had ``max_uses`` times, or in one "left/<reason>", whose
-        reason is an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance",
-        "capacity_bytes"), the name of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the
-        loss) or "lost_versions" (see ``set_policy_version``). "left/filter_zero_variance" goes down where others join
-        a group that earned the same. A restart forgets what was a duplicate or refused.
+        "received" counts all rollouts passed to the maker, with duplicates and refused rollouts. Each is counted once:
+        in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>". The reason is
+        an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance", "capacity_bytes"), the
+        name of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the loss) or "lost_versions"
+        (see ``set_policy_version``). "left/filter_zero_variance" decreases if other rollouts join a group of equal
+        rewards. A restart resets the counts of duplicate and refused rollouts.
         """
         available = self.available
         values: dict[str, dict[str, list[npt.NDArray[Any]]]] = {

@@ -106,21 +106,21 @@ _TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
 
 @dataclass(frozen=True, eq=False)
 class RolloutColumn:
-    """Declare a column that rollouts have beside the columns of all rollouts.
+    """The declaration of an additional column of rollouts.
 
     Args:
-        name: Of letters, digits and "_", and none that rollouts, examples or batches have already.
-        per: "token": a value for each token; "turn": one a turn; "example": one a rollout.
-        dtype: Of the values: bool, an integer or a float of NumPy's.
-        shape: Of one value; () is a number, (64, 64, 3) an image. All values have it: what differs in size is filled up
-            to the largest, with its size in a column of its own, such as ``shape=(2,)``.
-        late: Whether it is written after the rollout was added; a group waits until all its rollouts have it.
-        fill: The value where none was given, and where batches are filled up, which may be NaN; None: 0. A late column
-            that is declared for a folder whose groups are sealed wants one, as these do not wait for it.
-        finite: Whether values of floats that are NaN or infinite are refused where they are taken in.
+        name: A name of letters, digits and "_" that rollouts, examples and batches do not have already.
+        per: "token": a value for each token; "turn": for each turn; "example": for each rollout.
+        dtype: The dtype of the values: bool, or a NumPy integer or float dtype.
+        shape: The shape of every value; () is a number, (64, 64, 3) an image. Pad values of different sizes to the
+            largest size, and store the size in a second column, such as ``shape=(2,)``.
+        late: Whether values are written after the rollout was added; a group waits until all its rollouts have values.
+        fill: The value of missing values and of padding, which may be NaN; None: 0. A late column needs a fill if it is
+            declared for a folder with sealed groups, as these groups do not wait for it.
+        finite: Whether NaN and infinite values raise DataError when they are added.
 
     Raises:
-        ConfigError: One of them cannot be used.
+        ConfigError: An argument is invalid.
     """
 
     name: str
@@ -272,13 +272,13 @@ def _shown(array: npt.NDArray[Any]) -> str:
 
 
 class Columns(Mapping[str, RolloutColumn]):
-    """Declared columns by name, in the order in which they were declared.
+    """Declared columns by name, in the order of declaration.
 
     Args:
-        declared: Each name once.
+        declared: The columns, each name once.
 
     Raises:
-        ConfigError: Something else than columns, or a name that is there twice.
+        ConfigError: An element is no column, or a name occurs twice.
     """
 
     def __init__(self, declared: Iterable[RolloutColumn] = ()) -> None:
@@ -429,7 +429,7 @@ def version_order(version: str) -> tuple[Any, ...]:
 class Versions:
     """The versions that were seen, and how far behind the newest one each is.
 
-    The newest is the one that was told last, or, where none was, the newest that was seen.
+    The newest version is the version of the last ``tell``, or, without a call, the newest version seen.
 
     Example:
         >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
@@ -441,7 +441,7 @@ class Versions:
         (False, 6, None)
 
     Attributes:
-        told: Which one is the latest, if that was said.
+        told: The version of the last ``tell``; None without a call.
     """
 
     def __init__(self, seen: Iterable[str] = (), told: str | None = None) -> None:
@@ -568,8 +568,8 @@ class GroupKey(NamedTuple):
 
     Args:
         environment: The environment's name.
-        example_id: Which of its problems.
-        policy_version: Of the policy that sampled them.
+        example_id: The id of the problem in the environment.
+        policy_version: The version of the policy that sampled the rollouts.
     """
 
     environment: str
@@ -596,18 +596,19 @@ class Turn(ByValue):
     """One message of a rollout.
 
     Args:
-        message: Its text.
-        role: Who wrote it; "assistant" is the policy.
-        tokens: Its token ids, int32 ``[n]``, each at least 0.
-        logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``, at most 0; what
-            rounding leaves above, up to 1e-4, becomes 0. None where tokens were given, as in prompts.
-        reward: For this turn alone, where there is one.
-        metadata: Anything else: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
-            dicts (with str keys) of these. It is copied.
-        columns: By name what a ``RolloutColumn`` declares for each token, ``[n, *shape]``, or for each turn, ``shape``.
+        message: The text of the message.
+        role: The author of the message; "assistant" is the policy.
+        tokens: The token ids, int32 ``[n]``, each at least 0.
+        logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``, at most 0;
+            rounding errors up to 1e-4 above 0 become 0. None for tokens that were not sampled, as in prompts.
+        reward: The reward of this turn alone; None without one.
+        metadata: Additional values: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
+            dicts (with str keys) of these. The metadata is copied.
+        columns: The values of declared columns by name: per token ``[n, *shape]``, or per turn ``shape``.
 
     Raises:
-        DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
+        DataError: A type is wrong; tokens or logprobs are out of range; the lengths of logprobs and tokens differ; a
+            value is NaN.
     """
 
     message: str
@@ -643,21 +644,22 @@ class RolloutRecord(ByValue):
 
     Args:
         environment: The environment's name, not empty.
-        example_id: Which of its problems; an int becomes its decimal digits.
-        policy_version: Of the policy that sampled it; an int becomes its decimal digits.
-        rollout_uid: Names this rollout and no other, not empty.
-        turns: Its messages in order, at least one.
-        reward: What it earned altogether; None: the sum of its turns' rewards, or, where none has one, what is not
-            known yet. Only a buffer with a late column "reward" takes such a rollout.
-        created: When, in seconds since 1970; by default now.
-        replica_id: Who sampled it.
+        example_id: The id of the problem in the environment; an int is converted to decimal digits.
+        policy_version: The version of the policy that sampled the rollout; an int is converted to decimal digits.
+        rollout_uid: The unique id of this rollout, not empty.
+        turns: The messages in order, at least one.
+        reward: The reward of the whole rollout; None: the sum of the turns' rewards, or unknown if no turn has a
+            reward. Only a buffer with a late column "reward" accepts a rollout with an unknown reward.
+        created: The time of creation, in seconds since 1970; by default now.
+        replica_id: The id of the worker that sampled the rollout.
         metadata: As in ``Turn``.
-        columns: By name what a ``RolloutColumn`` declares for each example, ``shape``.
-        declared: What its columns and those of its turns are; set by the buffer that takes it in.
-        group_uid: Names the sealed group that it was read from; set by the buffer that sealed it, "" before.
+        columns: The values of declared columns per example by name, ``shape``.
+        declared: The declarations of the columns of the rollout and its turns; set by the buffer that stores the
+            rollout.
+        group_uid: The uid of the sealed group that the rollout was read from; set by the buffer at sealing, "" before.
 
     Raises:
-        DataError: Another type, an empty name, no turns, NaN or infinity.
+        DataError: A type is wrong, a name is empty, ``turns`` is empty, or a value is NaN or infinite.
     """
 
     environment: str
@@ -708,11 +710,12 @@ class RolloutGroup(ByValue):
     """Rollouts of one policy version on one problem, which are scored against each other.
 
     Args:
-        environment, example_id, policy_version: What they share.
-        rollouts: At least one, each once.
+        environment, example_id, policy_version: The shared values of the rollouts.
+        rollouts: At least one rollout, each once.
 
     Raises:
-        DataError: No rollout, one of another group, or one that is there twice.
+        DataError: An element is no rollout or a rollout of another group, a rollout occurs twice, or ``rollouts`` is
+            empty.
     """
 
     environment: str
@@ -894,16 +897,16 @@ class RLExample(ByValue):
 
     Args:
         tokens: int32 ``[L]``.
-        loss_mask: Which tokens belong into the loss, bool ``[L]``: those that the policy wrote, never the prompt.
+        loss_mask: The mask of the tokens in the loss, bool ``[L]``: the tokens that the policy wrote, never the prompt.
         advantage: float32 ``[L]``, 0 outside of the loss mask.
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
-        rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
-        columns: By name what a ``RolloutColumn`` declares: ``[L, *shape]`` with a value for each token, ``[T, *shape]``
-            for each of T turns, ``shape`` for the example.
+        rollout_uid, environment, policy_version: The values of the rollout of this example; "" without a rollout.
+        columns: The values of declared columns by name: per token ``[L, *shape]``, per turn ``[T, *shape]``, per
+            example ``shape``.
 
     Raises:
-        DataError: Arrays of another type or of differing lengths, NaN, or log-probabilities above 0.
+        DataError: Arrays have a wrong type or differ in length, a value is NaN, or a log-probability is above 0.
     """
 
     tokens: npt.NDArray[np.int32]

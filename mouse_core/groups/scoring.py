@@ -60,13 +60,13 @@ A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for
 
 @dataclass(frozen=True)
 class Newest:
-    """Keep the newest ``count`` rollouts of each environment, counted as they came, whether drawn since or not.
+    """Keep the newest ``count`` rollouts of each environment, in order of arrival, including rollouts that were drawn.
 
     Args:
-        count: 1 or more; or how many by the environment's name, where all of others are kept.
+        count: 1 or more; or a count by environment name, which keeps all rollouts of other environments.
 
     Raises:
-        ConfigError: One is below 1.
+        ConfigError: A count is below 1.
     """
 
     count: int | Mapping[str, int]
@@ -85,13 +85,13 @@ class Newest:
 
 @dataclass(frozen=True)
 class MaxAge:
-    """Keep rollouts created at most ``seconds`` before the newest one that came.
+    """Keep rollouts created at most ``seconds`` before the newest rollout that arrived.
 
     Args:
         seconds: 0 or more.
 
     Raises:
-        ConfigError: It is below 0.
+        ConfigError: ``seconds`` is below 0.
     """
 
     seconds: float
@@ -109,10 +109,10 @@ class Recency:
     """Draw rollouts of older versions less often: the weight is ``0.5 ** (staleness / half_life)``.
 
     Args:
-        half_life: After how many versions a rollout is half as likely; above 0.
+        half_life: The number of versions after which the weight of a rollout is halved; above 0.
 
     Raises:
-        ConfigError: It is not above 0.
+        ConfigError: ``half_life`` is not above 0.
     """
 
     half_life: float
@@ -130,10 +130,10 @@ class Lengths:
     """Keep rollouts of ``least`` to ``most`` tokens, prompts included.
 
     Args:
-        least, most: How many.
+        least, most: The bounds of the number of tokens, inclusive.
 
     Raises:
-        ConfigError: None is so long.
+        ConfigError: The bounds exclude every length.
     """
 
     least: int = 0
@@ -150,13 +150,13 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Keep rollouts with rewards from ``least`` to ``most``; the others of their groups are still compared with them.
+    """Keep rollouts with rewards from ``least`` to ``most``; other rollouts still count in the scores of their groups.
 
     Args:
-        least, most: How much.
+        least, most: The bounds of the reward, inclusive.
 
     Raises:
-        ConfigError: Nothing is between.
+        ConfigError: The bounds exclude every reward.
     """
 
     least: float = -np.inf
@@ -173,15 +173,15 @@ class Rewards:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the ``k`` rollouts of each group with the highest rewards, of equal ones those that came first.
+    """Keep the ``k`` rollouts of each group with the highest rewards; of equal rewards, the earlier rollouts.
 
-    It is for groups that come whole, as a ``RolloutBuffer`` seals them. ``TopK(k, above_median=True)`` chooses as
-    TorchRL's ``TopKRewardSelector(size of groups, k)`` does.
+    ``TopK`` needs groups that arrive complete, as sealed by a ``RolloutBuffer``. ``TopK(k, above_median=True)`` chooses
+    the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.
 
     Args:
         k: 1 or more.
-        above_median: Leave out what earned no more than the group's median, of an even number the lower one of the two
-            in the middle: of rewards 0, 1, 1, 2 only 2 is left, and of equal ones none.
+        above_median: Whether to exclude rewards up to the group's median; for an even number, the lower of the two
+            middle rewards. Of rewards 0, 1, 1, 2 only 2 is left, and of equal rewards none.
 
     Raises:
         ConfigError: ``k`` is below 1.
@@ -211,7 +211,7 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
     """Return the weights that a ``Retention`` gives.
 
     Raises:
-        DataError: It does not give a finite number from 0 for each.
+        DataError: The weights are not one finite number of at least 0 for each rollout.
     """
     weights = np.asarray(retention(rows))
     if weights.shape != (len(rows),) or weights.dtype.kind not in "biuf":
@@ -226,7 +226,7 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
 
 
 def name_of(retention: Retention) -> str:
-    """Return the name of a retention, under which the rollouts are counted that left for it."""
+    """Return the name of a retention, which counts the rollouts that it removed."""
     return getattr(retention, "__name__", type(retention).__name__)
 
 
@@ -234,7 +234,7 @@ def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retenti
     """Return one or several retentions as a list.
 
     Raises:
-        ConfigError: Something that cannot be called.
+        ConfigError: An element is not callable.
     """
     several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     for one in several:
@@ -286,25 +286,28 @@ def advantages(
 
     Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019); Ahmadian et al., "Back to
     Basics" (2024), for RLOO; Shao et al., "DeepSeekMath" (2024), for GRPO; Liu et al., "Understanding R1-Zero-Like
-    Training" (2025), for Dr. GRPO. All is computed in double precision.
+    Training" (2025), for Dr. GRPO. All values are computed in double precision.
 
     Args:
         rewards: ``[n]``.
-        groups: A number from 0 for each, ``[n]``; None: all are of one group.
-        normalize_std: Whether to divide by ``max(std, std_floor) + eps``, where ``std`` is that of the group's rewards.
+        groups: The group number of each reward, at least 0, ``[n]``; None: one group.
+        normalize_std: Whether to divide by ``max(std, std_floor) + eps``, where ``std`` is the standard deviation of
+            the group's rewards.
         baseline: "mean" of the group, or "leave_one_out", the mean of the others in it. None: "mean" with
             ``normalize_std``, as in GRPO, else "leave_one_out", as in RLOO.
-        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for that of all there is (with n).
-        eps: What is added to the standard deviation; 0 or more.
-        std_floor: The least standard deviation; 0 or more.
+        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for the standard deviation of a population (with
+            n).
+        eps: The number that is added to the standard deviation; 0 or more.
+        std_floor: The smallest standard deviation; 0 or more.
 
     Returns:
-        float64 ``[n]``; exactly 0 where all rewards of a group are equal, but for rounding of doubles, also with
-        ``eps=0``, and for a rollout that is alone, of which others make the reward itself or NaN.
+        float64 ``[n]``. The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, also
+        with ``eps=0``. It is also 0 for a single rollout in a group, for which other libraries return the reward or
+        NaN.
 
     Raises:
-        ConfigError: An option that cannot be used.
-        DataError: No finite numbers, or not one group for each.
+        ConfigError: An option is invalid.
+        DataError: A reward is not finite, or the numbers of groups and rewards differ.
     """
     baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
     reward, group = _arrays(rewards, groups)
@@ -397,7 +400,7 @@ COMPARES = ("rewards", "turns", "nothing")
 
 @runtime_checkable
 class BatchAdvantage(Protocol):
-    """An ``Advantage`` that changes what a batch's rollouts are worth when it has been drawn."""
+    """An ``Advantage`` that changes the advantages of a batch after the draw."""
 
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
         """As ``Advantage``."""
@@ -415,7 +418,7 @@ class BatchAdvantage(Protocol):
 
 @dataclass(frozen=True)
 class Rloo:
-    """The reward minus the mean of the others in the group: ``r_i - mean(r_j, j != i)``.
+    """The reward minus the mean of the other rewards in the group: ``r_i - mean(r_j, j != i)``.
 
     Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019); Ahmadian et al., "Back to
     Basics" (2024).
@@ -432,13 +435,14 @@ class Rloo:
 class Grpo:
     """The reward minus the mean of the group, over its standard deviation: ``(r_i - mean) / (max(std, floor) + eps)``.
 
-    Shao et al., "DeepSeekMath" (2024). By default with the numbers of TRL; its formula as written is
-    ``Grpo(ddof=0, eps=0)``.
+    Shao et al., "DeepSeekMath" (2024). The defaults are the values of TRL; the formula of the paper is ``Grpo(ddof=0,
+    eps=0)``.
 
     Args:
-        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for that of all there is (with n).
-        eps: What is added to the standard deviation; 0 or more.
-        std_floor: The least standard deviation; 0 or more.
+        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for the standard deviation of a population (with
+            n).
+        eps: The number that is added to the standard deviation; 0 or more.
+        std_floor: The smallest standard deviation; 0 or more.
 
     Raises:
         ConfigError: One of them cannot be used.
@@ -474,19 +478,19 @@ class DrGrpo:
 
 @dataclass(frozen=True)
 class ReinforcePlusPlus:
-    """Normalised over the batch's tokens: ``(a_i - mean(a)) / (std(a) + eps)`` of what rollouts are worth before.
+    """Advantages normalised over the tokens of the batch: ``(a_i - mean(a)) / (std(a) + eps)``.
 
     Hu, "REINFORCE++" (2025). ``a_i`` is the reward, or with ``baseline=True``, REINFORCE++-baseline, the reward minus
-    its group's mean. Mean and deviation are of all tokens that belong into the loss: a rollout counts once for each of
-    its own. The deviation is with n, as in OpenRLHF, which has a least variance of 1e-8 in place of ``eps``; veRL's is
-    with n - 1 tokens.
+    its group's mean. Mean and standard deviation are over all tokens in the loss: a rollout counts once for each of its
+    tokens. The standard deviation divides by n, as in OpenRLHF, which has a smallest variance of 1e-8 instead of
+    ``eps``; veRL divides by n - 1.
 
     Args:
-        baseline: Whether the group's mean is taken off first.
-        eps: What is added to the standard deviation; above 0.
+        baseline: Whether the group's mean is subtracted first.
+        eps: The number that is added to the standard deviation; above 0.
 
     Raises:
-        ConfigError: ``eps`` cannot be used.
+        ConfigError: ``eps`` is invalid.
     """
 
     baseline: bool = True
@@ -515,24 +519,23 @@ class ReinforcePlusPlus:
 
 @dataclass(frozen=True)
 class RewardToGo:
-    """Each token is worth what was earned from its turn on, or from itself on, minus the baseline of its rollout.
+    """The advantage of a token is the reward from its turn on, or from itself on, minus a baseline.
 
     ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
-    values of a column per turn or token; ``b`` is the mean reward of the others in the group, or of the group. Nothing
-    is divided by, so ``A`` is of the scale of rewards. What the rollout earned beyond the rewards of its turns, as all
-    of it where only the rollout has a reward, is earned by the last turn that the policy wrote. So, where nothing is
-    discounted, the first token has the advantage of the whole, as ``Rloo`` or ``DrGrpo`` says it. A rollout that is
-    alone in its group is compared with itself.
+    values of a column per turn or token; ``b`` is the mean reward of the others in the group, or of the group. ``A`` is
+    not normalised, so it has the scale of rewards. The part of the rollout's reward that exceeds the sum of its turns'
+    rewards counts for the last turn that the policy wrote. If only the rollout has a reward, this part is the whole
+    reward. Without a discount, the first token has the advantage of ``Rloo`` or ``DrGrpo``. The baseline of a single
+    rollout in a group is its own reward.
 
     Args:
-        column: The name of a column that was declared per turn or token, which says all that was earned; a rollout
-            without values of it earned its reward by its last turn, or token, that the policy wrote. None: the rewards
-            of turns.
-        discount: In ``[0, 1]``, a turn or a token.
-        baseline: "leave_one_out", the mean of the others in the group, or "mean", that of the group.
+        column: The name of a column per turn or token that holds all rewards. If a rollout has no values in it, its
+            reward counts for the last turn or token that the policy wrote. None: the rewards of turns.
+        discount: The discount of one turn or token, in ``[0, 1]``.
+        baseline: "leave_one_out", the mean of the other rewards in the group, or "mean", the mean of the group.
 
     Raises:
-        ConfigError: ``discount`` is not in ``[0, 1]``, or another baseline.
+        ConfigError: ``discount`` is not in ``[0, 1]``, or the baseline is unknown.
     """
 
     column: str | None = None

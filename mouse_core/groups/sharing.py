@@ -54,19 +54,19 @@ def _at_once(declared: Columns) -> Columns:
 class RolloutClient(Client):
     """Adds rollouts and late columns to a ``RolloutBuffer`` that another process of this machine has open.
 
-    That process serves it, ``StoreServer(SharedBuffer(buffer))``. What is answered is on the disk, as if the buffer had
-    been called there. Where the other side goes away, a call waits for it to come back and is made again, which changes
-    nothing for what has arrived. A client is used by one thread at a time. Trainers read batches from the folder:
-    ``RolloutStream(folder, ...)``.
+    The other process serves the buffer, ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on the
+    disk, as for a call of the buffer itself. If the server stops, a call waits for the server to come back and is
+    repeated; data that already arrived is not added twice. A client may be used by one thread at a time. Trainers read
+    batches from the folder: ``RolloutStream(folder, ...)``.
 
     Args:
         address: The server's ``address``, or the buffer's folder.
-        name: Tells this client from all others; None: one that no other has.
-        timeout_s: How long to wait for the other side to come (back), in seconds.
+        name: The unique name of this client; None: a new unique name.
+        timeout_s: The longest wait for the server to start or to come back, in seconds.
 
     Raises:
-        ConfigError: A name that another client has, or an argument out of range.
-        StorageError: Nobody answered in time.
+        ConfigError: Another client has the same name, or an argument is out of range.
+        StorageError: No server answered in time.
     """
 
     def __init__(
@@ -103,16 +103,17 @@ class RolloutClient(Client):
         """Add rollouts; see ``RolloutBuffer.add_rollouts``. When this returns, they are on the disk.
 
         Args:
-            rollouts: What to add.
-            timeout: Seconds to wait for room; None: as long as it takes.
+            rollouts: The rollouts to add.
+            timeout: Seconds to wait for room; None: no limit.
 
         Returns:
-            How many were new: fewer than arrived now, where a call was made again whose answer was lost.
+            The number of new rollouts: smaller than the number of added rollouts if a call was repeated after a lost
+            answer.
 
         Raises:
-            DataError, TimedOutError: As there; nothing was added.
-            StorageError: As there; or nobody answered in time, and it is not known whether they were added. Adding them
-                again does no harm.
+            DataError, TimedOutError: As ``RolloutBuffer.add_rollouts``; nothing was added.
+            StorageError: As ``RolloutBuffer.add_rollouts``; or no server answered in time, so that the result is
+                unknown. Adding the rollouts again is safe.
             ClosedError, ForkError: The client was closed, or belongs to the parent process; the buffer was closed.
         """
         given = list(rollouts)
@@ -136,10 +137,10 @@ class RolloutClient(Client):
         return self.columns
 
     def add_column(self, name: str, values: Mapping[str, Any]) -> int:
-        """Add a late column's values by uid; see ``RolloutBuffer.add_column``. How many were new.
+        """Add a late column's values by uid, and return the number of new values; see ``RolloutBuffer.add_column``.
 
         Raises:
-            DataError: As there; nothing was added.
+            DataError: As ``RolloutBuffer.add_column``; nothing was added.
             StorageError, ClosedError, ForkError: As ``add_rollouts``.
         """
         if not isinstance(values, Mapping):
@@ -157,13 +158,13 @@ class RolloutClient(Client):
         """Return a rollout, sealed or waiting, with its late columns; ``rollouts`` returns several.
 
         Raises:
-            MissingRowError: There is no such rollout.
+            MissingRowError: The buffer has no such rollout.
             DataError, StorageError: As of ``RolloutBuffer.rollout``, and of ``add_rollouts``.
         """
         return self.rollouts([rollout_uid])[0]
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` says which are there."""
+        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` checks which uids exist."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A late reward is a column of the rollout, too.
@@ -171,7 +172,7 @@ class RolloutClient(Client):
         return list(map(of_group, rollouts, found["groups"]))
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Return whether each rollout is there, sealed or waiting: so a producer that is back knows what arrived."""
+        """Return whether each rollout is stored, sealed or waiting; a restarted producer finds out what arrived."""
         return list(self._call({"call": "contains", "uids": uids_of(rollout_uids)})["result"])
 
     def __contains__(self, rollout_uid: object) -> bool:
@@ -186,7 +187,7 @@ class RolloutClient(Client):
         self._call({"call": "set_policy_version", "version": version_name(version)})
 
     def flush(self) -> int:
-        """Seal every group that waits; return how many there were."""
+        """Seal every waiting group; return their number."""
         return int(self._call({"call": "flush"})["result"])
 
     def summary(self) -> dict[str, float]:
@@ -204,13 +205,13 @@ Answer = dict[str, Any]
 class SharedBuffer:
     """A ``RolloutBuffer`` for a ``mouse_core.collect.StoreServer``, whose clients are ``RolloutClient``.
 
-    The process that has the buffer may use it meanwhile, from any thread.
+    The process that owns the buffer may also use the buffer, from any thread.
 
     Args:
-        buffer: It. It is not closed with the server; the next one takes a ``SharedBuffer`` of its own.
+        buffer: The buffer. It stays open when the server closes; each server needs its own ``SharedBuffer``.
 
     Raises:
-        ConfigError: Something else.
+        ConfigError: ``buffer`` is no ``RolloutBuffer``.
 
     Example:
         >>> import tempfile

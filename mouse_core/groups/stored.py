@@ -317,14 +317,14 @@ class BatchFiles:
         self._told: list[ToldVersion] = []
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of the batch with this number; None while there is none."""
+        """Return the id of the batch with this number; None if it does not exist yet."""
         return self._stored[index].batch_id if index < len(self._stored) else None
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
         """Return a stored batch.
 
         Raises:
-            MissingFieldError: There is no such batch.
+            MissingFieldError: The batch does not exist.
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
@@ -338,9 +338,9 @@ class BatchFiles:
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
 
-        The newest is that of all rollouts that had been added. Numbers are subtracted; of other versions those between
-        are counted. Where a trainer went back behind an example's version since, the example is as many versions apart
-        from the newest as lie on both lines: of 5, where ``set_policy_version`` told 3 and then 4, that is 2 + 1.
+        The newest version is the newest of all added rollouts. The distance is the difference of numeric versions, else
+        the count of versions between. If a trainer went back before an example's version, the distance is the sum of
+        the versions on both branches: for version 5, if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
 
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
@@ -584,10 +584,10 @@ def read_wanted(
 
 
 class StoredRollouts(Sequence[RolloutRecord]):
-    """Rollouts of sealed groups, in the order these were sealed; a file is read when one of its rollouts is.
+    """Rollouts of sealed groups, in the order of sealing; a file is read when one of its rollouts is accessed.
 
-    The sequence does not change when more groups are sealed. Late columns are those that were there when the first
-    rollout was asked for.
+    The sequence does not change when more groups are sealed. Late columns have the values that existed when the first
+    rollout was accessed.
 
     Args:
         root: The buffer's folder.
@@ -619,7 +619,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         """Return one rollout, or a list of several.
 
         Raises:
-            IndexError: There is no such rollout.
+            IndexError: The rollout does not exist.
             DataError: Its file is damaged; the message names it.
             StorageError: It cannot be read.
         """
@@ -644,7 +644,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         """Return a rollout by its uid; only the file of its group is read.
 
         Raises:
-            MissingRowError: It is not among these.
+            MissingRowError: The sequence has no such rollout.
             DataError, StorageError: As for an index.
         """
         if rollout_uid not in self._by_uid:
@@ -755,22 +755,22 @@ def open_rollouts(root_path: str | Path, **where: Unpack[RolloutFilter]) -> Stor
 
     Args:
         root_path: The folder.
-        **where: What all of them have: ``environment``, this one; ``policy_version`` and ``example_id``, this one or
-            one of several; ``since`` and ``until``, created in ``[since, until)``, in seconds since 1970; ``tokens``,
-            the least and the most, as ``(None, 4096)``; ``rewards``, the least and the most that they earned, as
-            ``(0.5, None)``, where rollouts whose rewards have not come are left out.
+        **where: Conditions on the rollouts: ``environment``, the environment; ``policy_version`` and ``example_id``, a
+            value or a list of values; ``since`` and ``until``, created in ``[since, until)``, in seconds since 1970;
+            ``tokens``, the bounds of the number of tokens, as ``(None, 4096)``; ``rewards``, the bounds of the reward,
+            as ``(0.5, None)``, which excludes rollouts without a reward.
 
     Returns:
-        A sequence of ``RolloutRecord``; files are read when one of their rollouts is asked for.
+        A sequence of ``RolloutRecord``; a file is read when one of its rollouts is accessed.
 
     Raises:
-        ConfigError: There is no such folder; times or ranges that are none.
-        MissingFieldError: An environment that is not there.
+        ConfigError: The folder does not exist, or a time or range is invalid.
+        MissingFieldError: The environment does not exist.
         DataError: A file that is damaged, or is gone and has what no other file has; the message names it.
         StorageError: The folder cannot be read.
 
     Warns:
-        StoreWarning: Files of groups are gone; their rollouts are left out.
+        StoreWarning: Files of groups are missing; their rollouts are left out.
     """
     root = Path(root_path)
     if not root.is_dir():

@@ -1,4 +1,4 @@
-"""RolloutStream: one rank's share of the batches of a RolloutBuffer, one after the other."""
+"""RolloutStream: one rank's share of each batch of a RolloutBuffer, batch after batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MicroBatch:
     """The limits of a micro-batch, and the arrays that it becomes; see ``plan_micro_batches``.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
     """
 
     max_tokens: int
@@ -97,29 +97,30 @@ def plan_micro_batches(
     length: int | None = None,
     max_examples: int | None = None,
 ) -> list[list[list[int]]]:
-    """Share examples out among ranks: about the same number of tokens, and the same number of micro-batches each.
+    """Distribute examples to ranks: about equal numbers of tokens, and equal numbers of micro-batches.
 
     The examples go, longest first, to the micro-batch with the fewest tokens (longest processing time first, Graham
-    1969), of as few micro-batches as hold them all. These go, those of most tokens first, to the ranks by turns, in
-    each turn the largest to the rank with the fewest tokens. So the micro-batches that ranks work on at the same time
-    are alike, and ranks differ by no more tokens than the longest example has, unless the number of examples is
-    limited.
+    1969), of the smallest number of micro-batches that holds all examples. The micro-batches, most tokens first, are
+    distributed to the ranks in rounds; in each round the largest micro-batch goes to the rank with the fewest tokens.
+    So simultaneous micro-batches of ranks have similar sizes. The tokens of ranks differ by at most the longest
+    example, unless the number of examples is limited.
 
     Args:
         lengths: Tokens of each example, ``[N]``.
-        count: How many ranks.
+        count: The number of ranks.
         max_tokens: The most tokens of a micro-batch's arrays, padding included.
-        collate: What it is made by: "pack", rows of ``length`` tokens, as many as are at most ``max_tokens``; "pad",
-            as many rows of ``length``, one example each; "concatenate", one row.
+        collate: The function that creates the arrays: "pack", rows of ``length`` tokens, at most ``max_tokens`` in
+            total; "pad", the same rows with one example each; "concatenate", one row.
         length: Tokens of a row; None: ``max_tokens``.
         max_examples: The most examples of a micro-batch.
 
     Returns:
-        For each rank its micro-batches, each the examples' numbers in order. Some may be empty, where there are few.
+        For each rank a list of micro-batches, each a list of the examples' numbers in order. With few examples, some
+        may be empty.
 
     Raises:
-        ConfigError: An argument that cannot be used.
-        DataError: No numbers of tokens, or an example that is longer than a row.
+        ConfigError: An argument is invalid.
+        DataError: ``lengths`` does not hold numbers of tokens, or an example is longer than a row.
 
     Example:
         >>> plan_micro_batches([5, 3, 3, 2, 2, 1], 2, max_tokens=8)
@@ -200,22 +201,22 @@ def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int
 class BatchShare:
     """One rank's share of a batch: a sequence of micro-batches, equally many on every rank.
 
-    A micro-batch is the arrays of ``pack``, ``pad`` or ``concatenate``, all of one shape, made when it is asked for.
-    One that has no examples, as there were too few, is there all the same, and nothing in it is in the loss.
+    A micro-batch is a dict of the arrays of ``pack``, ``pad`` or ``concatenate``, created on access; all have one
+    shape. With too few examples, a micro-batch may be empty: it has the same shape, and no token in the loss.
 
     Attributes:
         index: The batch's number.
-        batch_id: Its id in the buffer.
-        examples: Those of this rank, micro-batch after micro-batch.
-        places: Which examples of the whole batch these are, int64 ``[k]``.
-        staleness: How many versions older than the newest each was when the batch was made, float64 ``[k]``; NaN where
-            nothing is known of it.
-        first: The micro-batch that iterating begins with; 0, unless a state was loaded that stands within the batch.
-        report: Of the whole batch, the same on every rank: "index", "batch_id", "examples", "tokens", "loss_tokens" (to
-            divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as they are longer than
-            a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a list), "staleness_mean"
-            and "staleness_max" (None where nothing is known), and with ``token_versions`` "token_staleness_mean" and
-            "token_staleness_max" of the tokens in the loss.
+        batch_id: The batch's id in the buffer.
+        examples: The examples of this rank, micro-batch after micro-batch.
+        places: The numbers of these examples in the whole batch, int64 ``[k]``.
+        staleness: The number of versions that each example was behind the newest when the batch was created, float64
+            ``[k]``; NaN if unknown.
+        first: The first micro-batch of the iteration; 0, unless a state within the batch was loaded.
+        report: Numbers of the whole batch, equal on every rank: "index", "batch_id", "examples", "tokens",
+            "loss_tokens" (to divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as
+            they are longer than a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a
+            list), "staleness_mean" and "staleness_max" (None where nothing is known), and with ``token_versions``
+            "token_staleness_mean" and "token_staleness_max" of the tokens in the loss.
     """
 
     def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
@@ -337,34 +338,34 @@ _FORMAT = 1
 
 
 class RolloutStream:
-    """This rank's share of a buffer's stored batches, batch after batch, for ever.
+    """An endless iterator over this rank's share of a buffer's stored batches.
 
-    The batches and the order of their examples are the buffer's; how many ranks there are only says who gets which
-    examples. ``plan_micro_batches`` says how: all ranks get about as many tokens, and equally many micro-batches, so
-    that collective operations meet. One process has the buffer and makes batches as they are asked for; the others
-    read them from the folder. A batch that is not there yet is waited for.
+    The batches and the order of their examples come from the buffer. ``plan_micro_batches`` distributes the examples to
+    ranks: all ranks have about the same number of tokens, and the same number of micro-batches, so that collective
+    operations match. One process owns the buffer and creates batches on request; the other processes read the batches
+    from the folder. The iterator waits for a batch that does not exist yet.
 
     Args:
-        batches: A ``RolloutBuffer``; the path of the folder of one that another process has; or another object with
+        batches: A ``RolloutBuffer``; the folder of a ``RolloutBuffer`` in another process; or another object with
             ``batch_at``, ``read_batch`` and ``batch_staleness``, such as ``mouse_ray.ActorBatches``.
         max_tokens: The most tokens of a micro-batch, padding included.
         shard: ``(rank, count)``, or "auto": as ``mouse_core.ranks.find_ranks`` finds it.
-        batch_size: With a buffer, how many examples the batches have that are made; None: none are made.
+        batch_size: The number of examples in new batches, if ``batches`` is a buffer; None: no batches are created.
         collate, length, max_examples: As in ``plan_micro_batches``. With these all micro-batches have one shape, if
             columns per turn come with ``max_turns``, and packed columns per example, or concatenated examples, with
             ``max_examples``.
-        pad_token: What is filled up with.
+        pad_token: The token of padding.
         max_turns: Places for the values of turns: of a row, or of all where examples are concatenated.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
-            ``report``; otherwise a batch that has one is an error. ``Lengths`` as a maker's ``retention`` keeps them
-            out of batches.
+            ``report``; otherwise such a batch raises DataError. ``Lengths`` as a maker's ``retention`` excludes long
+            rollouts from batches.
         timeout: Seconds to wait for a batch.
         token_versions: The name of a column of integers per token that says which version of the policy sampled it, as
             where weights change in flight: a share's ``report`` says then how stale tokens are, too. Tokens that have
             the column's ``fill``, if one was said, are left out.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
 
     Example:
         stream = RolloutStream("rollouts", 4096, shard=(rank, count))
@@ -414,8 +415,8 @@ class RolloutStream:
         """Return the share of the next batch.
 
         Raises:
-            TimedOutError: It was not made in time; the next call waits for it again.
-            StateError: The batch before it is another one than that of the state that was loaded.
+            TimedOutError: The batch was not created in time; the next call waits for it again.
+            StateError: The batch before it differs from the batch of the loaded state.
             DataError: Its file is damaged, it has no column as ``token_versions`` says, or it has an example longer
                 than a micro-batch's row; ``skip_longer`` passes over such examples.
             StorageError: It cannot be read.
@@ -461,11 +462,12 @@ class RolloutStream:
         """Return the position of the stream: numbers and text, the same on every rank.
 
         Args:
-            micro_batches: How many micro-batches of the last batch are done, where it is not all of them. Only
-                as many ranks with equal options can go on within a batch; between batches any number can.
+            micro_batches: The number of finished micro-batches of the last batch, if not all are finished. A position
+                within a batch can be restored only with the same number of ranks and equal options; between batches the
+                number of ranks may change.
 
         Raises:
-            ConfigError: More micro-batches than the last batch has.
+            ConfigError: The last batch has fewer micro-batches.
         """
         index, after, within = self._next, self._after, self._first
         if micro_batches is not None:
@@ -479,11 +481,11 @@ class RolloutStream:
         return state | {"like": self._like()} if within else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved, also with another number of ranks.
+        """Restore a saved position, also with another number of ranks.
 
         Raises:
-            StateError: Not a state of a stream; one of a newer version; or one within a batch, of another number of
-                ranks or other micro-batches. Nothing has changed then.
+            StateError: The state is not of a stream, is of a newer version, or is a position within a batch for another
+                number of ranks or other micro-batches. The stream is unchanged.
         """
         form = state.get("format") if isinstance(state, Mapping) else None
         if form != _FORMAT:
