@@ -1,4 +1,4 @@
-"""Words and questions that checks of arguments share."""
+"""Shared checks of arguments and the texts of their errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
 )
-"""What may come of reading a description that somebody edited; a dtype of "," is a SyntaxError."""
+"""Errors that may occur while a user-edited description is read; a dtype of "," is a SyntaxError."""
 
 
 def values_of(count: int) -> str:
@@ -27,12 +27,12 @@ def values_of(count: int) -> str:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is an integer, and no boolean."""
+    """Return whether ``value`` is an integer and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_text(name: Any) -> TypeGuard[str]:
-    """Whether it is a text that can be written: a lone half of a surrogate pair, such as ``"\\ud800"``, cannot."""
+    """Return whether ``name`` is a text that UTF-8 can encode: a lone surrogate, such as ``"\\ud800"``, is not."""
     if not isinstance(name, str):
         return False
     try:
@@ -68,7 +68,7 @@ def without_version(content: Any, newest: int, label: str) -> dict[str, Any]:
     """Return a JSON object, or the object in a JSON text, without its entry "version".
 
     Raises:
-        DataError: Other content, or a version after ``newest``.
+        DataError: The content is not such an object, or has a version after ``newest``.
     """
     try:
         is_text = isinstance(content, str | bytes) and len(content) <= _MOST_TEXT
@@ -85,17 +85,17 @@ def without_version(content: Any, newest: int, label: str) -> dict[str, Any]:
 
 
 def state_number(name: str, value: Any, *, where: str = "state") -> int:
-    """A number of a saved state, if it is an integer from 0 that 64 bits hold, else StateError."""
+    """Return a number of a saved state; raise StateError unless it is an integer from 0 that fits into 64 bits."""
     if not is_whole(value) or not 0 <= value < 1 << 64:
         raise StateError(f"{where}: expected {name} as an integer from 0, found {value!r:.80}")
     return int(value)
 
 
 def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a state, a dict with the values ``own`` in it.
+    """Return a part of a state, a dict that contains the values ``own``.
 
     Raises:
-        StateError: It is missing, or of something else.
+        StateError: The part is missing, or belongs to another object.
     """
     part = state.get(name) if isinstance(state, Mapping) else None
     if not isinstance(part, Mapping):
@@ -107,20 +107,20 @@ def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """The integers ``names`` of a state that has the values ``own``.
+    """Return the integers ``names`` of a state that contains the values ``own``.
 
     Raises:
-        StateError: One of them is none, or the state is of something else.
+        StateError: A value is not an integer, or the state belongs to another object.
     """
     part_of({"state": state}, "state", own)
     return {name: state_number(name, state.get(name)) for name in names}
 
 
 def as_record(value: Any) -> dict[str, Any] | None:
-    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
+    """Return the fields of a mapping (such as a TensorDict), a named tuple or a dataclass by name; otherwise None."""
     if type(value) is dict:
         return value
-    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
+    if isinstance(value, Mapping):  # iteration over a TensorDict yields rows, not names
         return dict(value.items())
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         named: dict[str, Any] = value._asdict()
@@ -131,7 +131,7 @@ def as_record(value: Any) -> dict[str, Any] | None:
 
 
 def row_of(value: Any) -> dict[str, Any]:
-    """The columns of a row that is to be appended; DataError where it is none."""
+    """Return the columns of a row to append; raise DataError if ``value`` is not a row."""
     fields = as_record(value)
     if fields is not None:
         return fields
@@ -140,7 +140,7 @@ def row_of(value: Any) -> dict[str, Any]:
     raise DataError(f"append: expected a dict, found {value!r:.200}")
 
 
-# What others call the columns of the standard fields; gymnasium's names first.
+# Names of the standard fields' columns in other libraries; gymnasium's names first.
 _ELSEWHERE = {
     "action": ("actions", "act", "acts"),
     "reward": ("rewards", "rew", "rews"),
@@ -180,10 +180,10 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
 
 
 def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
-    """Return the argument of ``extend`` by column, and its number of rows; DataError and SchemaError as there."""
+    """Return the argument of ``extend`` by column, and the number of rows; raise DataError or SchemaError."""
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
     for name, values in (columns or {}).items():
-        if isinstance(values, str | bytes | bytearray | Set):  # which have letters, or no order
+        if isinstance(values, str | bytes | bytearray | Set):  # texts are one value, and sets have no order
             raise DataError(
                 f"extend: column {name!r}: expected an array or sequence, one value a row, found {values!r:.80}"
             )
@@ -205,7 +205,7 @@ def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
 
 
 def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
-    """A list of rows as columns."""
+    """Convert a list of rows to columns."""
     records: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         record = as_record(row)
@@ -220,7 +220,7 @@ def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
 
 
 def check_count(where: str, value: Any, lowest: int = 1) -> int:
-    """``value`` if it is an integer from ``lowest``, else ConfigError."""
+    """Return ``value`` if it is an integer from ``lowest``; raise ConfigError otherwise."""
     if not is_whole(value) or value < lowest:
         raise ConfigError(f"{where}: expected an integer from {lowest}, found {value!r}")
     return int(value)
@@ -234,7 +234,7 @@ def check_choice(where: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def check_number(where: str, value: Any, *, above: bool = False) -> float:
-    """``value`` as a float if it is a finite number from 0, or above 0, else ConfigError."""
+    """Return ``value`` as a float if it is a finite number from 0, or above 0; raise ConfigError otherwise."""
     is_one = not isinstance(value, bool) and isinstance(value, int | float | np.number)
     if not is_one or not 0 <= value < math.inf or (above and not value):
         raise ConfigError(f"{where}: expected a number {'above' if above else 'from'} 0, found {value!r:.80}")
@@ -242,7 +242,7 @@ def check_number(where: str, value: Any, *, above: bool = False) -> float:
 
 
 def check_unit(where: str, value: Any) -> float:
-    """``value`` as a float if it is a number from 0 to 1, else ConfigError."""
+    """Return ``value`` as a float if it is a number from 0 to 1; raise ConfigError otherwise."""
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
@@ -253,14 +253,14 @@ def check_unit(where: str, value: Any) -> float:
 
 
 def check_seconds(where: str, value: Any) -> float:
-    """``value`` as a float if it is a number from 0, else ConfigError."""
+    """Return ``value`` as a float if it is a number from 0; raise ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ConfigError(f"{where}: expected seconds from 0, found {value!r:.80}")
     return float(value)
 
 
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:
-    """Return an option's list as a tuple; ConfigError for a single text, whose letters would be taken."""
+    """Return an option's list as a tuple; raise ConfigError for a single text, which would be split into letters."""
     if isinstance(names, str | bytes):
         raise ConfigError(f"{option}: expected a list of names, found {names!r}; write [{names!r}]")
     try:

@@ -1,6 +1,6 @@
-"""Identities of objects that draw or compute, and of stored values, in words equal in every process.
+"""Identities of samplers, derivations and stored values: texts that are equal in every process.
 
-The module also finds the common part of two sequences.
+The module also finds the common prefix of two sequences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 def canonical(value: Any) -> bytes:
     """Return bytes that are equal for equal values, however Arrow encoded them."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
-        # Where the pixels are stored, the path they once had says nothing.
+        # If the pixels are stored, the path from which they came does not matter.
         value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
     if isinstance(value, bytes):
         value = hashlib.sha256(value).hexdigest()
@@ -31,10 +31,10 @@ def canonical(value: Any) -> bytes:
 
 
 def derivation_identity(derivation: object) -> str:
-    """As ``sampler_identity``, of what a field is derived by; arrays that its ``repr`` abbreviates count whole.
+    """Return the identity of a derivation, like ``sampler_identity``; arrays that ``repr`` abbreviates count fully.
 
     Raises:
-        ConfigError: An attribute that cannot be told apart from others by its value, such as a function.
+        ConfigError: An attribute has no identity by value, such as a function.
     """
     if "..." not in repr(derivation):
         return sampler_identity(derivation, "derived fields: expected a derivation")
@@ -42,14 +42,14 @@ def derivation_identity(derivation: object) -> str:
 
 
 def sampler_identity(sampler: object, wanted: str = "sampling: expected a sampler") -> str:
-    """The sampler's ``repr``; where that is Python's own, which has an address in it, its class and attributes.
+    """Return the sampler's ``repr``, or its class and attributes if the ``repr`` is Python's default with an address.
 
     Args:
         sampler: The sampler.
-        wanted: How the message begins.
+        wanted: The beginning of the error message.
 
     Raises:
-        ConfigError: An attribute that cannot be told apart from others by its value, such as a function.
+        ConfigError: An attribute has no identity by value, such as a function.
     """
     if _has_repr(sampler):
         shown = repr(sampler)
@@ -98,7 +98,7 @@ def _has_repr(value: object) -> bool:
 
 
 def fingerprint_of(identity: Sequence[Any]) -> str:
-    """The fingerprint of a source that has this identity."""
+    """Return the fingerprint of a source with this identity."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""Locks that a forked child can take, and work that no signal leaves half done."""
+"""Locks that a forked child can take, and calls that no signal interrupts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
-# How many forks lie between the process that imported this module and the one that reads it.
+# Number of forks between the process that imported this module and the process that reads it.
 _forks = 0
-# The class of Python's own locks, which has no name of its own. What it does to take and free one is no Python code, in
-# which an interrupt could come when the lock is taken and nobody has noted it, or is not yet free.
+# The class of Python's own locks, which has no public name. Its methods are not Python code, so that no interrupt can
+# come between taking the lock and recording it, or before it is free again.
 _RLock: Any = type(threading.RLock())
 
 
@@ -30,27 +30,27 @@ class ProcessLock(_RLock):  # type: ignore[misc]
         return ProcessLock, ()
 
 
-# Seconds that a thread waits for a lock before others give way; each time costs those a tenth of a millisecond.
+# Seconds that a thread waits for a lock before other threads yield; each time costs these 0.1 ms.
 _PATIENCE = 2e-3
 
 
 class TurnLock(ProcessLock):
-    """A lock for which one thread may ask again and again, and others still get it.
+    """A lock that one thread may take again and again without starving others.
 
-    Python's lock goes to whoever asks first after it is free, which is mostly the thread that freed it. A thread that
-    waits says so by ``waited_for()``, and the one that asks again and again calls ``give_way()`` before it does.
+    A free Python lock goes to the first thread that asks, which is usually the thread that freed it. A waiting thread
+    registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: dict[int, float] = {}  # since when, by thread, as no two change one entry
+        self.waiting: dict[int, float] = {}  # start of the wait by thread; no two threads change one entry
 
     def __reduce__(self) -> tuple[type[TurnLock], tuple[()]]:
         return TurnLock, ()
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Take the lock, before those that give way."""
+        """Take the lock, with priority over threads that call ``give_way``."""
         thread = threading.get_ident()
         self.waiting[thread] = time.monotonic()
         try:
@@ -65,7 +65,7 @@ class TurnLock(ProcessLock):
     def give_way(self) -> None:
         """Let threads that have waited for some milliseconds take the lock first."""
         late = time.monotonic() - _PATIENCE
-        for _ in range(20):  # at most, as one of them may be waiting for what this thread holds
+        for _ in range(20):  # bounded, because a waiting thread may need something that this thread holds
             if not any(since < late for since in list(self.waiting.values())):
                 return
             time.sleep(5e-5)
@@ -75,16 +75,17 @@ _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def uninterrupted(work: Callable[[], _T]) -> _T:
-    """Do some work to its end, though Ctrl-C or another signal whose handler raises comes meanwhile.
+    """Call ``work`` to its end, even if Ctrl-C or another signal raises in its handler meanwhile.
 
-    Python runs such handlers in the main thread alone, so another thread does the work, and what the handler raised is
-    raised when it is done. It costs some 0.1 ms. What the main thread has locked stays so, and is not to be asked for.
+    Python runs signal handlers only in the main thread, so another thread calls ``work``. An exception of the handler
+    is raised after the work is done. The call costs about 0.1 ms. ``work`` must not take a lock that the main thread
+    holds.
 
     Args:
-        work: It.
+        work: The function.
 
     Returns:
-        What it returns; what it raises is raised.
+        The result of ``work``; its exceptions are raised.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -107,11 +108,11 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
             done.wait()
             raise
         if type(error) is not RuntimeError:
-            raise  # it was not begun, and is not any more
+            raise  # the work was not started, and will not be
         return work()  # the interpreter ends, and starts no threads
     finally:
-        # The thread may end later, or never start and stay among those of `threading` that are about to. The objects
-        # that the work refers to, with their files and locks, must not stay with it.
+        # The thread may end later, or never start and stay registered in `threading`. It must not keep the objects of
+        # the work alive, with their files and locks.
         del outcome.work
     if outcome.error is not None:
         raise outcome.error
@@ -134,7 +135,7 @@ def forks() -> int:
 
 
 def is_spawning() -> bool:
-    """Whether this thread is sending objects to a process that it starts, which gets copies of them."""
+    """Return whether this thread is pickling objects for a process that it spawns."""
     context = sys.modules.get("multiprocessing.context")
     return context is not None and context.get_spawning_popen() is not None
 
@@ -143,12 +144,12 @@ def _forked() -> None:
     global _forks
     _forks += 1
     for lock in list(_locks):
-        # The thread that forked goes on in the child, with what it holds.
+        # In the child, the thread that forked continues, with the locks that it holds.
         if not lock._is_owned():
             lock._at_fork_reinit()
         if isinstance(lock, TurnLock):
             lock.waiting.clear()
 
 
-if hasattr(os, "register_at_fork"):  # asking for the process's number takes longer than a lock
+if hasattr(os, "register_at_fork"):  # comparing process numbers would take longer than a lock
     os.register_at_fork(after_in_child=_forked)

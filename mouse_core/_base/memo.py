@@ -11,11 +11,11 @@ T = TypeVar("T")
 class memo(Generic[T]):
     """A property that is computed when it is first read and kept in the instance.
 
-    Unlike ``functools.cached_property`` before Python 3.12 it has no lock: that one is shared by all instances, so
-    threads wait for each other, and a forked child may find it taken for ever. Two threads may compute a value twice.
+    Unlike ``functools.cached_property`` before Python 3.12, it has no lock. That lock is shared by all instances, so
+    threads wait for each other, and in a forked child it may be locked forever. Two threads may compute a value twice.
 
     Args:
-        compute: Gives the value; pure.
+        compute: Returns the value; a pure function.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -32,6 +32,6 @@ class memo(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> memo[T] | T:
         if instance is None:
             return self
-        # As there is no __set__, what stands in the instance's dict is found first from now on.
+        # There is no __set__, so from now on the value in the instance's dict is found first.
         value = self._compute(instance)
         return instance.__dict__.setdefault(self._name, value)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""Memory for batches, taken up again once nobody refers to it.
+"""Memory for batches, which is reused once no array refers to it.
 
-Memory fresh from the system costs a page fault for every 4 KB that is written, which for batches of a megabyte and
-more takes longer than copying the data. ``malloc`` gives such memory back as soon as a batch is dropped. Keeping it is
-not visible to anyone: a batch's memory is used again only after its last array is gone, views and tensors that share
-it included, just as ``malloc`` would.
+New memory from the system costs a page fault for every 4 KB that is written. For batches of a megabyte and more, this
+takes longer than copying the data, and ``malloc`` returns such memory as soon as a batch is dropped. Reuse is
+invisible: a batch's memory is reused only after its last array is gone, including views and tensors that share it, just
+as with ``malloc``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
+# Fields begin at multiples of this many bytes: JAX uses such memory without a copy.
 ALIGNMENT = 64
 _STRETCHES_KEPT = 4
-# Where zeros take fewer bytes it makes no difference.
+# Below this size the kind of pages makes no difference.
 _LARGE = 32 << 20
 _POOLS_KEPT = 8
-# So much memory that batches share is usual, also where some wait to be used.
+# Number of shared stretches of memory that is usual, even if some batches wait to be used.
 _MOST_SHARED = 8
 
 
 def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros of which a few are written, here and there: each takes a page of 4 KB, where others take one of 2 MB."""
+    """Return zeros for sparse writes: each write uses a page of 4 KB, where usual large arrays use pages of 2 MB."""
     zeros: npt.NDArray[Any]
     nbytes = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -43,7 +43,7 @@ def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDAr
 
 
 class MemoryPool:
-    """Stretches of ``nbytes`` bytes, of which a few are kept when they are given back.
+    """Stretches of ``nbytes`` bytes; a few of them are kept for reuse.
 
     Args:
         nbytes: Bytes of a stretch.
@@ -51,11 +51,11 @@ class MemoryPool:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        # A deque, not a lock: memory is given back by the garbage collector, possibly in the middle of ``take``.
+        # A deque, not a lock: the garbage collector returns memory, possibly in the middle of ``take``.
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_STRETCHES_KEPT)
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """Memory, uint8 ``[nbytes]``, aligned to 64 bytes; it comes back when it and all views of it are gone."""
+        """Return uint8 ``[nbytes]``, aligned to 64 bytes; the memory is returned when all views of it are gone."""
         try:
             memory = self._free.pop()
         except IndexError:
@@ -93,7 +93,7 @@ class BatchLayout:
             self.nbytes += size + -size % ALIGNMENT
         self._record: np.dtype[Any] | None = None
         if fields and self.nbytes < 1 << 31:
-            # Taking the fields of one record is twice as fast as making an array of each.
+            # Taking the fields of one record is twice as fast as creating each array.
             offsets, shapes, dtypes = zip(*self.fields.values(), strict=True)
             formats = list(zip(dtypes, shapes, strict=True))
             self._record = np.dtype(
@@ -101,7 +101,7 @@ class BatchLayout:
             )
 
     def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
-        """The fields as arrays in ``memory``, a buffer of ``nbytes`` bytes or more."""
+        """Return the fields as arrays in ``memory``, a buffer of ``nbytes`` bytes or more."""
         return {name: values[0] for name, values in self.batches(memory, 1).items()}
 
     def batches(self, memory: Any, count: int) -> dict[str, npt.NDArray[Any]]:
@@ -121,10 +121,10 @@ def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
 
 
 class ArrayMemory:
-    """Memory for new arrays, kept and taken up again where they are large.
+    """Memory for new arrays; large stretches are kept for reuse.
 
     Args:
-        least: Smaller arrays, in bytes, are as fast in memory of their own.
+        least: Below this number of bytes, newly allocated memory is as fast.
     """
 
     def __init__(self, least: int = 1 << 17) -> None:
@@ -132,16 +132,16 @@ class ArrayMemory:
         self._pools: dict[int, MemoryPool] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array as ``np.empty`` gives one."""
+        """Return a new array like ``np.empty``."""
         nbytes = prod(shape) * dtype.itemsize
         return np.empty(shape, dtype) if nbytes < self._least else np.ndarray(shape, dtype, self._take(nbytes))
 
     def arrays(self, layout: BatchLayout) -> dict[str, npt.NDArray[Any]]:
-        """Arrays that lie as in ``layout``; none where each in memory of its own is as fast."""
+        """Return arrays that share memory as in ``layout``; empty if separate arrays are as fast."""
         return {} if layout.nbytes < self._least else layout.arrays(self._take(layout.nbytes))
 
     def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        # Sizes that differ little share a pool: 1000 has the 10 bits 1111101000, and becomes 1024, as 961 does.
+        # Similar sizes share a pool: 1000 has the 10 bits 1111101000, and is rounded up to 1024, like 961.
         unit = max(0, nbytes.bit_length() - 4)
         nbytes = -(-nbytes >> unit) << unit
         pool = self._pools.get(nbytes)
@@ -154,7 +154,7 @@ class ArrayMemory:
 
 @lru_cache(maxsize=1024)
 def known_layout(fields: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]) -> BatchLayout:
-    """The layout of fields, of each name, shape and dtype; made once, as that takes longer than a batch."""
+    """Return the layout of fields (name, shape, dtype); cached, since creating it takes longer than a batch."""
     return BatchLayout({name: (shape, dtype) for name, shape, dtype in fields})
 
 
@@ -164,12 +164,12 @@ def layout_of(
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, np.dtype[Any]],
 ) -> BatchLayout:
-    """The layout of some fields in batches of ``size``, whose steps have these shapes."""
+    """Return the layout of some fields in batches of ``size``, given the shapes of their steps."""
     return known_layout(tuple((name, (*size, *shapes[name]), dtypes[name]) for name in names))
 
 
 class BatchMemory(ArrayMemory):
-    """The memory of batches: kept for the next one, and shared by few at a time."""
+    """The memory of batches: kept for the next batch, and shared by few batches at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,19 +177,19 @@ class BatchMemory(ArrayMemory):
         self._shared: list[list[weakref.ref[Any]]] = []
 
     def hold(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Keep what a batch was copied to until the next is, not longer.
+        """Keep the memory of a copied batch until the next one is copied.
 
-        So memory nobody else holds is free when the next is taken, and not given back to the system in between.
+        So memory that no other object holds is free when the next batch needs it, and is not returned to the system.
         """
         self._held = next(iter(arrays), None)
 
     def share(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Count the memory of batches that were copied together, which is alive as long as one array of them is."""
+        """Count the memory of batches that were copied together, which lives as long as one of their arrays."""
         self._shared = [*self._shared, [weakref.ref(_owner(values)) for values in arrays]]
 
     @property
     def is_kept(self) -> bool:
-        """Whether much such memory is alive, as where somebody keeps single fields of many batches."""
+        """Whether much shared memory is alive, as when a caller keeps single fields of many batches."""
         self._shared = [owners for owners in self._shared if any(owner() is not None for owner in owners)]
         return len(self._shared) >= _MOST_SHARED
 

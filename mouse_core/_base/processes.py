@@ -1,4 +1,4 @@
-"""Calls in processes of their own, started afresh: none outlives the process that started it."""
+"""Calls in newly started processes; no such process outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def results(
 
     Args:
         call: The function, which can be pickled if ``num_workers`` is not 0.
-        items: Arguments of the calls, taken a few before their results are asked for.
+        items: Arguments of the calls; a few are taken before their results are requested.
         num_workers: Number of processes; 0: one thread.
-        what: The function that needs the results; begins messages.
-        ahead: Most calls that wait or run.
-        in_order: Whether results come in the order of the items, not as soon as they are there.
+        what: The function that needs the results; the beginning of messages.
+        ahead: Largest number of calls that wait or run.
+        in_order: Whether results come in the order of the items; otherwise as soon as they are ready.
 
     Raises:
         WorkerError: A process ended early.

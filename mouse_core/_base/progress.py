@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 WIDTH = 110
-"""Columns where nobody says how many there are: a file, a pipe."""
+"""Number of columns if the output has no terminal width: a file, a pipe."""
 
 
 def console() -> Any | None:
-    """A console of rich that takes text as it is; None where rich is not installed."""
+    """Return a console of rich that prints text unchanged; None if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -26,7 +26,7 @@ def console() -> Any | None:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """A table as lines of text: the first ``left`` columns begin below each other, all others end so."""
+    """Return a table as lines of text: the first ``left`` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -46,16 +46,16 @@ def item(text: str) -> str:
 def progress_bar(
     description: str, *, total: int | None, unit: str, enabled: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Show how far some work has come, on stderr, with rich or, where that is not installed, tqdm.
+    """Show the progress of some work on stderr, with rich or, if rich is not installed, tqdm.
 
     Args:
-        description: What is being done.
-        total: How many units there are, None where nobody knows.
-        unit: What is counted ("steps", "files").
-        enabled: Whether anything is shown; without, no bar library is imported.
+        description: A description of the work.
+        total: Number of units; None if unknown.
+        unit: Name of the unit ("steps", "files").
+        enabled: Whether progress is shown; if False, no bar library is imported.
 
     Yields:
-        A function to call with the number of units done since it was last called.
+        A function to call with the number of units done since its last call.
     """
     if not enabled:
         yield lambda count: None

@@ -1,4 +1,4 @@
-"""Calls in several threads whose results come in order, and a call at a time."""
+"""Ordered results of calls in several threads, and calls at a given time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = min(16, max(2, os.cpu_count() or 1))
-"""One a core: with more, they wait for each other longer than for files."""
+"""Number of threads, one for each core: more threads wait for each other longer than for files."""
 
 
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield a function's result for every item, in order; the first error ends the iteration.
 
-    A few items are worked on ahead of what has been asked for, so neither items nor results pile up.
+    A few items are processed ahead of the requested results, so neither items nor results pile up.
 
     Args:
-        pool: The threads. After an error some may still be at work.
+        pool: The threads. After an error some may still be working.
         call: The function.
-        items: Taken one after the other, by whoever asks for results.
+        items: The arguments, taken one after the other by the thread that requests results.
     """
     coming: deque[Future[R]] = deque()
     try:
@@ -43,15 +43,15 @@ def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T
 
 
 class Alarm:
-    """Calls a method of an object when its time has come, unless the object is gone.
+    """Calls a function with an object at a set time, unless the object is gone.
 
-    There is a thread only while a time is set, and it holds the object by a weak reference. It is stopped when the
+    A thread exists only while a time is set, and holds the object by a weak reference. The thread is stopped when the
     object is collected.
 
     Args:
         target: The object.
-        ring: What is called with it.
-        name: Of the thread.
+        ring: The function to call with the object.
+        name: The name of the thread.
     """
 
     def __init__(self, target: Any, ring: Callable[[Any], None], name: str) -> None:
@@ -65,7 +65,7 @@ class Alarm:
         weakref.finalize(target, self.close).atexit = False
 
     def set(self, due: float) -> None:
-        """Ring at this time (in seconds since 1970), or earlier if an earlier one is set already."""
+        """Set the time of the call (in seconds since 1970), unless an earlier time is set already."""
         with self._lock:
             if self._closed or due >= self._due:
                 return
@@ -79,7 +79,7 @@ class Alarm:
             self._timer.start()
 
     def ring(self) -> None:
-        """Call the object; the time is no longer set."""
+        """Call the function and unset the time."""
         with self._lock:
             self._due, self._timer = math.inf, None
         target = self._target()
@@ -87,7 +87,7 @@ class Alarm:
             self._ring(target)
 
     def close(self) -> None:
-        """Do not ring any more; a call that has begun is not waited for."""
+        """Unset the time; a call that has begun is not waited for."""
         with self._lock:
             self._closed = True
             if self._timer is not None:

@@ -1,4 +1,4 @@
-"""Refusing to draw on the host while JAX traces a function, in which the draw would become a constant."""
+"""Error for draws on the host inside a function that JAX traces, where the draw would become a constant."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mouse_core.errors import ConfigError
 
 
 def refuse_traced(caller: str) -> None:
-    """See that a call with a memory of its own (a draw, a write, a next batch) is not made while JAX traces.
+    """Raise ConfigError if a stateful call (a draw, a write, a next batch) is made while JAX traces a function.
 
-    Python runs once there: the compiled function would have the same batch for ever. The core knows no framework, so
-    this asks only where somebody else has imported JAX; it takes a microsecond.
+    Python runs only once during tracing: the compiled function would use the same batch forever. The core imports no
+    framework, so the check works only if JAX has been imported; it takes a microsecond.
 
     Raises:
-        ConfigError: Inside ``jax.jit``, ``scan``, ``vmap`` and the like. In callbacks, and in functions that
-            ``jax.grad`` runs step by step, every call is made, and none is refused.
+        ConfigError: The call is inside ``jax.jit``, ``scan``, ``vmap`` and the like. Callbacks, and functions that
+            ``jax.grad`` runs step by step, make every call, and raise nothing.
     """
     if "jax" not in sys.modules:
         return
@@ -28,7 +28,7 @@ def refuse_traced(caller: str) -> None:
         return
     raise ConfigError(
         f"{caller}: expected a call outside of jax.jit, scan, vmap and other functions that JAX traces, found one "
-        "inside, where it would be made once, and its result be a constant; make the call first and give its result to "
+        "inside, where it would be made once, and its result be a constant; make the call first and pass its result to "
         "the function as an argument, or call it in jax.experimental.io_callback"
     )
 
@@ -48,8 +48,8 @@ def _asking() -> tuple[Callable[..., Any], Any] | None:
 
 
 def _is_compiled() -> bool:
-    """Whether the current trace makes a function of what it sees, or maps it, rather than computing as it goes."""
+    """Return whether the current trace compiles or maps a function, instead of computing as it runs."""
     jax: Any = sys.modules["jax"]
-    # Nothing else tells that from ``jax.grad``; without it, what is mapped step by step is not found out.
+    # Nothing else distinguishes it from ``jax.grad``; without it, a step-by-step mapped function is not detected.
     under_vmap = getattr(sys.modules.get("jax.extend.core"), "unsafe_am_i_under_a_vmap_DO_NOT_USE", lambda: False)
     return isinstance(jax.numpy.zeros(()), jax.core.Tracer) or bool(under_vmap())

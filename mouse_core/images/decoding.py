@@ -1,8 +1,8 @@
 """Decoding the images of a batch: in the calling thread, or spread over processes.
 
-Decoding keeps Python's lock for a good part of its time, so threads alone hardly gain from a second core. The workers
-of a loader therefore hand images to processes, as many as there are workers: ``decoding_by`` wraps what they call. The
-pixels are the same, and where processes cannot be started, are still starting, or die, the threads decode themselves.
+Decoding holds Python's lock for much of its time, so threads alone hardly gain from a second core. Therefore the
+workers of a loader pass images to processes, one for each worker: ``decoding_by`` wraps the function of a worker. The
+pixels are the same. If processes cannot be started, are still starting, or die, the threads decode themselves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from mouse_core.images.pixels import decode_image, decode_into
 T = TypeVar("T")
 
 Images = Sequence[tuple[int, memoryview]]
-"""Encoded images, each with the row that its pixels go to."""
+"""Encoded images, each with the row for its pixels."""
 
-# Images for one process at a time: enough for a cheap answer, few enough to share a batch evenly.
+# Images for one process at a time: many enough for a low overhead, few enough to share a batch evenly.
 _TASK_IMAGES, _TASK_BYTES = 32, 8 << 20
 _FEWEST_IMAGES = 8
 _END_SECONDS = 2.0
@@ -54,16 +54,16 @@ def fill_images(
     """Decode rows of images into rows of ``out``.
 
     Args:
-        runs: Rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` that the first goes to,
-            and the folders that a path may lie in.
+        runs: Rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` for the first of them, and the
+            allowed folders of paths.
         shape: ``(H, W, C)`` of an image.
         out: ``[rows, H * W * C]`` of any dtype.
         fill: Value for a null; None raises an error.
         pixel: The dtype of pixels.
 
     Raises:
-        RowError: A null without ``fill``, an image that cannot be read, or one of another shape.
-        ValueError: The array is damaged.
+        RowError: A null has no ``fill``, an image cannot be read, or has another shape.
+        ValueError: The Arrow array is damaged.
     """
     encoded: list[tuple[int, memoryview]] = []
     for values, first, roots in runs:
@@ -72,7 +72,7 @@ def fill_images(
         if not inner.null_count and not pa.types.is_struct(inner.type) and not pa.types.is_null(inner.type):
             encoded += enumerate(_bytes_of(inner), first)
             continue
-        for row, value in enumerate(values.to_pylist(), first):  # some are null, or lie in files of their own
+        for row, value in enumerate(values.to_pylist(), first):  # some are null, or in separate files
             if value is None:
                 if fill is None:
                     raise RowError(row, "expected a value, found null")
@@ -87,7 +87,7 @@ def fill_images(
 
 
 def _bytes_of(values: pa.Array) -> list[memoryview]:
-    """Return the bytes of each binary value where they lie."""
+    """Return views of the bytes of each binary value."""
     _, ends, data = values.buffers()
     wide = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     every: npt.NDArray[Any] = np.frombuffer(ends, wide)[values.offset : values.offset + len(values) + 1]
@@ -139,10 +139,10 @@ def _make(pool: DecodePool, make: Callable[[int], T], index: int) -> T:
 
 
 class DecodePool:
-    """Processes that decode images; started when there are some to decode.
+    """Processes that decode images; they are started when the first images arrive.
 
     They end with ``close()``, with the garbage collection of this object, and with the process that started them. A
-    forked child decodes for itself.
+    forked child decodes in its own threads.
 
     Args:
         count: Number of processes; with 0 the calling threads decode.
@@ -174,7 +174,7 @@ class DecodePool:
                 errors.append(error)
 
         def collect() -> None:
-            """Take the answer to what was given first."""
+            """Receive the result of the oldest task."""
             process, task = given.popleft()
             try:
                 if not process.take(task, out):  # it died
@@ -195,7 +195,7 @@ class DecodePool:
                     process = self._take()
                 if process is not None and process.give(task, shape, pixel):
                     given.append((process, task))
-                else:  # all are busy with other batches, or dead
+                else:  # all processes are busy with other batches, or dead
                     decode_here(task)
                 if errors:
                     break
@@ -206,12 +206,12 @@ class DecodePool:
             raise min(errors, key=lambda error: error.row)
 
     def took(self, seconds: float) -> None:
-        """Add the time that a thread spent on images, in ``seconds``."""
+        """Add ``seconds`` that a thread spent on images."""
         with self._lock:
             self.seconds += seconds
 
     def close(self) -> None:
-        """End the processes; later images are decoded by the calling threads."""
+        """End the processes; from now on the calling threads decode."""
         self._end()
 
     def _start(self) -> None:
@@ -228,7 +228,7 @@ class DecodePool:
                 self._idle.append(process)
 
     def _take(self) -> DecodeProcess | None:
-        """Return a process that is idle and has started; None if there is none."""
+        """Return an idle process that has started; None if there is none."""
         with self._lock:
             for _ in range(len(self._idle)):
                 process = self._idle.popleft()
@@ -240,14 +240,14 @@ class DecodePool:
 
 
 class DecodeProcess:
-    """A process that decodes: a thread at a time writes a task to it, and reads the answer later.
+    """A decoding process: one thread at a time writes a task to it, and reads the result later.
 
     Raises:
-        OSError, ValueError, subprocess.SubprocessError: It cannot be started.
+        OSError, ValueError, subprocess.SubprocessError: The process cannot be started.
     """
 
     def __init__(self) -> None:
-        # Modules are found as here, and never in the folder of whatever is run: nothing of the caller's is run again.
+        # Modules are found as in this process, but never in the script's folder, so that no code of the caller runs.
         command = [sys.executable, "-P", "-c", "from mouse_core.images.decoding import answer_tasks; answer_tasks()"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -264,7 +264,7 @@ class DecodeProcess:
         return self._is_ready and not self.is_dead
 
     def give(self, task: Images, shape: tuple[int, int, int], pixel: np.dtype[Any]) -> bool:
-        """Write images to the process; return whether it took them."""
+        """Write images to the process; return whether it accepted them."""
         try:
             pickle.dump(([bytes(image) for _, image in task], shape, pixel), self._process.stdin, 5)
             self._process.stdin.flush()
@@ -312,11 +312,11 @@ def _end(processes: list[DecodeProcess], owner: int) -> None:
 
 def answer_tasks() -> None:
     """Decode the images of tasks from the standard input until it ends; run in a process of ``DecodePool``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of a library must not mix with answers
     answer: Any = ()
-    with suppress(EOFError, BrokenPipeError):  # who asked has ended, maybe while an image was decoded
+    with suppress(EOFError, BrokenPipeError):  # the parent process has ended, possibly during a decode
         while True:
             pickle.dump(answer, answers, 5)
             answers.flush()
@@ -325,5 +325,5 @@ def answer_tasks() -> None:
             try:
                 _decode_here(list(enumerate(images)), shape, pixels, pixel)
                 answer = pixels
-            except Exception as error:  # it is raised again by the one who asked
+            except Exception as error:  # the parent process raises it again
                 answer = getattr(error, "row", 0), str(error)

@@ -1,8 +1,7 @@
-"""Opening the files that rows name by a path, as far as they may be opened.
+"""Opens files that rows name by path, within allowed folders.
 
-A dataset that somebody else wrote may name any path of this machine: a private picture, a pipe that never answers, a
-device. So a path leads to a regular file inside the folder that the dataset lies in, or inside one that the caller
-named, or nowhere.
+An untrusted dataset may name any path of this machine: a private picture, a pipe that blocks forever, a device. So only
+a regular file may be opened, inside the folder of the dataset or inside a folder that the caller named.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from mouse_core.spec import check_list
 
 
 def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple[str, ...]:
-    """Return folders as absolute paths without links; ConfigError for a path that is no folder."""
+    """Return folders as absolute paths without links; raise ConfigError for a path that is not a folder."""
     if isinstance(roots, str | bytes | os.PathLike):
         raise ConfigError(f"{where}: expected a list of folders, found {roots!r}; write [{roots!r}]")
     found = []
@@ -39,11 +38,11 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
     """Open the image file that a row names.
 
     Args:
-        path: The path in the row. A relative path is looked for in each folder.
-        roots: Folders (absolute, without links) in which the file may lie.
+        path: The path in the row. A relative path is looked up in each folder.
+        roots: The allowed folders (absolute, without links).
 
     Raises:
-        DataError: It lies elsewhere, also by way of a link; there is none; or it is no regular file.
+        DataError: The file is outside the folders, also through a link, does not exist, or is not a regular file.
     """
     return _found_inside(path, roots, "image", "an image")[1]
 

@@ -19,24 +19,24 @@ from mouse_core.errors import DataError, MouseError
 from mouse_core.images.files import open_inside
 
 MAX_PIXELS = 1 << 26
-"""Most pixels of an image that is decoded without a known shape."""
+"""Largest number of pixels of an image that is decoded without a known shape."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# Pillow's modes of 8 bits a channel with their channels, and modes of one wider channel.
+# Pillow's modes of 8 bits per channel with their number of channels, and modes of one wider channel.
 PLAIN_MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # Keys under which a file may store its orientation.
 _TURNS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _ORIENTATION = 0x0112
-# TIFF's tags of the size of tiles, and how large they may be in small images.
+# TIFF's tags of the tile size, and the largest tile size in small images.
 _TILE_SIDES, _USUAL_TILE = (322, 323), 1024
-# Mode and raw mode by which Pillow unpacks the other bytes of a PNG of 16 bits a channel.
+# Mode and raw mode with which Pillow unpacks the lower bytes of a PNG of 16 bits per channel.
 _OTHER_HALVES = {"RGB;16B": ("RGB", "RGB;16L"), "RGBA;16B": ("RGBA", "RGBA;16L"), "LA;16B": ("RGBA", "RGBA")}
 
 
 @cache
 def pillow() -> Any:
-    """Pillow's ``Image``, which knows the formats above."""
+    """Return Pillow's ``Image``, with the formats above registered."""
     try:
         from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 (they are found once imported)
     except ImportError as error:
@@ -49,13 +49,13 @@ def understood(found: str) -> Iterator[None]:
     """Convert errors of Pillow to a DataError.
 
     Args:
-        found: Description of the value that is read.
+        found: Description of the value, for the message.
     """
     try:
         yield
     except (MouseError, ImportError, MemoryError):
         raise
-    except Exception as error:  # whatever it is that a decoder stumbles over
+    except Exception as error:  # any error of a decoder
         # The first line of Pillow's own message may hold a memory address.
         known = not isinstance(error, pillow().UnidentifiedImageError) and str(error)
         reason = f": {str(error).splitlines()[0]}" if known else ""
@@ -63,7 +63,7 @@ def understood(found: str) -> Iterator[None]:
 
 
 def open_encoded(source: Any) -> Any:
-    """Open an image of one picture; nothing of it is decoded.
+    """Open a single image; only its header is read.
 
     Args:
         source: The bytes of the image, or a file.
@@ -81,11 +81,11 @@ def open_encoded(source: Any) -> Any:
 
 
 class _Picture:
-    """An image that Pillow opened; only its header is read until ``pixels``.
+    """An image that Pillow opened; ``pixels`` decodes it, everything else reads its header only.
 
     Args:
         image: Pillow's image.
-        source: The bytes or the file that it was opened from; None for an image that the caller made.
+        source: The bytes or the file of the image; None for an image that the caller created.
     """
 
     def __init__(self, image: Any, source: Any) -> None:
@@ -102,7 +102,7 @@ class _Picture:
         # EXIF's orientation, 1 to 8; TIFF is turned by Pillow itself.
         self._turn = 1
         if source is not None and image.format != "TIFF" and any(key in image.info for key in _TURNS):
-            with suppress(Exception):  # what is damaged there says nothing about the pixels
+            with suppress(Exception):  # damaged EXIF data do not affect the pixels
                 turn = image.getexif().get(_ORIENTATION, 1)
                 self._turn = turn if turn in range(1, 9) else 1
         # The raw mode of 16-bit channels that Pillow reduces to 8 bits; None if Pillow keeps every bit.
@@ -115,37 +115,37 @@ class _Picture:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(H, W, C)`` in which the image is delivered."""
+        """``(H, W, C)`` of the decoded image."""
         width, height = self._image.size if self._turn < 5 else self._image.size[::-1]
         return height, width, self._channels
 
     @property
     def is_plain(self) -> bool:
-        """Whether the header alone says that the values are 8 bits a channel, and how many channels there are."""
+        """Whether the header alone shows 8 bits per channel, and the number of channels."""
         return self._image.mode in PLAIN_MODES and self._reduced is None
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
-        """Raise DataError unless the header promises an image of a shape; None: of any with so many pixels at most."""
+        """Raise DataError unless the header has the shape; None: any shape with at most ``max_pixels`` pixels."""
         found = self.shape
         if shape is None:
             if found[0] * found[1] > max_pixels:
                 raise DataError(
                     f"expected an image of at most {max_pixels:,} pixels, found {found[0]} x {found[1]}; "
-                    "a field whose images are that large says so by its shape"
+                    "declare a larger shape in the field to allow it"
                 )
         # A palette may hold greys, or colours that are all opaque.
         elif found[:2] != tuple(shape[:2]) or (found[2] != shape[2] and self._image.mode not in ("P", "PA")):
             raise DataError(f"expected shape {list(shape)}, found {list(found)}")
 
     def pixels(self, dtype: np.dtype[Any], channels: int | None) -> npt.NDArray[Any]:
-        """The pixels, ``[H, W, C]`` of ``dtype``, as they are to be seen.
+        """Return the pixels, ``[H, W, C]`` of ``dtype``, in their display orientation.
 
         Args:
             dtype: An integer dtype.
-            channels: How many a palette's colours are to have.
+            channels: Number of channels for the colours of a palette.
 
         Raises:
-            DataError: A value that ``dtype`` does not hold, or an image whose values Pillow would change.
+            DataError: ``dtype`` cannot hold a value, or Pillow would change the values of the image.
         """
         image = self._image
         array: npt.NDArray[Any]
@@ -167,7 +167,7 @@ class _Picture:
         return array.swapaxes(0, 1) if self._turn >= 5 else array
 
     def _palette_colours(self, channels: int | None) -> npt.NDArray[np.uint8]:
-        """The colours that a palette's indices stand for, in as many channels as they need at least."""
+        """Return the palette's colours, with the smallest sufficient number of channels."""
         mode = "RGBA" if self._channels == 4 or channels in (2, 4) else "RGB"
         colours: npt.NDArray[np.uint8] = np.asarray(self._image.convert(mode))
         opaque = colours.shape[2] == 3 or bool((colours[:, :, 3] == 255).all())
@@ -179,7 +179,7 @@ class _Picture:
         return colours[:, :, 2:] if channels == 2 and grey else colours
 
     def _wide_colours(self, raw: str) -> npt.NDArray[np.uint16]:
-        """The 16 bits a channel of a PNG, of which Pillow gives one half at a time."""
+        """Return a PNG's 16 bits per channel; Pillow returns only one half at a time."""
         image = self._image
         if image.format != "PNG" or raw not in _OTHER_HALVES or self._source is None:
             raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
@@ -193,7 +193,7 @@ class _Picture:
 
 
 def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Convert values to ``dtype``; DataError if one is out of range."""
+    """Convert values to ``dtype``; raise DataError if one is out of range."""
     highest = int(np.iinfo(dtype).max)
     if array.dtype.kind in "iu" and array.size and (array.min() < 0 or array.max() > highest):
         raise DataError(f"expected pixels 0..{highest}, found {int(array.min())}..{int(array.max())}")
@@ -204,7 +204,7 @@ def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 _PNG_MODES = {channels: mode for mode, channels in PLAIN_MODES.items()}
-# Chunks that do not change the pixels, and their sizes.
+# PNG chunks that do not change the pixels, with their sizes.
 _PNG_PASSED = {b"pHYs": 9, b"gAMA": 4, b"sRGB": 1}
 _BYTE = np.dtype(np.uint8)
 
@@ -217,24 +217,24 @@ def decode_image(
     image_roots: Sequence[str] = (),
     max_pixels: int = MAX_PIXELS,
 ) -> npt.NDArray[Any]:
-    """Turn one stored image into pixels ``[H, W, C]`` with C 1 to 4.
+    """Decode one stored image to pixels ``[H, W, C]`` with C from 1 to 4.
 
-    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF of one frame. Their values arrive as they are: bilevel images
-    become 0 and 255, palette images RGB or RGBA, greys of 16 or 32 bits and PNGs of 16 bits a channel the numbers they
-    hold, if ``dtype`` holds these. What EXIF says of their orientation is done. Nothing is decoded before their header
-    is found to be right.
+    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF of one frame. Their values do not change: bilevel images become
+    0 and 255, palette images RGB or RGBA, and greys of 16 or 32 bits and PNGs of 16 bits per channel keep their
+    numbers, if ``dtype`` holds these. The EXIF orientation is applied. The header is validated before the image is
+    decoded.
 
     Args:
-        value: A PIL image, a ``{bytes, path}`` mapping as ``datasets`` stores it (``path`` is opened where there
-            are no bytes), encoded bytes, a path, or an array or nested list ``[H, W]`` or ``[H, W, C]`` of integers.
+        value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);
+            encoded bytes; a path; or an array or nested list ``[H, W]`` or ``[H, W, C]`` of integers.
         shape: ``(H, W, C)`` that the image must have; by default any.
         dtype: An integer dtype; "uint8" for pixels 0..255, "uint16" for depth.
-        image_roots: Folders (absolute, without links) in which paths may lie. By default none is opened.
-        max_pixels: The most pixels of an image that is decoded without a ``shape``.
+        image_roots: Allowed folders (absolute, without links) of paths. By default no path is opened.
+        max_pixels: Largest number of pixels of an image that is decoded without a ``shape``.
 
     Raises:
-        DataError: The value is no image, cannot be decoded, is of another shape or size, holds values beyond
-            ``dtype``, or is a path that may not be opened.
+        DataError: The value is not an image, cannot be decoded, has another shape or size, has values that ``dtype``
+            does not hold, or is a path outside the allowed folders.
     """
     wanted = np.dtype(dtype)
     if not is_encoded(value):
@@ -243,7 +243,7 @@ def decode_image(
         with _opened(value, image_roots) as picture:
             picture.check(shape, max_pixels)
             pixels = picture.pixels(wanted, None if shape is None else shape[2])
-    # Chunks behind the pixels may have changed what the header promised.
+    # Chunks behind the pixels may change the shape that the header declared.
     if shape is not None and pixels.shape != tuple(shape):
         raise DataError(f"expected shape {list(shape)}, found {list(pixels.shape)}")
     return pixels
@@ -253,17 +253,17 @@ def decode_into(encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
     """Decode one encoded image into ``out``, ``[H, W, C]`` of an integer dtype.
 
     Raises:
-        DataError: As ``decode_image``, or the image has another shape.
+        DataError: See ``decode_image``; or the image has another shape.
     """
     pixels = _from_png(encoded, out.shape) if out.dtype == _BYTE else None
     out[...] = decode_image(encoded, shape=out.shape, dtype=out.dtype) if pixels is None else pixels
 
 
 def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: Sequence[str] = ()) -> bytes:
-    """Encode one image (as ``decode_image`` takes it) as PNG, without loss.
+    """Encode one image (in any form that ``decode_image`` accepts) as PNG, without loss.
 
     Raises:
-        DataError: As ``decode_image``, or several channels of more than 8 bits.
+        DataError: See ``decode_image``; or the image has several channels of more than 8 bits.
     """
     pixels = decode_image(value, dtype=dtype, image_roots=image_roots)
     if pixels.shape[2] > 1 and pixels.dtype != _BYTE:
@@ -274,7 +274,7 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
 
 
 def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
-    """Encode pixels ``[H, W, C]`` of uint8, C being 1 or 3, as JPEG, which loses something at any quality up to 100."""
+    """Encode pixels ``[H, W, C]`` of uint8, with C of 1 or 3, as JPEG, which is lossy at any quality up to 100."""
     stream = io.BytesIO()
     image = pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.save(stream, format="JPEG", quality=quality)
@@ -290,8 +290,8 @@ def image_shape(
     """Return the shape ``(H, W, C)`` of an image in any form that ``decode_image`` takes, from its header alone.
 
     Raises:
-        DataError: It does not begin like an image, has more pixels than ``MAX_PIXELS``, or is an array of something
-            else.
+        DataError: The value does not begin like an image, has more pixels than ``MAX_PIXELS``, or is an array of
+            another type.
     """
     if not is_encoded(value):
         shape = _check_pixels(value, np.dtype(dtype)).shape
@@ -308,8 +308,8 @@ def check_image(
     dtype: npt.DTypeLike = np.uint8,
     image_roots: Sequence[str] = (),
 ) -> None:
-    """Raise DataError unless ``decode_image`` takes a value, as far as its header says; pixels are decoded only where
-    their values may be too large, or a palette's colours count.
+    """Raise DataError unless ``decode_image`` accepts a value, as far as the header shows; pixels are decoded only if
+    their values may be too large, or if a palette's colours matter.
     """
     with _opened(value, image_roots) as picture:
         picture.check(shape, MAX_PIXELS)
@@ -318,12 +318,12 @@ def check_image(
 
 
 def is_encoded(value: object) -> bool:
-    """Whether Pillow reads a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
+    """Return whether Pillow can read a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
     return isinstance(value, Mapping | bytes | bytearray | memoryview | str) or _is_pillow_image(value)
 
 
 def _is_pillow_image(value: object) -> bool:
-    # Tensors have a method of this name.
+    # Tensors have an attribute of this name, too.
     return isinstance(getattr(value, "mode", None), str)
 
 
@@ -348,7 +348,7 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
     """Return the pixels of a plain PNG of ``shape``: header, data and end; None for any other or damaged file.
 
-    Pillow's decoder is handed the data, which for small images takes half as long as having Pillow read the file.
+    Pillow's decoder gets the data directly: for small images, this takes half as long as Pillow's reader.
     """
     header = _png_header(shape)
     if bytes(encoded[: len(header)]) != header:
@@ -358,7 +358,7 @@ def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArra
     while (kind := encoded[place + 4 : place + 8]) != b"IEND":
         size = int.from_bytes(encoded[place : place + 4])
         end = place + 8 + size
-        if kind == b"IDAT":  # whose checksum Pillow does not look at either
+        if kind == b"IDAT":  # Pillow does not check its checksum either
             data.append(encoded[place + 8 : end])
         elif data or size != _PNG_PASSED.get(kind) or encoded[end : end + 4] != _checksum(encoded[place + 4 : end]):
             return None
@@ -386,7 +386,7 @@ def _checksum(chunk: bytes) -> bytes:
 def _check_pixels(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
-    except Exception as error:  # what a framework's arrays raise: on a device, with a gradient
+    except Exception as error:  # errors of a framework's arrays: on a device, with a gradient
         raise DataError(f"expected an image as an array, found {type(value).__name__}: {error}") from error
     if array.ndim not in (2, 3) or array.dtype.kind not in "iub" or (array.ndim == 3 and array.shape[2] > 4):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Video: where frames lie in files, those of many files decoded exactly without opening the files, and writing."""
+"""Video: the index of frames in files, exact decoding of frames from many files, and writing."""
 
 from mouse_core.video.decoding import Decoder, FrameDecoder, decoder_version
 from mouse_core.video.index import VideoIndex, index_video

@@ -1,7 +1,7 @@
-"""Frames that rows name by two numbers, which file and which frame of it, decoded together for all rows of a batch.
+"""Frames in columns: rows refer to a frame by video number and frame number, and batches decode all frames together.
 
-A column of them is ``struct<video: int32, frame: int32>``: the first is a place in the dataset's list of files
-(``DatasetMetadata.videos``), the second counts frames in the order in which they are shown. A null is no frame.
+The column type is ``struct<video: int32, frame: int32>``: ``video`` is an index into the dataset's list of files
+(``DatasetMetadata.videos``), ``frame`` counts frames in the order in which they are shown. A null is no frame.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class VideoFiles:
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
         self.files = tuple(files)
-        self._lock = ProcessLock()  # a thread may hold it where a process is forked
+        self._lock = ProcessLock()  # a thread may hold it when the process forks
         self._held: OrderedDict[tuple[int, tuple[str, ...]], VideoIndex] = OrderedDict()
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +75,7 @@ class VideoFiles:
             roots: Folders (absolute, without links) in which the video may lie.
 
         Raises:
-            DataError: There is none of that number, it lies elsewhere, or is another than the rows were made of.
+            DataError: There is no video of that number, it lies elsewhere, or differs from the video of the rows.
         """
         key = number, tuple(roots)
         with self._lock:
@@ -96,7 +96,7 @@ class VideoFiles:
         return found
 
     def shape_of(self, value: dict[str, Any], roots: Sequence[str], crop: Crop | None = None) -> tuple[int, int, int]:
-        """Return the shape ``(H, W, C)`` of the frame that a row names, or of a crop; C is 1 for greys, else 3."""
+        """Return the shape ``(H, W, C)`` of a row's frame, or of a crop of it; C is 1 for greys, else 3."""
         index = self.index(-1 if value["video"] is None else value["video"], roots)
         height, width = (index.height, index.width) if crop is None else crop[2:]
         return height, width, 1 if index.pixel_format.startswith("gray") else 3
@@ -112,10 +112,10 @@ class VideoFiles:
         crop: Crop | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        """Decode the frames that rows name into rows of ``out``, those of a file and group of pictures with one read.
+        """Decode the frames of rows into rows of ``out``; frames of one group of pictures are read together.
 
         Args:
-            runs: Rows of a column, the row of ``out`` that the first goes to, and the folders that videos may lie in.
+            runs: Rows of a column, the row of ``out`` for the first of them, and the allowed folders of videos.
             shape: ``(H, W, C)`` of a frame.
             out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
             fill: Value for a null; None raises an error.
@@ -124,8 +124,8 @@ class VideoFiles:
             decoder: The decoder; by default a ``FrameDecoder`` of as many threads as there are processors.
 
         Raises:
-            RowError: A null without ``fill``, or numbers below 0.
-            DataError: A frame that is not there, or cannot be decoded; names the file.
+            RowError: A null has no ``fill``, or a number is below 0.
+            DataError: A frame does not exist, or cannot be decoded; the message names the file.
         """
         decoder = self._decoder if decoder is None else decoder
         which, frames = np.full(len(out), -1), np.full(len(out), -1)
@@ -180,10 +180,10 @@ def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def videos_of(dataset: Any) -> VideoFiles:
-    """Return the videos that a dataset lists, in any form that ``metadata.read_metadata`` takes.
+    """Return the videos of a dataset, in any form that ``metadata.read_metadata`` takes.
 
     Raises:
-        SchemaError: It lists none.
+        SchemaError: The dataset lists no videos.
     """
     files = read_metadata(dataset).videos
     if not files:
@@ -194,22 +194,22 @@ def videos_of(dataset: Any) -> VideoFiles:
 
 
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
-    """Put the videos of a dataset, with their indexes, into another folder under the listed paths.
+    """Link or copy the videos of a dataset, with their indexes, into another folder under the listed paths.
 
-    They are linked, so that they take no more room, and copied where the file system has no links, or another one has
-    them. Each is held against the digest that is listed.
+    Videos are linked, which needs no space, or copied if the file system has no links or is another one. Each is
+    compared with the listed digest.
 
     Args:
-        videos: Paths and digests, as ``metadata.DatasetMetadata.videos`` has them.
-        roots: Folders (absolute, without links) in which they may lie.
+        videos: Paths and digests, as in ``metadata.DatasetMetadata.videos``.
+        roots: The allowed folders (absolute, without links) of the videos.
         folder: The other folder.
 
     Returns:
-        How many bytes they are.
+        The number of bytes of the videos.
 
     Raises:
-        DataError: One is not there, lies elsewhere, is another one, or is no video by its name.
-        StorageError: It cannot be written.
+        DataError: A video is missing, lies elsewhere, has another digest, or has no suffix of a video.
+        StorageError: The folder cannot be written.
     """
     files, total = VideoFiles(videos), 0
     for number, (path, _) in enumerate(videos):

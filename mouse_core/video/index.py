@@ -50,7 +50,7 @@ _SCHEMA = pa.schema(
     metadata={_KEY: str(_VERSION).encode()},
 )
 _ARRAYS = ("pts", "position", "size", "start", "referenced", "checksum", "packet")
-# Bytes at both ends of a file, whose checksum tells it from another file of its size: the tables of an MP4 begin or
+# Number of bytes at each end of a file whose checksum distinguishes files of equal size: the tables of an MP4 begin or
 # end there.
 _END_BYTES = 64 << 10
 
@@ -59,8 +59,7 @@ _END_BYTES = 64 << 10
 class VideoIndex:
     """The frames of one video file, numbered from 0 in the order in which they are shown.
 
-    ``index_video`` makes it. Arrays have a value a packet, in the order in which a decoder takes them, apart from
-    ``packet``.
+    ``index_video`` creates it. Arrays have one value for each packet in decoding order, except ``packet``.
 
     Args:
         path: The video.
@@ -70,10 +69,10 @@ class VideoIndex:
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.
         pixel_format: FFmpeg's name of the pixel format, such as "yuv420p" or "gray12le".
-        colours: What the container says of them where the packets do not: FFmpeg's numbers of the matrix and the range;
+        colours: FFmpeg's numbers of the colour matrix and range, if the container has them and the packets do not;
             else ().
-        time_base: Seconds that one unit of ``pts`` takes.
-        own_sets: Whether packets bring parameters with them that are not in ``header``.
+        time_base: Seconds of one unit of ``pts``.
+        own_sets: Whether packets contain parameters that are not in ``header``.
         pts: Time at which the frame of each packet is shown, int64.
         position: Position of each packet in the file in bytes, int64.
         size: Size of each packet in bytes, int32.
@@ -117,17 +116,18 @@ class VideoIndex:
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
     """Return the index of a video: the stored index, or a new one from one pass through the file, which is stored.
 
-    An index that belongs to another file, or is damaged, is made anew. Where none can be written none is.
+    An index of another file, or a damaged index, is replaced. If no index can be written, it is only returned.
 
     Args:
-        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG; of several video streams the first counts.
-        sidecar: Where the index is kept; by default beside the video, with ".index.arrow" behind its name, and where
-            its folder is only read in "videos" of the folder of caches (``mouse_core.remote.mirror.cache_folder``).
+        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG; of several video streams the first is used.
+        sidecar: The path of the index; by default beside the video, with ".index.arrow" appended to its name. If that
+            folder is read-only, the default is "videos" in the cache folder
+            (``mouse_core.remote.mirror.cache_folder``).
 
     Raises:
         ImportError: There is no index yet, and PyAV is not installed.
         ConfigError: There is no such file.
-        DataError: The file is damaged, or of another kind; the message names it and where it parts.
+        DataError: The file is damaged, or of another kind; the message names the file and the position.
         SchemaError: The index was written by a newer version of this library.
     """
     video = Path(path)

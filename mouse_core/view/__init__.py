@@ -1,4 +1,4 @@
-"""Seeing recorded data in a browser: every episode, step by step, and the windows that batches are made of."""
+"""A viewer of recorded data in a browser: every episode, step by step, and the windows of batches."""
 
 from mouse_core.view._rerun import to_rerun
 from mouse_core.view.stored import to_html

@@ -1,4 +1,4 @@
-"""Inspection of the shown rows in a thread beside the page, begun at the first request."""
+"""Inspection of the shown rows in a background thread, started by the first request."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mouse_core.formats.base import RowStream
 from mouse_core.inspect import ColumnReport, Report, inspect
 from mouse_core.inspect.report import facts, heading, tables
 
-# Plots that a page has of a report, and dimensions of a column in one of them.
+# Largest number of plots of a report on the page, and of dimensions of a column in one plot.
 _MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024
 
 
 class Inspection:
-    """A report of a source: asked for, under way, there, or failed; then all of them again.
+    """A report of a source and its state: not started, running, done or failed.
 
     Args:
-        stream: The rows, opened anew by each call.
-        ignore: Codes of findings of which nothing is said.
+        stream: Opens the rows anew for each call.
+        ignore: Codes of findings to leave out.
     """
 
     def __init__(self, stream: Callable[[], RowStream], ignore: Sequence[str] = ()) -> None:
@@ -92,7 +92,7 @@ class _Ended(Exception):
 
 
 def told(report: Report) -> dict[str, Any]:
-    """A report as an object for JSON that a page shows: facts, findings, tables, and plots."""
+    """Return a report as an object for JSON, for the page: facts, findings, tables, and plots."""
     return {
         "rows": report.rows,
         "heading": heading(report),
@@ -104,7 +104,7 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def _plots(report: Report) -> Iterator[dict[str, Any]]:
-    """Histograms, with ``edges`` ``[n + 1]`` and ``counts`` ``[n]``; counts by name; and ranges of dimensions."""
+    """Yield histograms, with ``edges`` ``[n + 1]`` and ``counts`` ``[n]``; counts by name; ranges of dimensions."""
     if report.episodes is not None and report.episodes.count:
         for title, found in (("steps of episodes", report.episodes.lengths), ("returns", report.episodes.returns)):
             yield {"title": title, "edges": list(found.edges), "counts": list(found.counts)}

@@ -1,4 +1,4 @@
-"""Episodes for Rerun's viewer, or a file of it."""
+"""Export of episodes to Rerun's viewer, or to a file for it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from mouse_core.view.columns import described, read_numbers
 from mouse_core.view.opening import shown_of
 from mouse_core.view.pictures import picture
 
-# Rows that are handed over together, of numbers and of pictures.
+# Number of rows that are sent together, of numbers and of pictures.
 _ROWS, _PICTURES = 1 << 14, 64
 
 
 def to_rerun(*stores: Store, names: Sequence[str] = (), path: str | os.PathLike[str] | None = None) -> None:
-    """Hand the episodes of stores to Rerun: to its viewer, which is started, or to a file for it.
+    """Send the episodes of stores to Rerun: to its viewer, which is started, or to a file for it.
 
-    Every column of numbers is an entity ``name/column`` with a scalar for each dimension, every column of pictures one
-    of images. Its timelines are ``row``, ``episode`` and ``step``, the step within the episode. Values that are missing
-    are NaN; pictures that are missing, or cannot be decoded, are left out.
+    Every column of numbers is an entity ``name/column`` with a scalar for each dimension; every column of pictures is
+    an entity of images. The timelines are ``row``, ``episode`` and ``step``, the step within the episode. Missing
+    values are NaN; pictures that are missing, or cannot be decoded, are left out.
 
     Args:
         *stores: The stores; all of their rows are read.
-        names: What to call them.
+        names: Names of the stores.
         path: The file to write, which ends in ``.rrd``; None: the viewer.
 
     Raises:
-        ConfigError: No store, something else, or a file of another name.
+        ConfigError: No store is given, an argument is not a store, or the file has another suffix.
         ImportError: Rerun is not installed: it comes with the extra ``rerun``.
-        DataError: A value that its field does not allow.
+        DataError: A value is outside the bounds of its field.
     """
     if path is not None and Path(path).suffix != ".rrd":
         raise ConfigError(f"--rerun: expected the name of a file that ends in .rrd, found {str(path)!r:.200}")

@@ -1,4 +1,4 @@
-"""Episodes of a snapshot, counted block by block as far as somebody asks, and which of them meet some filters."""
+"""Episodes of a snapshot, counted block by block on request, and the episodes that meet some filters."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Query:
     """Query of a list of episodes: filter and order.
 
     Args:
-        sort: The column that they are sorted by.
-        down: Whether the largest come first.
-        low, high: The least and the largest value of columns, by name, as numbers or texts; of ``done`` also what a
-            code is called. A value that is missing meets none.
-        has: Texts that columns must contain, by name, whatever their case; of numbers that of their shortest form.
+        sort: The column by which episodes are sorted.
+        down: Whether the largest values come first.
+        low, high: The smallest and the largest value of columns, by name, as numbers or texts; for ``done`` also the
+            label of a code. A missing value meets no filter.
+        has: Texts that columns must contain, by name, in any case; for numbers, text of their shortest form.
     """
 
     sort: str = "episode"
@@ -57,13 +57,13 @@ class Query:
 class EpisodeList:
     """The episodes of a snapshot: their first rows, lengths, returns and ends, as far as they are counted.
 
-    They are those of ``Store.episodes``, which looks at all rows at once. Here ``advance`` looks at so many as fit
-    into a time, so that the first can be shown while the others are counted.
+    They equal ``Store.episodes``, which reads all rows at once. Here ``advance`` reads as many rows as fit into a time,
+    so that the first episodes can be shown while the others are counted.
 
     Args:
         snapshot: The rows.
         tasks: The texts of tasks, by number.
-        block: How many rows are looked at together.
+        block: Number of rows that are read together.
     """
 
     def __init__(self, snapshot: Snapshot, tasks: Mapping[int, str] | None = None, *, block: int = _BLOCK) -> None:
@@ -77,14 +77,14 @@ class EpisodeList:
         self._starts: list[Int64s] = []
         self._sums: list[npt.NDArray[np.float64]] = []
         self._ends: list[Int64s] = []
-        # Of the episode that the next row may belong to: the return so far, and of the last row its code and time.
+        # For the episode that may continue in the next row: its return so far, and the code and time of its last row.
         self._sum, self._code, self._ended, self._time = 0.0, 0, True, -1
         self._made: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
         self._orders: dict[tuple[Any, ...], Int64s] = {}
         self._singles = Singles(self._tasks)
 
     def take(self, snapshot: Snapshot) -> bool:
-        """Go on with a later snapshot; whether what was counted still holds."""
+        """Continue with a later snapshot; return whether the counted episodes are still valid."""
         before = self.snapshot
         if snapshot is before:
             return True
@@ -101,10 +101,10 @@ class EpisodeList:
         return self.counted >= self.snapshot.num_rows
 
     def advance(self, seconds: float) -> None:
-        """Count on, at least one block, for about so long.
+        """Count at least one block, and further blocks for about ``seconds``.
 
         Raises:
-            DataError: A value that its field does not allow.
+            DataError: A value is outside the bounds of its field.
         """
         until = time.monotonic() + seconds
         while not self.is_whole:

@@ -1,4 +1,4 @@
-"""Curves with fewer points than steps in which no spike and no gap is lost."""
+"""Curves with fewer points than steps, in which every spike and every gap stays visible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 
-# So many values are read at a time.
+# Number of values that are read at a time.
 _VALUES = 1 << 22
 
 
@@ -29,18 +29,17 @@ class Curve:
 
 
 def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: int, width: int = 1) -> list[Curve]:
-    """The curves of some columns from step ``begin`` on, before ``end``, in so many stretches of equal length.
+    """Return the curves of some columns over steps ``begin .. end - 1``, thinned in ``buckets`` equal stretches.
 
-    Of each stretch the least and the largest value stay, at their own steps, and where it has values that are none
-    (NaN, infinite), the first and the last of these, as gaps. Where there are hardly more steps than that, all stay.
-    So the range of a curve over any whole stretches is that of its points.
+    Each stretch keeps its smallest and its largest value, at their own steps. Values that are not finite (NaN,
+    infinite) are gaps: a stretch keeps its first and its last gap. If there are hardly more steps than that, all steps
+    are kept. So the range of a curve over whole stretches equals the range of its points.
 
     Args:
-        read: The values of steps ``first .. last - 1``, float64 ``[n, columns]``.
+        read: Returns the values of steps ``first .. last - 1``, float64 ``[n, columns]``.
         begin, end: The steps.
-        buckets: How many stretches, at least 1; about the pixels that the curve is wide.
-        width: How many values a step has that are read; it says how many steps are read at a time.
-
+        buckets: Number of stretches, at least 1; about the width of the plot in pixels.
+        width: Number of values of a step that are read; it determines how many steps are read at a time.
     Returns:
         A curve for each column.
     """
@@ -78,7 +77,7 @@ def _marked(values: Floats) -> Int64s:
     gaps = np.isnan(values)
     low = np.where(gaps, np.inf, values).argmin(axis=0)
     high = np.where(gaps, -np.inf, values).argmax(axis=0)
-    # Where there is no gap, the place of the least value stands for it.
+    # Without a gap, the place of the smallest value is used instead.
     some = gaps.any(axis=0)
     first = np.where(some, gaps.argmax(axis=0), low)
     last = np.where(some, len(values) - 1 - gaps[::-1].argmax(axis=0), low)

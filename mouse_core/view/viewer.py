@@ -28,7 +28,7 @@ from mouse_core.view.opening import Shown, shown_of
 _PAGE = Path(__file__).with_name("page")
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 _MODULES = ("view", "pane", "list", "charts", "episode", "batches", "findings", "tools", "stored")
-# All files that there are. Nothing else is looked for on the disk.
+# All files of the page. No other file on disk is served.
 _FILES = {f"{name}.js": (_PAGE / f"{name}.js", _SCRIPT) for name in _MODULES}
 _FILES["view.css"] = (_PAGE / "view.css", _STYLE)
 _HTML = """<!doctype html>
@@ -50,10 +50,10 @@ _MOST_IDLE = 64
 
 
 def plotly_script() -> Path:
-    """The script of Plotly, in its package.
+    """Return the path of Plotly's script, in its package.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: Plotly is not installed.
     """
     spec = find_spec("plotly")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
@@ -64,20 +64,20 @@ def plotly_script() -> Path:
 
 
 class Viewer:
-    """A page that shows stores, until it is closed; ``view`` makes one.
+    """A page that shows stores, until it is closed; ``view`` creates it.
 
-    In a notebook it is shown in the cell's output. It is served over HTTP on the loopback interface, from threads of
-    its own. Its address has a token that nobody can guess; requests without the token, or with another name in
-    ``Host``, are told nothing.
+    A notebook shows it in the cell's output. The page is served over HTTP on the loopback interface, from background
+    threads. Its address has an unguessable token; requests without the token, or with another name in ``Host``, get no
+    data.
 
     Args:
-        shown: What it shows.
-        port: The port; 0: any that is free.
-        height: How high a notebook shows it, in pixels.
+        shown: The stores and sources.
+        port: The port; 0: any free port.
+        height: Height of the page in a notebook, in pixels.
 
     Raises:
         ImportError: Plotly is not installed.
-        OSError: The port is taken.
+        OSError: The port is in use.
     """
 
     def __init__(self, shown: Sequence[Shown], *, port: int = 0, height: int = 800) -> None:
@@ -92,14 +92,14 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The page's address, with a token that nobody can guess. Who has it can read what is shown."""
+        """The page's address, with an unguessable token. Anyone with the address can read the shown data."""
         return self._url
 
     def wait(self) -> None:
-        """Wait until the viewer is closed, or the user interrupts it from the keyboard.
+        """Wait until the viewer is closed, or the user presses Ctrl-C.
 
         Raises:
-            KeyboardInterrupt: It was interrupted.
+            KeyboardInterrupt: The user pressed Ctrl-C.
         """
         self._thread.join()
 
@@ -142,7 +142,7 @@ class _Listener(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what went wrong, unless the other side went away."""
+        """Print an error, unless the client closed the connection."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -244,17 +244,17 @@ def view(
     height: int = 800,
     inspect: bool = False,
 ) -> Viewer:
-    """Show the episodes of stores step by step, and windows as batches have them, on a page of this machine.
+    """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
     Only the rows that are shown are read, so stores of any size open at once. The page includes rows that are added
-    later. It is served on the loopback interface, changes nothing, and loads nothing from elsewhere.
+    later. It is served on the loopback interface, changes nothing, and loads nothing from other hosts.
 
     Args:
         *stores: Stores, views of stores, mixtures, or a ``BatchSource``, whose own batches are shown: augmented,
             padded, with their masks and offsets.
         names: The names that the page shows.
-        port: The port; 0: any that is free.
-        height: How high a notebook shows the page, in pixels.
+        port: The port; 0: any free port.
+        height: Height of the page in a notebook, in pixels.
         inspect: Whether to inspect all rows at once, in a thread; otherwise the page starts the inspection on request.
 
     Returns:
@@ -263,7 +263,7 @@ def view(
     Raises:
         ConfigError: No store is given, or an object of another kind.
         ImportError: Plotly, which draws the plots, is not installed: it comes with the extra ``view``.
-        OSError: The port is taken.
+        OSError: The port is in use.
 
     Example:
         >>> from mouse_core.testing import example_store
@@ -276,7 +276,7 @@ def view(
 
 
 def viewer_of(shown: Sequence[Shown], *, port: int = 0, height: int = 800, inspect: bool = False) -> Viewer:
-    """A viewer of what is opened already; see ``view``."""
+    """Return a viewer of opened stores; see ``view``."""
     viewer = Viewer(shown, port=port, height=height)
     for one in shown if inspect else ():
         if one.inspection is not None:
