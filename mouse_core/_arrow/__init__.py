@@ -1,1 +1,1 @@
-"""Reading memory that Arrow owns: where columns lie, which windows touch which chunks, copying them."""
+"""Access to Arrow's memory: locating columns, mapping windows to chunks, and copying values."""

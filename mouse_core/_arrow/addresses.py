@@ -1,11 +1,11 @@
 """Addresses of values in Arrow's memory, and flat views of it: NumPy gathers from many buffers in one call.
 
-A table of a thousand record batches has a thousand buffers a column, usually in one mapped file, sometimes in
-several files or on the heap. NumPy gathers fastest from *one* array, with one index a window. So we look at the
-process's address space as one read-only array: an element's index is its address divided by the item size. Making
-the view reads nothing; only elements whose addresses came from a live ``pyarrow.Buffer`` are ever touched, and
-whoever computes such an index keeps that buffer alive, as ``chunks.ColumnChunks`` does. Bounds come from Arrow's own
-lengths and offsets, checked by ``locate_values`` when a chunk is first touched.
+A table of a thousand record batches has a thousand buffers for each column, usually in one mapped file, sometimes in
+several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. So the process's
+address space is viewed as one read-only array: an element's index is its address divided by the item size. Creating the
+view reads nothing; only elements whose addresses come from a live ``pyarrow.Buffer`` are read. The code that computes
+such an index keeps that buffer alive, as ``ColumnPart`` does. Bounds come from Arrow's own lengths and offsets, checked
+by ``locate_values`` when a chunk is first used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from mouse_core.errors import DataError
 # starting there keeps the view's own pointer from being null.
 _FIRST_ADDRESS = 1 << 12
 _END_OF_ADDRESSES = 1 << 48
-# NumPy refuses arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
+# NumPy rejects arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
 LONGEST_WINDOW = (1 << 14) - 1
-# Runs of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
+# Runs of more bytes are not scanned for the few rows of a window; other runs are scanned together, up to these bytes.
 _MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
@@ -43,31 +43,31 @@ class _AddressSpace:
 
 
 def element_of(address: int, itemsize: int) -> int | None:
-    """The index into ``flat_view`` of the item at ``address``, or None where it is not aligned to its size."""
+    """Return the index into ``flat_view`` of the item at ``address``, or None if it is not aligned to its size."""
     index, rest = divmod(address - _FIRST_ADDRESS, itemsize)
     return None if rest or not _FIRST_ADDRESS <= address < _END_OF_ADDRESSES else index
 
 
 def octets_at(addresses: npt.NDArray[np.int64], within: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The bytes at ``addresses`` (int64 ``[n]``) plus ``within`` (int64 ``[n, k]``), uint8 ``[n, k]``."""
+    """Return the bytes at ``addresses`` (int64 ``[n]``) plus ``within`` (int64 ``[n, k]``), uint8 ``[n, k]``."""
     octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
     found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST_ADDRESS)[:, None] + within]
     return found
 
 
 def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
-    """The indices into ``flat_view`` of the items at ``addresses``, which are multiples of their size."""
+    """Return the indices into ``flat_view`` of the items at ``addresses``, which are multiples of their size."""
     return (addresses - _FIRST_ADDRESS) // itemsize
 
 
 def address_of_all(elements: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
-    """The addresses of items that are at some indices into ``flat_view``."""
+    """Return the addresses of the items at some indices into ``flat_view``."""
     return elements * itemsize + _FIRST_ADDRESS
 
 
 @lru_cache(maxsize=64)
 def flat_view(dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """The address space as a read-only array of ``dtype``."""
+    """Return the address space as a read-only array of ``dtype``."""
     return np.asarray(_AddressSpace(dtype))
 
 
@@ -92,9 +92,9 @@ def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], leng
 
 
 def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The largest of ``count`` integers from each of some addresses, where negative ones count as the largest int64.
+    """Return the largest of ``count`` integers from each address on; negative integers count as the largest int64.
 
-    So do all of a run that is too long to be looked through for the few rows of a batch.
+    Runs that are too long to be scanned for the few rows of a batch also give the largest int64.
     """
     limit, item = np.iinfo(np.int64).max, dtype.itemsize
     largest = np.full(len(begin), limit)
@@ -108,20 +108,20 @@ def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], c
 
 
 def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """The bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
+    """Return the bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
     octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST_ADDRESS]
     bits: npt.NDArray[np.bool_] = (octets >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
     return bits
 
 
 def runs_equal(elements: npt.NDArray[np.int64], wanted: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Whether the run of items that begins at each of ``elements`` (int64 ``[n]``) equals ``wanted``, bool ``[n]``."""
+    """Return whether the run of items at each of ``elements`` (int64 ``[n]``) equals ``wanted``, bool ``[n]``."""
     equal: npt.NDArray[np.bool_] = (copy_runs(wanted.dtype, elements, len(wanted)) == wanted).all(axis=1)
     return equal
 
 
 def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """Return the begin of ``array``'s values and the shape of a row, if rows are contiguous, without gaps or nulls.
+    """Return the address of ``array``'s values and the shape of a row, if rows are contiguous, without gaps or nulls.
 
     Returns:
         ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
@@ -146,7 +146,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
             ends = _offsets(array)[first : first + n + 1]
             size = int(ends[1] - ends[0])
             if not (np.diff(ends) == size).all():
-                # Whoever reads it must be able to trust its offsets.
+                # Later reads must be able to trust its offsets.
                 array.validate(full=True)
                 return None
             first = int(ends[0])
@@ -166,7 +166,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 
 
 def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """As ``locate_values``; whoever reads what does not lie side by side may trust its offsets then."""
+    """Do the same as ``locate_values``, and also validate offsets of values that are not contiguous."""
     located = locate_values(array)
     if located is None:
         array.validate(full=True)
@@ -176,13 +176,13 @@ def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, label: str, *, whole: bool = True) -> None:
     """Check that all values of some rows lie inside of their memory.
 
-    A damaged offset of a list or a text ends the process in whatever reads it. Arrow checks offsets only when it is
-    asked to, and then also reads the values of a column that a slice leaves out.
+    A damaged offset of a list or a text crashes the process when it is read. Arrow checks offsets only on request, and
+    then also reads the values of a column that a slice leaves out.
 
     Args:
         rows: The rows.
         label: The start of the error message.
-        whole: Whether they are whole columns. Of a slice, only the values of its own rows are read.
+        whole: Whether they are whole columns. In a slice, only the values of its own rows are read.
 
     Raises:
         DataError: A value lies outside of the memory of its column, or a text is not UTF-8.
@@ -249,8 +249,8 @@ def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
 def ranges_in(array: pa.Array, first: int, count: int, *, deep: bool) -> Iterator[tuple[int, int]]:
     """Yield the begin and end addresses of the byte ranges of ``count`` rows from ``first`` on.
 
-    Without ``deep``, yield the ranges that are known without reading; with ``deep``, the others: those of lists,
-    strings and bytes, whose positions their offsets hold.
+    Without ``deep``, yield the ranges that are known without reading; with ``deep``, yield the other ranges: of lists,
+    strings and bytes, whose positions are in their offsets.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -290,7 +290,7 @@ def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int,
 
 
 def _offset_bytes(data_type: pa.DataType) -> int:
-    """Bytes of an offset of a type whose values are of any length; 0 for others."""
+    """Return the bytes of an offset of a type whose values differ in length; 0 for other types."""
     types = pa.types
     if types.is_large_list(data_type) or types.is_large_string(data_type) or types.is_large_binary(data_type):
         return 8

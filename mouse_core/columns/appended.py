@@ -1,7 +1,7 @@
-"""Columns of appended rows: the storage form of each column, the values that it takes, and the memory of the rows.
+"""Columns of appended rows: the storage form of each column, the accepted values, and the memory of the rows.
 
 An extent is never moved or resized. Rows below its count are final, so an Arrow array over them is immutable although
-the extent is still being filled; that is what lets a snapshot share memory with a store that is appended to.
+the extent is still being filled. Therefore a snapshot can share memory with a store that is appended to.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mouse_core.spec import Field
 
 _BYTE = np.dtype(np.uint8)
 _IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_OBJECT_BYTES = 64  # the least that an object takes, where its first value does not say more
+_OBJECT_BYTES = 64  # the smallest estimate for an object, if its first value is smaller
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class TailColumn:
         shape: The shape of a row; ``()`` for scalars.
         arrow_type: The Arrow type of values that are kept as Python objects (strings, encoded images); else None.
         nullable: Whether None is allowed.
-        widths: Narrowest and widest row allowed, both included, for vectors of one dimension.
-        bounds: Lowest and highest value allowed; None: any.
+        widths: Smallest and largest allowed length of a row, inclusive, for vectors of one dimension.
+        bounds: Lowest and highest allowed value; None: any value.
         image: Whether values are images, kept as arrays of pixels.
-        any_bytes: Whether bytes are any, as no field reads images from the column.
+        any_bytes: Whether any bytes are allowed, because no field reads images from the column.
         pixel: The dtype of images' pixels.
-        image_roots: Folders in which images that are named by path may lie.
-        whole: Whether numbers must be whole, although the column holds floats.
-        whole_floats: Whether floats that are whole go into a column of integers, as the field delivers floats.
-        single: Whether a number and a vector of one value are the same.
-        allowed: The values within ``bounds``, in words.
-        domain: Which values rows may have, a spec of ``mouse_core.spec``; None: any.
-        zeros: Whether a row of zeros is allowed as well, as where no action led to it.
-        object_bytes: About how many bytes a Python object takes; snapshots copy those of the open extent.
+        image_roots: Allowed folders of images that rows name by path.
+        whole: Whether numbers must be integers, although the column holds floats.
+        whole_floats: Whether floats with integer values are accepted by a column of integers, as its field has floats.
+        single: Whether a number and a vector of one value are equivalent.
+        allowed: Description of the values within ``bounds``.
+        domain: The allowed values, a spec of ``mouse_core.spec``; None: any value.
+        zeros: Whether a row of zeros is also allowed, for rows without a preceding action.
+        object_bytes: Approximate bytes of a Python object; snapshots copy the objects of the open extent.
     """
 
     kind: ColumnType
@@ -91,7 +91,7 @@ class TailColumn:
 
     @memo
     def plain_dtype(self) -> np.dtype[Any]:
-        """The dtype of arrays that are kept as they come, but for ``is_checked``; void where all pixels are checked."""
+        """The dtype of arrays that are stored unchanged, except for ``is_checked``; void if all pixels are checked."""
         return np.dtype(np.void) if self.image and self.dtype != np.uint8 else self.dtype
 
     @memo
@@ -101,22 +101,22 @@ class TailColumn:
 
     @property
     def width(self) -> int:
-        """Numbers in a row, at most."""
+        """Largest number of values in a row."""
         return self.widths[1] if self.widths else prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes."""
+        """Approximate bytes of a row."""
         return self.object_bytes if self.is_object else self.width * self.dtype.itemsize
 
     @memo
     def is_checked(self) -> bool:
-        """Whether numbers of the column's dtype may be refused."""
+        """Whether numbers of the column's dtype need a check."""
         return self.whole or self.domain is not None or (self.bounds is not None and not self.image)
 
     @memo
     def limits(self) -> tuple[float, float] | None:
-        """Between which single numbers of ``plain`` types need no check; None where every value needs one."""
+        """The range of single numbers of ``plain`` types that need no check; None if every value needs one."""
         spec = self.domain
         of_spec: tuple[float, float] | None = (-inf, inf)
         if spec is not None:
@@ -127,7 +127,7 @@ class TailColumn:
         dtype = self.dtype
         limits = [of_spec, self.bounds or (-inf, inf)]
         if dtype.kind == "f":
-            # Narrow dtypes do not hold all of Python's floats, and floats not all integers beyond 2**53.
+            # Narrow dtypes cannot hold all Python floats, and floats cannot hold all integers beyond 2**53.
             largest = min(largest_of(dtype), 2.0**53)
             limits.append((-largest, largest))
         elif dtype.kind != "b":
@@ -136,12 +136,12 @@ class TailColumn:
 
     @memo
     def plain(self) -> frozenset[type]:
-        """Types whose values a memoryview of the column's dtype takes as they are, or refuses."""
+        """Types whose values a memoryview of the column's dtype accepts unchanged, or rejects."""
         dtype = self.dtype
         if dtype.kind == "b":
             return frozenset([bool, np.bool_])
         types: list[type] = [bool, int, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32]
-        if dtype.kind == "f":  # which does not hold all integers of 64 bits
+        if dtype.kind == "f":  # floats do not hold all 64-bit integers
             return frozenset([*types, float, np.float16, np.float32, np.float64])
         return frozenset([*types, np.int64, np.uint64])
 
@@ -150,10 +150,10 @@ class TailColumn:
 
 
 def checked(value: Any, column: TailColumn) -> Any:
-    """A value as the column keeps it: None for a null, a number or an array of the column's dtype, or an object.
+    """Return a value in stored form: None for a null, a number or an array of the column's dtype, or an object.
 
     Raises:
-        ValueError, TypeError, pyarrow.ArrowException: The column does not take the value.
+        ValueError, TypeError, pyarrow.ArrowException: The column does not accept the value.
     """
     if column.is_object:
         return _checked_object(value, column)
@@ -168,11 +168,11 @@ def checked(value: Any, column: TailColumn) -> Any:
 
 
 def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
-    """The values of many rows as the column keeps them: an array, or a list with an item for each where rows differ.
+    """Return the values of many rows in stored form: an array, or a list with one item for each row if rows differ.
 
     Raises:
-        RowError: The column does not take a value.
-        ValueError, TypeError: It takes none of them.
+        RowError: The column does not accept a value.
+        ValueError, TypeError: The column accepts none of the values.
     """
     if column.is_object:
         return [at_row(row, checked, value, column) for row, value in enumerate(values)]
@@ -199,7 +199,7 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
 
 
 def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a check; where it raises, a RowError that names the row."""
+    """Return the result of a check; convert its errors to a RowError with the row."""
     try:
         return check(*arguments)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
@@ -207,7 +207,7 @@ def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """An array of any framework, or a sequence, as NumPy's; ValueError or TypeError where it cannot be one."""
+    """Convert an array of any framework, or a sequence, to NumPy; raise ValueError or TypeError if that fails."""
     if type(value) is np.ndarray and not is_ml_float(value.dtype):
         return value
     try:
@@ -217,7 +217,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def _in_row_shape(value: Any, column: TailColumn) -> npt.NDArray[Any]:
-    """A value as an array that has the shape of a row."""
+    """Return a value as an array with the shape of a row."""
     if column.image:
         refuse_hidden(value)
         pixels = decode_image(value, dtype=column.pixel, image_roots=column.image_roots)
@@ -239,9 +239,9 @@ def _in_row_shape(value: Any, column: TailColumn) -> npt.NDArray[Any]:
 
 
 def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray[Any]:
-    """Rows ``[n, *shape]``, or one of them, in the column's dtype; TypeError or RowError where it does not take some.
+    """Return rows ``[n, *shape]``, or one row, in the column's dtype; raise TypeError or RowError for invalid values.
 
-    Whole numbers may go to columns of floats, fractions never to columns of integers.
+    Columns of floats accept integers; columns of integers never accept fractions.
     """
     dtype = column.dtype
     if array.dtype.kind == "f" and dtype.kind != "f":
@@ -289,7 +289,7 @@ def _check_domain(array: npt.NDArray[Any], column: TailColumn) -> None:
 
 
 def _checked_object(value: Any, column: TailColumn) -> Any:
-    """A value that is kept as a Python object; see ``checked``."""
+    """Return a value that is kept as a Python object; see ``checked``."""
     if is_hidden(value):
         if not column.nullable:
             raise ValueError("expected a value, found None")
@@ -316,7 +316,7 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
 
 
 def _check_object_domain(value: Any, column: TailColumn) -> None:
-    """Raise ValueError unless a column's spec allows a value that is kept as an object, or a spec of objects any."""
+    """Raise ValueError unless the column's spec allows a value that is kept as an object; object specs allow any."""
     spec = column.domain
     given = value if spec.dtype == object else _in_shape(value, spec.shape)
     reason = spec.why_not(given) if spec.dtype == object else spec.why_not_numbers(given)
@@ -325,7 +325,7 @@ def _check_object_domain(value: Any, column: TailColumn) -> None:
 
 
 def _in_shape(value: Any, shape: tuple[int, ...]) -> Any:
-    """A list in the shape of a spec that has as many values; all else as it is."""
+    """Reshape a list to the shape of a spec with as many values; return other values unchanged."""
     if not isinstance(value, list | tuple | np.ndarray):
         return value
     try:
@@ -336,12 +336,12 @@ def _in_shape(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a row of one shape has as many values as of another."""
+    """Return whether rows of both shapes have equally many values."""
     return -1 not in shape and prod(shape) == prod(other)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing of what others may be: a null, or a list of nothing else, such as ``[]``."""
+    """Return whether a value contains no type information: a null, or a list of nothing else, such as ``[]``."""
     return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 
@@ -359,11 +359,11 @@ def tail_column(
     """Return the storage form of a column whose first appended value is ``value``.
 
     Args:
-        value: The first value; None says nothing about the type.
-        field: The field that reads the column, if any. Its nulls are allowed only where it fills them.
-        known: The column's Arrow type in the datasets of the store, if there are any.
-        shape: The field's shape of a row, where it is known.
-        image_roots: Folders in which images that are named by path may lie.
+        value: The first value; None does not determine the type.
+        field: The field that reads the column, if any. Nulls are allowed only if the field replaces them.
+        known: The column's Arrow type in the datasets of the store, if any.
+        shape: The field's shape of a row, if known.
+        image_roots: Allowed folders of images that rows name by path.
 
     Raises:
         ValueError: No Arrow type can hold the value.
@@ -374,14 +374,14 @@ def tail_column(
     kind = None if known is None else column_type(known)
     if kind is None or kind.kind == "null":
         if value is None:
-            return unknown  # the first value will say what it is
+            return unknown  # a later value determines the type
         known, kind = None, _infer(value, field)
     if hasattr(value, "__array__") and not isinstance(value, np.generic) and not is_encoded(value):
         value = as_array(value)  # of whatever framework
     is_image = field is not None and field.image
     pixel = _BYTE if field is None else field.pixel_dtype
     column = TailColumn(kind, nullable=nullable, pixel=pixel, image_roots=image_roots)
-    # Whether a number may be written as a vector of one, and the other way round.
+    # Whether a number may be written as a vector of one value, and vice versa.
     single = field is not None and not is_image and shape in ((), (1,))
     if kind.kind == "scalar":
         if field is None:
@@ -412,12 +412,12 @@ def tail_column(
 
 
 def _size_of(value: Any) -> int:
-    """About how many bytes a Python object takes."""
+    """Return the approximate bytes of a Python object."""
     return max(len(value) if isinstance(value, str | bytes) else 0, _OBJECT_BYTES)
 
 
 def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *, vectors: bool) -> TailColumn:
-    """The column with what its field allows: values within bounds, and whole ones where it delivers integers."""
+    """Return the column with its field's limits: bounds, and integer values if the field delivers integers."""
     stored, wanted = column.dtype.kind, _wanted_dtype(field, vectors=vectors)
     whole = stored == "f" and wanted is not None and wanted.kind in "iu"
     floats = stored in "iu" and wanted is not None and wanted.kind == "f"
@@ -426,7 +426,7 @@ def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *
 
 
 def _row_shape(value: Any, kind: ColumnType, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The shape of a row of arrays, known or that of the first value; None where nothing says it."""
+    """Return the shape of a row of arrays, known or from the first value; None if undetermined."""
     row = tuple(shape if shape is not None and len(shape) == kind.depth else np.shape(value))
     if value is None and len(row) != kind.depth:
         return None
@@ -457,10 +457,10 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
 
 
 def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
-    """The dtype to keep values in: the recorded one, unless a whole number stands for a float or a flag for a code.
+    """Return the dtype of stored values: the recorded dtype, except for an integer in a float field or a flag as code.
 
-    The first reward of an episode is often written as a plain 0; the column must still take 0.5. An array of integers
-    says its dtype, and stays as it is: frames of uint8 take an eighth, and float64 does not hold all int64.
+    The first reward of an episode is often written as a plain 0, and the column must still accept 0.5. An array of
+    integers has an explicit dtype, which is kept: frames of uint8 take an eighth, and float64 does not hold all int64.
     """
     dtype: np.dtype[Any] = array.dtype
     if field is not None and field.image:
@@ -496,15 +496,15 @@ _MOST_BYTES = 16 << 20
 
 
 class NumbersExtent:
-    """The memory of a column of numbers, or of arrays of numbers, which may differ in length.
+    """The memory of a column of numbers, or of arrays of numbers that may differ in length.
 
     Args:
-        column: How values are kept.
-        values: Their memory, ``[rows * width]``, the values of a row behind those of the row before.
-        nulls: Which rows are null, bool ``[rows]``; None: allocated for the first null, as most columns have none.
-        ends: Where rows that differ in length begin and end among the values, int32 ``[rows + 1]``; None: likewise.
-        since: int64 ``[1]``, with ``ends``: 0 while all rows have one length; else the first row that may not, plus 1.
-        count: Rows that are there already.
+        column: The storage form of values.
+        values: Their memory, ``[rows * width]``, row after row.
+        nulls: Whether a row is null, bool ``[rows]``; None: allocated for the first null, since most columns have none.
+        ends: For rows that differ in length: bounds of the rows among the values, int32 ``[rows + 1]``; None: likewise.
+        since: int64 ``[1]``, with ``ends``: 0 while all rows have one length; else the first differing row, plus 1.
+        count: Number of rows that exist already.
     """
 
     def __init__(
@@ -522,23 +522,23 @@ class NumbersExtent:
         self.is_regular = True
         if ends is not None and since is not None and 0 < since[0] <= count:
             self._ends, self.is_regular = ends, False
-        # Writing through a memoryview, which knows no float16, is three times as fast as through NumPy.
+        # Writing through a memoryview, which does not support float16, is three times as fast as through NumPy.
         self.cells: Any = values if values.dtype == np.float16 else memoryview(cast("Any", values))
 
     @memo
     def _ends(self) -> npt.NDArray[np.int32]:
-        # Row n ends where row n + 1 begins. Most often all rows have one length, and no extent needs its own.
+        # Row n ends where row n + 1 begins. Usually all rows have one length, and extents share these bounds.
         return _equal_ends(len(self._values) // self.width, self.width)
 
     @property
     def is_dense(self) -> bool:
-        """Whether Arrow has the values as they lie here, and all are there."""
+        """Whether Arrow can use the values without a copy, and none is null."""
         is_flat = not self.column.shape or (self._is_flat and self.is_regular)
         return is_flat and self.dtype != np.bool_ and self._nulls is None
 
     @property
     def takes_runs(self) -> bool:
-        """Whether ``cells`` take an array that has the dtype and shape of a row, and refuse all others."""
+        """Whether ``cells`` accept an array with the dtype and shape of a row, and reject all others."""
         return self._is_flat and self.is_regular and not self.column.is_checked
 
     @property
@@ -546,11 +546,11 @@ class NumbersExtent:
         return len(self.column.shape) == 1 and self.dtype != np.float16
 
     def put(self, row: int, value: Any) -> None:
-        """Check a value and write it; raises as ``checked``."""
+        """Check a value and write it; raises like ``checked``."""
         self.write(row, checked(value, self.column))
 
     def write(self, row: int, value: Any) -> None:
-        """Write a value that was checked."""
+        """Write a checked value."""
         if value is None:
             if self._nulls is None:
                 kept = self._memory[0]
@@ -568,7 +568,7 @@ class NumbersExtent:
             self._ends[row + 1] = self._ends[row] + values.size
 
     def write_many(self, row: int, values: npt.NDArray[Any]) -> None:
-        """Write values ``[n, *shape]`` that were checked."""
+        """Write checked values ``[n, *shape]``."""
         begin, width = row * self.width if self.is_regular else int(self._ends[row]), prod(values.shape[1:])
         self._values[begin : begin + values.size] = values.reshape(-1)
         if width != self.width or not self.is_regular:
@@ -576,7 +576,7 @@ class NumbersExtent:
             self._ends[row + 1 : row + len(values) + 1] = begin + width * np.arange(1, len(values) + 1)
 
     def _make_irregular(self, row: int) -> None:
-        """From this row on, rows may differ in length."""
+        """Allow rows to differ in length from this row on."""
         if not self.is_regular:
             return
         equal, (_, ends, since) = self._ends, self._memory
@@ -589,12 +589,12 @@ class NumbersExtent:
         self.is_regular = False
 
     def forget(self, row: int) -> None:
-        """Take back the nulls of a row that does not count, and of those behind it."""
+        """Remove the nulls of an uncounted row and of later rows."""
         if self._nulls is not None:
             self._nulls[row:] = False
 
     def to_arrow(self, rows: int) -> pa.Array:
-        """The first ``rows`` values, as (nested) lists where they are arrays, sharing memory; booleans are copied."""
+        """Return the first ``rows`` values, arrays as (nested) lists, sharing memory; booleans are copied."""
         shape = self.column.shape
         ends = self._ends[: rows + 1] if shape else None
         values = self._values[: rows if ends is None else int(ends[-1])]
@@ -614,10 +614,10 @@ class NumbersExtent:
 
 
 class ObjectExtent:
-    """A column of what else Arrow can hold: strings, structs, encoded images.
+    """A column of other types that Arrow can hold: strings, structs, encoded images.
 
     Args:
-        column: How values are kept.
+        column: The storage form of values.
     """
 
     def __init__(self, column: TailColumn) -> None:
@@ -625,20 +625,20 @@ class ObjectExtent:
         self._items: list[Any] = []
 
     def put(self, row: int, value: Any) -> None:
-        """Check a value and write it; raises as ``checked``."""
+        """Check a value and write it; raises like ``checked``."""
         self.write(row, checked(value, self.column))
 
     def write(self, row: int, value: Any) -> None:
-        """Write a value that was checked."""
+        """Write a checked value."""
         del self._items[row:]
         self._items.append(value)
 
     def forget(self, row: int) -> None:
-        """Take back a row that does not count, and those behind it."""
+        """Remove an uncounted row and later rows."""
         del self._items[row:]
 
     def to_arrow(self, rows: int) -> pa.Array:
-        """The first ``rows`` values, copied."""
+        """Return a copy of the first ``rows`` values."""
         return pa.array(self._items[:rows], self.column.arrow_type)
 
 
@@ -646,30 +646,30 @@ ColumnExtent = NumbersExtent | ObjectExtent
 
 
 class Extent:
-    """Memory for some rows of all columns; ``allocate`` makes one that takes rows.
+    """Memory for some rows of all columns; ``allocate`` creates a writable one.
 
     Args:
-        columns: How each column is kept, by name.
-        rows: How many rows there is memory for.
+        columns: The storage form of each column, by name.
+        rows: Number of rows for which there is memory.
         extents: The memory of each column.
-        count: Rows that are there already.
+        count: Number of rows that exist already.
     """
 
     def __init__(
         self, columns: Mapping[str, TailColumn], rows: int, extents: dict[str, ColumnExtent], count: int = 0
     ) -> None:
         self.columns, self.rows, self.extents, self.count = dict(columns), rows, extents, count
-        # Stands for its memory, which it does not keep alive.
+        # Identifies the memory without keeping it alive.
         self.token = object()
 
     @classmethod
     def allocate(cls, columns: Mapping[str, TailColumn], before: int = 0, coming: int = 0) -> Self:
-        """An extent without rows, of one stretch of Arrow's memory, whose allocator has large pages.
+        """Return an empty extent in one allocation of Arrow's memory, whose allocator uses large pages.
 
         Args:
-            columns: How each column is kept, by name.
-            before: Rows of the extent before this one; a new extent is twice as large, up to a limit.
-            coming: Rows that are known to come.
+            columns: The storage form of each column, by name.
+            before: Number of rows of the previous extent; a new extent is twice as large, up to a limit.
+            coming: Number of rows that will certainly follow.
         """
         widest = max((column.row_bytes for column in columns.values()), default=1)
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
@@ -686,8 +686,8 @@ class Extent:
         return made
 
     def append(self, row: Mapping[str, Any]) -> bool:
-        """Take a row if it is a dict with the extent's columns; False, and nothing has changed, if ``put`` has to say
-        what is wrong with it. There must be room.
+        """Add a row if it is a dict with the extent's columns. Return False, without any change, if ``put`` has to
+        raise the error. There must be room.
         """
         at = self.count
         if type(row) is not dict or len(row) != self._names:
@@ -705,40 +705,40 @@ class Extent:
             for number, cells, width, dtype, put in self._runs:
                 value = values[number]
                 if type(value) is ndarray and value.dtype is dtype:
-                    # Memory takes only memory of the same kind and length.
+                    # A memoryview only accepts memory of the same type and length.
                     cells[at * width : (at + 1) * width] = value
                 else:
                     put(at, value)
-                    self._settle()  # numbers the values anew, hence runs come last
-        except Exception:  # values may be anything, and so may what they raise
+                    self._settle()  # numbers the values again, hence runs come last
+        except Exception:  # values may be any objects, and raise any errors
             return False
         self.count = at + 1
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Take a row with the columns' names.
+        """Add a row with the columns' names.
 
         Raises:
-            Refused: A value does not fit; nothing has changed.
+            Refused: A value is invalid; nothing has changed.
         """
         name = ""
         try:
             for name, extent in self.extents.items():
                 extent.put(self.count, row[name])
-        except Exception as error:  # values may be anything, and so may what they raise
+        except Exception as error:  # values may be any objects, and raise any errors
             self.forget_parts()
             raise Refused(name) from error
         self.count += 1
         self._settle()
 
     def forget_parts(self) -> None:
-        """Have nothing behind the last row, where only a part of another came."""
+        """Remove values behind the last row, after only a part of a row was written."""
         for extent in self.extents.values():
             extent.forget(self.count)
         self._sort()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
-        """Take ``rows`` rows, from row ``done`` on, of what ``checked_rows`` gave; return how many fit."""
+        """Add ``rows`` rows, from row ``done`` on, of results of ``checked_rows``; return how many fit."""
         for name, extent in self.extents.items():
             values = prepared[name]
             if isinstance(values, ndarray) and isinstance(extent, NumbersExtent):
@@ -751,18 +751,18 @@ class Extent:
         return rows
 
     def _settle(self) -> None:
-        """Note where the rows of a column differ in length from now on."""
+        """Update the columns whose rows differ in length from now on."""
         if not all(extent.takes_runs for extent in self._filled):
             self._sort()
 
     def _sort(self) -> None:
-        """Decide how ``append`` writes each column: as a cell, as a run of cells, or by ``put``."""
+        """Choose how ``append`` writes each column: as a cell, as a run of cells, or by ``put``."""
         numbers = {name: extent for name, extent in self.extents.items() if isinstance(extent, NumbersExtent)}
         cells = {name: extent for name, extent in numbers.items() if extent.column.limits is not None}
         runs = {name: extent for name, extent in numbers.items() if extent.takes_runs}
         names = [*cells, *runs, *(name for name in self.extents if name not in cells and name not in runs)]
         self._names, self._filled = len(names), list(runs.values())
-        # A single name gets the value itself from an itemgetter.
+        # An itemgetter of a single name returns the value itself.
         getter: Any = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
         self._values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = getter
         # By the number of the value among ``names``.
@@ -775,17 +775,17 @@ class Extent:
         self._others = [(place[name], self.extents[name].put) for name in names[len(cells) + len(runs) :]]
 
     def dense(self) -> dict[str, NumbersExtent]:
-        """The columns whose values so far lie in memory as Arrow has them."""
+        """The columns whose values so far lie in memory as in Arrow."""
         extents = self.extents.items()
         return {name: one for name, one in extents if isinstance(one, NumbersExtent) and one.is_dense}
 
     def to_table(self, rows: int) -> pa.Table:
-        """The first ``rows`` rows that were written; later ones never change it."""
+        """Return the first ``rows`` rows as a table; later rows never change it."""
         return pa.table({name: extent.to_arrow(rows) for name, extent in self.extents.items()})
 
 
 class Refused(Exception):
-    """A row is refused for the value of the column of this name; the cause says why."""
+    """Raised for a row with an invalid value in the named column; the cause has the reason."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

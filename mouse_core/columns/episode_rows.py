@@ -1,6 +1,6 @@
 """The rows of an episode: T transitions between T + 1 observations, in either alignment.
 
-The action of transition t was chosen on seeing observation t, and led to observation t + 1. Three transitions a0 a1 a2
+The action of transition t was chosen after observation t, and led to observation t + 1. Three transitions a0 a1 a2
 between the observations o0 o1 o2 o3 are these rows:
 
     "arrived":   row 0: o0 -    row 1: o1 a0    row 2: o2 a1    row 3: o3 a2
@@ -53,10 +53,10 @@ def episode_rows(
 
     Args:
         observations: Columns of the observations, ``[n, ...]``, from observation ``begins`` on.
-        transitions: Columns of the transitions, ``done`` among them. With alignment "arrived", a piece that begins the
-            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is put before them; another piece has
-            ``n``, the first one of the transition that led to its first row. With "outgoing" the piece has as many
-            rows as transitions, and an observation behind the last one is left out.
+        transitions: Columns of the transitions, including ``done``. With alignment "arrived", a piece that begins the
+            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is inserted before them. Another piece
+            has ``n`` values; the first belongs to the transition that led to its first row. With "outgoing", the piece
+            has as many rows as transitions, and an observation behind the last one is dropped.
         begins: Number of the first row of the piece in its episode.
         alignment: The alignment of the rows.
 

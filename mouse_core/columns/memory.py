@@ -1,10 +1,10 @@
 """Columns: rows in memory, of one process or mapped.
 
-Small fields of a row lie side by side, so that reading a row touches one place; large ones lie by themselves. Values
-that differ in length lie in a ring of bytes, one behind the other: a row refers to its value by the position of its
-first byte, counted over all bytes ever written, and by its length. The ring is twice as long as the values in use need.
-When it is full, values of rows that are gone make room; if they leave too little, the ring moves to longer memory. In a
-ring of 8 bytes, of which 10 were ever written, the value (8, 2) lies in the places 0 and 1.
+Small fields of a row are adjacent, so that reading a row touches one place; large fields are separate. Values that
+differ in length are stored in a ring of bytes, one after the other. A row refers to its value by its length and the
+position of its first byte, counted over all bytes ever written. The ring is twice as long as the values in use need.
+When it is full, values of removed rows are overwritten; if they leave too little room, the ring moves to longer memory.
+In a ring of 8 bytes, after 10 bytes were written, the value (8, 2) is in the places 0 and 1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def field_kind(leaf: Any, lead: int) -> str:
 
     Args:
         leaf: The field's values.
-        lead: How many axes count rows.
+        lead: Number of axes that count rows.
     """
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSU":
         return ""
@@ -73,7 +73,7 @@ def field_kind(leaf: Any, lead: int) -> str:
 def row_values(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
     """Return the values of a field row by row, and the sizes of the axes that count rows.
 
-    There are fewer than ``lead`` sizes for a leaf with fewer axes.
+    The result has fewer than ``lead`` sizes if the leaf has fewer axes.
     """
     shape: tuple[int, ...] = ()
     values = [leaf]
@@ -116,7 +116,7 @@ class FieldType:
 
         Raises:
             SchemaError: The value has another kind, dtype or shape.
-            DataError: Python numbers that the dtype does not hold.
+            DataError: The dtype does not hold the Python numbers.
         """
         if self.varies == TEXT:
             if not isinstance(value, str):
@@ -151,38 +151,38 @@ class FieldType:
 
 
 class RowSchema:
-    """The fields of a row, and how they are nested.
+    """The fields of a row, and their nesting.
 
     Args:
-        structure: How the fields are nested; see ``mouse_core.nested.structure_of``.
+        structure: The nesting of the fields; see ``mouse_core.nested.structure_of``.
         fields: The dtype and shape of each field.
-        num_envs: Rows of one time step.
+        num_envs: Number of rows of one time step.
     """
 
     def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
         self.structure = structure
         self.lists = lists_of(structure)
-        # Whether the structure comes from a file, which names the classes of named tuples and does not have them.
+        # Whether the structure comes from a file, which has the names of named tuples but not their classes.
         self.from_data = False
         self.fields = dict(fields)
         self.num_envs = num_envs
         self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
-        # What lies in the memory of a row: references to the values that differ in length.
+        # The stored form of a row: values that differ in length are stored as references.
         self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
         self.plain = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
 
     @classmethod
     def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[FieldKey] = ()) -> RowSchema:
-        """The schema of the first rows written; the first ``lead`` axes of every leaf count rows.
+        """Return the schema of the first rows written; the first ``lead`` axes of every leaf count rows.
 
         Args:
             rows: The rows.
-            lead: How many axes count rows.
-            ndim: The storage's.
+            lead: Number of axes that count rows.
+            ndim: The storage's number of such axes.
             ragged: Fields that are declared to be ragged.
 
         Raises:
-            SchemaError: Leaves that are no arrays, or have fewer axes.
+            SchemaError: A leaf is not an array, or has fewer axes.
             ConfigError: A field in ``ragged`` is not among the fields.
         """
         fields: dict[FieldKey, FieldType] = {}
@@ -212,8 +212,8 @@ class RowSchema:
         For a field that differs in length, return a list with the bytes of each row.
 
         Raises:
-            SchemaError: Another structure, dtype, shape, or number of environments than the first write's.
-            DataError: Python numbers that the dtype does not hold; leaves of differing length.
+            SchemaError: Structure, dtype, shape, or number of environments differ from the first write.
+            DataError: The dtype does not hold the Python numbers, or leaves differ in length.
         """
         leaves: Any = rows if self.plain and type(rows) is dict else flatten(rows)
         if leaves.keys() != self.fields.keys():
@@ -243,15 +243,15 @@ class RowSchema:
             if shape[:lead] != expected:
                 self._check_lead(key, shape[:lead], ndim, expected)
                 expected = shape[:lead]
-            # Of a field without values NumPy cannot tell how many rows there are.
+            # For a field without values, NumPy cannot infer the number of rows.
             arrays.append(array if lead == 1 else array.reshape(prod(shape[:lead]), *kind.shape))
         return arrays, len(arrays[0])
 
     def with_more(self, rows: Any, lead: int) -> RowSchema | None:
-        """Return the schema of rows that have these fields and others; None for rows without others, or all of these.
+        """Return the schema of rows that have all these fields and more; None otherwise.
 
         Raises:
-            SchemaError: As ``of``.
+            SchemaError: See ``of``.
         """
         if not flatten(rows).keys() > self.fields.keys():
             return None
@@ -312,14 +312,14 @@ class RowSchema:
         return made
 
     def take_nodes(self, rows: Any) -> None:
-        """Take over the classes of the nodes of ``rows``, if these are nested as the structure from a file says."""
+        """Adopt the classes of the nodes of ``rows``, if their nesting matches the structure from the file."""
         structure = structure_of(rows)
         if is_like(structure, self.structure):
             self.structure = structure
         self.from_data = False
 
     def same_as(self, other: RowSchema) -> bool:
-        """Whether rows of the other schema fit this one."""
+        """Return whether rows of the other schema fit this one."""
         return self.fields == other.fields and self.num_envs == other.num_envs
 
 
