@@ -1,12 +1,12 @@
 """Copying the windows of many columns in one call.
 
 A value of Arrow's type ``binary_view`` is 16 bytes: its length, and its place as the number of a buffer and an offset.
-Values of up to 12 bytes stand in the view itself. Casting an array of views to ``binary`` copies the values one after
-the other into one span of memory: a loop of memcpy over runs of any length, without the GIL.
+Values of up to 12 bytes are stored in the view itself. Casting an array of views to ``binary`` copies the values one
+after the other into one contiguous memory: a loop of memcpy over runs of any length, without the GIL.
 
-A batch is therefore one array of views (``ByteViews``), made when its windows are located, and one cast, whatever
-columns, files and record batches its windows come from. ``FieldChunks`` knows where the chunks of all columns lie and
-makes the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and 512 bytes.
+A batch is therefore one array of views (``ByteViews``), created when its windows are located, and one cast, for any
+columns, files and record batches of its windows. ``FieldChunks`` knows the addresses of the chunks of all columns and
+creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and 512 bytes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from mouse_core._arrow.dense import IRREGULAR, UNKNOWN
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
 from mouse_core._base.memory import ALIGNMENT, ArrayMemory, BatchLayout, known_layout, sparse_zeros
 
-# Offsets have 32 bits: memory is seen in spans of 1 GB, each offered with the one behind it, as values lie across.
+# Offsets have 32 bits: memory is split into spans of 1 GB; each buffer includes the next span, as values may cross.
 SPAN_BITS = 30
-# Bytes of the longest value that stands in its view.
+# Bytes of the longest value that is stored in its view.
 INLINE_BYTES = 12
-# Of more values it has forgotten where the first lie when the last are looked up.
+# With more values, the processor's cache has dropped the first when the last are looked up.
 _LOOKED_AHEAD = 4096
-# Whoever is this much ahead of the next batch is one of several who take turns.
+# A caller that is this far ahead of the next batch is one of several callers that take turns.
 _TURNS = 3
 
 _OCTET: np.dtype[Any] = np.dtype(np.uint8)
 
 
 class CopiedField(NamedTuple):
-    """A field: its name, the shape of a step, its column and dtype, bytes of a step, and the largest value allowed.
+    """A field: its name, the shape of a step, its column and dtype, bytes of a step, and the largest allowed value.
 
-    That is for integers from 0, and None where all are, or where they are looked at elsewhere.
+    The largest value is for unsigned integers; None if all values are allowed, or are checked elsewhere.
     """
 
     name: str
@@ -55,24 +55,23 @@ class CopiedField(NamedTuple):
 
 
 class ByteViews:
-    """The views of the bytes of a block: batch by batch, in each field by field, in each piece by piece, maybe zeros.
+    """The views of the bytes of a block: by batch, in each by field, in each by piece, with optional padding zeros.
 
     Args:
-        fields: The fields there are, whose chunks are all regular.
-        short: By name those of them whose windows would stand in the views themselves. They have none: these are the
-            elements of ``flat_view`` at which their windows begin, int64 ``[batches, n]``.
-        words: The views of the others, int64 ``[batches, fields, values, 2]``: in the first word of each its size in
-            bytes, in the second the number of a buffer and, times 2**32, the offset there.
-        buffers: What the views refer to.
-        sizes: Windows of each batch.
-        length: Steps in a window.
-        unsure: The fields of which some values in these chunks may be larger than allowed.
-        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``, where
-            it is worth looking at them ahead.
-        padded: How many of the values, the last ones, are zeros.
-        inline: Puts the bytes of short values into some of the views, where that waits until they are copied. The
-            views, int64 ``[count, fields, values, 2]``, are of the batches from ``first`` on; see ``copy`` for the
-            last.
+        fields: The fields whose chunks are all regular.
+        short: By name, the fields whose windows fit into the views. They have no views: the values are the elements of
+            ``flat_view`` at which their windows begin, int64 ``[batches, n]``.
+        words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is its
+            size in bytes, the second the number of a buffer plus 2**32 times the offset in the buffer.
+        buffers: The buffers of the views.
+        sizes: Number of windows of each batch.
+        length: Number of steps in a window.
+        unsure: The fields that may have values in these chunks above the allowed maximum.
+        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``, if
+            reading ahead is worthwhile.
+        padded: Number of values at the end that are zeros.
+        inline: Writes the bytes of short values into some of the views, if this waits until they are copied. The views,
+            int64 ``[count, fields, values, 2]``, are of the batches from ``first`` on; see ``copy`` for the last.
     """
 
     def __init__(
@@ -92,13 +91,13 @@ class ByteViews:
         self.fields, self.short, self.sizes, self.length, self.unsure = fields, short, sizes, length, unsure
         self.long = [field for field in fields if field.name not in short]
         self.words, self.heads, self._inline, self._buffers = words, heads, inline, buffers
-        # Views of a field in a batch that are of its pieces, and views of a batch.
+        # Number of a field's views in a batch for its pieces.
         self._pieces = words.shape[2] - padded
         self._stride = words.shape[1] * words.shape[2]
         self._array = self._views(words)
         self._layouts: dict[int, BatchLayout] = {}
-        # The number behind the batches that were copied together, and the latest one that was not among them when it
-        # was asked for.
+        # The number behind the batches that were copied together, and the latest requested batch that was not among
+        # them.
         self._next_in_turn, self._latest_miss = 0, -1
 
     @property
@@ -128,9 +127,9 @@ class ByteViews:
         return number, 1
 
     def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
-        """The batches ``first .. first + count - 1``, which are of one size, ``[count, n, S, *shape]`` by field.
+        """Return batches ``first .. first + count - 1`` of equal size, ``[count, n, S, *shape]`` by field.
 
-        They lie in fresh memory, which fields share: whoever keeps one of them keeps it all.
+        All fields share one new memory: keeping one field keeps the whole memory.
         """
         n = self.sizes[first]
         found: dict[str, npt.NDArray[Any]] = {}
@@ -143,7 +142,7 @@ class ByteViews:
                 self._inline(words, first)
                 views = self._views(words)
             if self.heads is not None and len(views) <= _LOOKED_AHEAD:
-                # The processor waits for many of these loads at once, but for one after the other when it copies.
+                # Here the processor waits for many loads at once; during the copy it would wait for each of them.
                 flat_view(_OCTET).take(self.heads[first : first + count])
             found = layout.batches(_cast(views, layout.nbytes * count), count)
         if self.short:
@@ -160,7 +159,7 @@ class ByteViews:
         Short values that the views contain are left out.
         """
         words = self.words[first : first + count, :, : self._pieces].reshape(-1, 2)
-        # A word holds the size in its lower half; behind it come the first bytes of a value that stands in its view.
+        # A word has the size in its lower half; its upper half may be the first bytes of an inline value.
         sizes = words[:, 0] & 0xFFFFFFFF
         at = np.flatnonzero(sizes > (INLINE_BYTES if self._inline is None else 0))
         places, buffers = words[at, 1], np.array([buffer.address for buffer in self._buffers], np.int64)
@@ -180,7 +179,7 @@ class ByteViews:
         """Return a mask of the copied batches without a value above the allowed maximum, bool ``[count]``."""
         allowed = np.ones(count, np.bool_)
         for field in self.unsure:
-            # As unsigned numbers negative ones are the largest.
+            # As unsigned numbers, negative ones are the largest.
             codes = copied[field.name].view(f"u{field.dtype.itemsize}").reshape(count, -1)
             allowed &= codes.max(axis=1, initial=0) <= field.highest
         return allowed
@@ -192,7 +191,7 @@ class ByteViews:
         )
 
     def _short(self, field: CopiedField, first: int, count: int) -> npt.NDArray[Any]:
-        """The windows of some batches of a field without views, ``[count, n, S, *shape]``."""
+        """Return the windows of some batches of a field without views, ``[count, n, S, *shape]``."""
         elements, n = self.short[field.name][first : first + count].reshape(-1), self.sizes[first]
         steps = count * n * self.length // len(elements)
         values = copy_runs(field.dtype, elements, steps * field.row_bytes // field.dtype.itemsize)
@@ -208,14 +207,14 @@ class ByteViews:
 
 
 def to_words(addresses: Int64s, spans: dict[int, pa.Buffer]) -> Int64s:
-    """Number of the buffer and offset of some addresses, as a view has them; -1 stays below 0.
+    """Return buffer number and offset of some addresses, as in a view; -1 stays below 0.
 
     Spans have 2**30 bytes. If span 5 is buffer 0 and span 9 buffer 1, address ``9 * 2**30 + 70`` becomes
     ``70 << 32 | 1``.
 
     Args:
         addresses: int64 ``[n]``.
-        spans: The buffers of spans, numbered in their order; those that are not there come behind them.
+        spans: The buffers of spans, numbered in order; missing spans are appended.
     """
     span = addresses >> SPAN_BITS
     different = np.unique(span)
@@ -256,11 +255,11 @@ def cast_copies() -> bool:
     return copied == b"abcdefghijklmnopqrstabc"
 
 
-# Chunks that may come without what is known of the others being copied.
+# Number of chunks that may be added before the table of known chunks is copied.
 _ROOM = 64
-# Rows of a column that a block makes dense, at most, per row that the block reads.
+# Largest number of rows of a column that a block makes dense, for each row that the block reads.
 _DENSE_ROWS = 8
-# The processor knows where most pages of fewer bytes lie: on 170 MB looking ahead gains nothing, on 1.7 GB 9 per cent.
+# For fewer bytes the processor knows the pages: on 170 MB reading ahead gains nothing, on 1.7 GB 9 per cent.
 _WIDE_BYTES = 1 << 29
 # State of a chunk whose values have not been checked against their limit; different from all other states.
 _UNSEEN = min(IRREGULAR, UNKNOWN) - 1
@@ -273,10 +272,10 @@ class _Table:
 
     Args:
         begins: The address at which each column begins, ``UNKNOWN`` or ``IRREGULAR``, int64 ``[chunks, fields]``.
-        words: The same as a view has it, and last the chunk's state, so that looking it up touches memory once, int64
-            ``[chunks, fields + 1]``. The state is 1 where all columns are regular and all values allowed, else
+        words: The same in the form of a view, and last the chunk's state, so that a lookup touches memory once, int64
+            ``[chunks, fields + 1]``. The state is 1 if all columns are regular and all values allowed, else
             ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
-        exceeds: Whether a column has values there that may be larger than allowed, bool ``[chunks, fields]``.
+        exceeds: Whether a column may have values above its maximum in the chunk, bool ``[chunks, fields]``.
         owners: The memory of appended rows, by the number of their chunk.
     """
 
@@ -296,12 +295,12 @@ class FieldChunks:
     """The chunks of some fields' columns, looked up when a window touches them. One thread at a time may use it.
 
     Args:
-        fields: Whose columns.
-        table: What is known of each chunk.
-        chunks: How many of the table's there are.
+        fields: The fields.
+        table: The known properties of the chunks.
+        chunks: Number of the table's chunks that exist.
         row_bytes: Bytes of a step of each field, int64 ``[fields]``.
-        spans: Spans of memory, numbered in their order here; the columns keep alive what lies there.
-        memory: For views.
+        spans: Spans of memory, numbered in their order here; the columns keep their memory alive.
+        memory: Allocates the views.
     """
 
     fields: Sequence[CopiedField]
@@ -314,7 +313,7 @@ class FieldChunks:
     @classmethod
     def of(cls, fields: Sequence[CopiedField]) -> FieldChunks:
         """Return the chunks of some fields, with the chunks that their columns have located so far."""
-        # Of millions of chunks few are ever touched, and what is zero takes no memory until it is written.
+        # Few of millions of chunks are ever used, and zeros take no memory until they are written.
         begins = sparse_zeros((int(fields[0].column._first_chunk[-1]), len(fields)), np.int64)
         for number, one in enumerate(fields):
             if (known := one.column.begins_so_far()) is not None:
@@ -327,14 +326,14 @@ class FieldChunks:
     def forward(self, fields: Sequence[CopiedField], growth: Growth) -> FieldChunks:
         """Return the chunks of the same fields in a snapshot with appended rows.
 
-        What is known of chunks that are the same is shared, which takes no time; chunks come behind it in memory that
-        is there. If some chunk is another now it is copied.
+        Properties of unchanged chunks are shared, in constant time; new chunks are appended in reserved memory. If a
+        chunk has changed, the table is copied.
         """
         first = self.chunks - len(growth.replaced)
         chunks, table = first + len(growth.appended), self.table
         fits = chunks <= len(table.words) and self._is_same(growth)
         for number, segment in enumerate(growth.appended, first):
-            # A dense copy has the rows that its chunk had then.
+            # A dense copy has only the rows that its chunk had at that time.
             fits = fits and all(one.column.lies_in(segment) for one in fields)
             fits = fits and table.owners.setdefault(number, segment.extent) is segment.extent
         if not fits:
@@ -343,9 +342,9 @@ class FieldChunks:
         return replace(self, fields=fields, table=table, chunks=chunks)
 
     def _is_same(self, growth: Growth) -> bool:
-        """Whether what is known of the last chunk holds now that it has more rows: values are where they were.
+        """Return whether the properties of the last chunk hold after it has grown: its values have not moved.
 
-        None of the appended numbers are beyond those allowed: it was looked at when they were.
+        Appended numbers are within the allowed range, since they were checked on append.
         """
         if not growth.replaced:
             return True
@@ -354,9 +353,9 @@ class FieldChunks:
         return len(growth.replaced) == 1 and all(name in now and before.get(name) == now[name] for name in names)
 
     def byte_views(self, windows: Windows, *, later: bool = False) -> ByteViews | None:
-        """The views of windows; None if no field has only regular chunks there.
+        """Return the views of windows; None if no field has only regular chunks there.
 
-        With ``later`` none of the windows' values are read before they are copied.
+        With ``later``, no value of the windows is read before it is copied.
         """
         pieces = windows.pieces
         longest = int(pieces.size.max())
@@ -368,13 +367,13 @@ class FieldChunks:
         if (pieces.size == longest).all():
             short = self._short(pieces, longest, regular)
             regular = [number for number in regular if self.fields[number].name not in short]
-        # Zeros behind the values of a field, so that the values of the next field begin at a multiple of ``ALIGNMENT``.
+        # Zeros behind the values of a field let the values of the next field begin at a multiple of ``ALIGNMENT``.
         sizes = np.diff(windows.bounds)
         zeros = -(sizes[:, None] * (self.row_bytes[regular] * windows.length)) % ALIGNMENT
         padded = int(zeros.any())
         batches, values = pieces.chunk.shape
         words = self.memory.empty((batches, len(regular), values + padded, 2), np.dtype(np.int64))
-        # Beyond the second GB of a chunk an offset needs a buffer of its own.
+        # Beyond the second GB of a chunk, an offset needs a separate buffer.
         giant = windows.stretches.longest * int(self.row_bytes.max()) > 1 << SPAN_BITS
         self._write(words, pieces, begins, regular, giant=giant)
         heads = None
@@ -417,12 +416,12 @@ class FieldChunks:
     ) -> None:
         """Write the views of pieces, int64 ``[batches, fields, values or more, 2]``.
 
-        The offset is the upper half of a word. Of 8 bytes a step, row 5 of a chunk that begins at offset 100 of buffer
-        2 lies at offset 140: ``100 << 32 | 2`` plus ``5 * (8 << 32)`` is ``140 << 32 | 2``.
+        The offset is the upper half of a word. Example: with 8 bytes a step and a chunk at offset 100 of buffer 2, row
+        5 is at offset 140: ``100 << 32 | 2`` plus ``5 * (8 << 32)`` is ``140 << 32 | 2``.
         """
         values = pieces.size.shape[1]
         for position, number in enumerate(numbers):
-            # Field by field, so that what is worked on stays in the cache.
+            # Field by field, so that the working set stays in the cache.
             row_bytes, view = self.fields[number].row_bytes, words[:, position, :values]
             np.multiply(pieces.size, row_bytes, out=view[..., 0])
             if giant:
@@ -433,9 +432,9 @@ class FieldChunks:
                 view[..., 1] = word
 
     def _heads(self, words: Int64s, size: Int64s) -> Int64s:
-        """The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``."""
+        """Return the first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``."""
         heads = self._to_elements(words)
-        empty, slot = np.divmod(np.flatnonzero(size == 0), size.shape[1])  # what fills a batch up
+        empty, slot = np.divmod(np.flatnonzero(size == 0), size.shape[1])  # padding at the end of a batch
         heads[empty, :, slot] = heads[empty, :, 0]
         return heads
 
@@ -445,9 +444,9 @@ class FieldChunks:
         An unsafe field may have values above the allowed maximum; it is given by name.
 
         Args:
-            pieces: What lies there.
-            longest: The steps of the longest.
-            look: Whether the values of chunks may be looked at.
+            pieces: The pieces.
+            longest: Number of steps of the longest piece.
+            look: Whether the values of chunks may be read.
         """
         chunk = pieces.chunk
         found = self.table.words.take(chunk, axis=0)
@@ -485,23 +484,23 @@ class FieldChunks:
         )
         state = np.where(nowhere.any(axis=1), IRREGULAR, 1)
         state[table.exceeds[fresh].any(axis=1)] = IRREGULAR if look else _UNSEEN
-        # What can still be made dense is looked up again.
+        # Chunks that can still be made dense are looked up again.
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
     def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
         """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
 
-        With 4 and 8 bytes a step, a piece of 3 steps stands in the view of the first field, 12 bytes, and not in that
-        of the second, 24.
+        With 4 and 8 bytes a step, a piece of 3 steps fits into the view of the first field, 12 bytes, but not into the
+        view of the second field, 24 bytes.
 
         Args:
-            pieces: Where each value begins, and its steps.
-            numbers: The fields that have views.
+            pieces: The begin and the number of steps of each value.
+            numbers: The fields with views.
             words: The views of the batches from ``first`` on.
             first: The number of the first batch.
         """
         wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
-        # Fields of as many bytes a step have the same short values.
+        # Fields with equally many bytes a step have the same short values.
         for row_bytes in np.unique(wide[wide <= INLINE_BYTES]).tolist():
             (position,) = np.nonzero(wide == row_bytes)
             batch, slot = np.nonzero((sizes <= INLINE_BYTES // row_bytes) & (sizes > 0))
@@ -519,15 +518,15 @@ class FieldChunks:
 
 
 def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
-    """Views in which the values themselves stand, int64 ``[n, fields, 2]``.
+    """Return views that contain the values themselves, int64 ``[n, fields, 2]``.
 
-    A view is four numbers of 4 bytes: how many bytes the value has, and three for the value, with zeros behind it. A
-    value of 8 bytes, the numbers 5 and 7, is the view 8, 5, 7, 0, which are the words ``8 | 5 << 32`` and ``7``.
+    A view is four numbers of 4 bytes: the number of bytes of the value, and three numbers with the value, padded with
+    zeros. A value of 8 bytes, the numbers 5 and 7, is the view 8, 5, 7, 0, or the words ``8 | 5 << 32`` and ``7``.
 
     Args:
-        addresses: Where each value begins, int64 ``[n, fields]``.
-        nbytes: How many it has, a multiple of ``row_bytes`` up to 12, int64 ``[n, 1]``.
-        row_bytes: Of a step.
+        addresses: The address of each value, int64 ``[n, fields]``.
+        nbytes: The size of each value, a multiple of ``row_bytes`` up to 12, int64 ``[n, 1]``.
+        row_bytes: Bytes of a step.
     """
     views = np.zeros((*addresses.shape, 2), np.int64)
     fours = views.view(np.int32)
@@ -535,7 +534,7 @@ def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
     if row_bytes % 4 == 0 and not (addresses & 3).any():
         numbers, first = flat_view(np.dtype(np.int32)), element_of_all(addresses, 4)
         for four in range(INLINE_BYTES // row_bytes * row_bytes // 4):
-            # Numbers behind the last one are not read, as that memory may not exist: the last number stands for them.
+            # Numbers behind the last one are not read, as that memory may not exist: the last number replaces them.
             found = numbers[first + np.minimum(four, nbytes // 4 - 1)]
             fours[..., 1 + four] = np.where(4 * four < nbytes, found, 0)
         return views
@@ -547,7 +546,7 @@ def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
 
 
 def _longer(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """``count`` rows: those given, then some of which nothing is known."""
+    """Return an array of ``count`` rows: the given rows, then rows with unknown content."""
     more = np.empty((count, *rows.shape[1:]), rows.dtype)
     more[: len(rows)] = rows
     more[len(rows) :] = False if rows.dtype == np.bool_ else UNKNOWN

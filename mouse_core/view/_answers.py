@@ -1,4 +1,4 @@
-"""Requests of the page and the answers of a viewer: objects for JSON, and pictures."""
+"""Requests of the page and the viewer's answers: objects for JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ Asked = dict[str, str]
 
 _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096
-# Of wider fields the first dimensions are shown.
+# Number of dimensions that are shown of wider fields.
 _MOST_DIMENSIONS = 64
-# A window that takes more bytes is not made.
+# Largest size of a window in bytes.
 _MOST_BYTES = 1 << 29
 _KEPT = 4
 _BOUNDARIES = ("stream", "episode", "task")
-# Seconds for which an answer counts episodes, and for which one that needs a certain episode does.
+# Seconds for which an answer counts episodes; the longer time if the answer needs a certain episode.
 _A_WHILE, _LONGER = 0.15, 1.5
 _MOST_ROWS = 500
-# A plot has at most as many points as there are places in this grid.
+# Size of the grid of a plot; each cell has at most one point.
 _ACROSS, _UP = 120, 60
 _MOST_TASKS = 1000
 
 
 def source_of(shown: Shown, asked: Asked) -> BatchSource:
-    """The source of batches that is shown: as it was given, or made as the page asks.
+    """Return the shown source of batches: the given one, or one with the options of the page.
 
     Raises:
-        ConfigError: Options that no source takes.
+        ConfigError: No source accepts the options.
     """
     if shown.batches is not None:
         return shown.batches
@@ -75,10 +75,10 @@ def source_of(shown: Shown, asked: Asked) -> BatchSource:
 
 
 def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
-    """A whole number that a page asks with.
+    """Return an integer from the query of a page.
 
     Raises:
-        ConfigError: Something else, or beyond ``least .. most``.
+        ConfigError: The value is not an integer in ``least .. most``.
     """
     text = asked.get(name, "")
     if not text:
@@ -113,7 +113,7 @@ def window(shown: Shown, asked: Asked) -> dict[str, Any]:
     """Return a window of a batch: the values of each field by step and dimension, with the masks.
 
     Raises:
-        ConfigError: A batch or a window that there is not.
+        ConfigError: The batch or the window does not exist.
     """
     source, index, number, view = _window_of(shown, asked)
     plan = source.plan(index)
@@ -156,10 +156,10 @@ def window(shown: Shown, asked: Asked) -> dict[str, Any]:
 
 
 def window_picture(shown: Shown, asked: Asked) -> bytes:
-    """The pixels of an image field at a step of a window, as a PNG.
+    """Return the pixels of an image field at a step of a window, as a PNG.
 
     Raises:
-        ConfigError: No such field, batch, window or step.
+        ConfigError: The field, batch, window or step does not exist.
     """
     source, index, number, view = _window_of(shown, asked)
     name = asked.get("field", "")
@@ -180,10 +180,10 @@ def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
 
 
 def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str, Any]:
-    """The fields of one window of a plan, ``[1, ...]``, as they are in the batch."""
+    """Return the fields of one window of a plan, ``[1, ...]``, as in the batch."""
     if source.packed is not False:
-        raise ConfigError("batches: expected windows side by side, found packed ones, which this page does not show")
-    # A function of the user's may look at all windows of a batch; all else becomes of each what it would alone.
+        raise ConfigError("batches: expected windows side by side, found packed windows, which this page cannot show")
+    # A user's function may read all windows of a batch; all other stages change each window independently.
     alone = source.batch_plan.map is None
     nbytes = source.layout(1 if alone else plan).nbytes * source.views
     if nbytes > _MOST_BYTES:
@@ -211,13 +211,13 @@ def _offsets(source: BatchSource) -> dict[str, list[float]]:
 
 
 def _columns(values: npt.NDArray[Any], has_steps: bool) -> list[list[float | None]]:
-    """The first dimensions of a window's field, each step by step; None for what is no finite number."""
+    """Return the first dimensions of a window's field, each step by step; None for numbers that are not finite."""
     flat = values.reshape(values.shape[0] if has_steps and values.ndim else 1, -1)[:, :_MOST_DIMENSIONS]
     return [finite(column) for column in flat.astype(np.float64).T]
 
 
 def finite(values: npt.NDArray[Any]) -> list[float | None]:
-    """Numbers as JSON has them: None for those that are not finite."""
+    """Return numbers for JSON: None for numbers that are not finite."""
     found: Any = values.astype(object)
     found[~np.isfinite(values)] = None
     listed: list[float | None] = found.tolist()
@@ -231,7 +231,7 @@ def _steps(mask: npt.NDArray[Any]) -> list[bool]:
 
 
 def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
-    """The episode that a row is in, and the row's step in it, where it was counted so far."""
+    """Return the episode of a row, and the row's step in it; None if it is not counted yet."""
     with shown.lock:
         starts = shown.episodes.columns()["start"]
         counted = shown.episodes.counted
@@ -242,7 +242,7 @@ def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
 
 
 class Answers:
-    """Answers by their names, over some stores.
+    """The viewer's answers by name, over some stores.
 
     Args:
         shown: The stores.
@@ -260,12 +260,12 @@ class Answers:
             "findings": self.findings,
             "window": lambda asked: window(self._at(asked), asked),
         }
-        """Those that are objects for JSON."""
+        """The answers that are objects for JSON."""
         self.pictures: Mapping[str, Callable[[Asked], tuple[bytes, str]]] = {
             "image": self.image,
             "window-image": lambda asked: (window_picture(self._at(asked), asked), "image/png"),
         }
-        """Those that are files, with their media types."""
+        """The answers that are files, with their media types."""
 
     def _at(self, asked: Asked) -> Shown:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
@@ -342,10 +342,10 @@ class Answers:
             }
 
     def points(self, asked: Asked) -> Any:
-        """Two columns of the episodes that meet the filters, against each other, in a moderate number of points.
+        """Return two columns of the episodes that meet the filters, as a moderate number of points of a plot.
 
-        Of episodes that would lie on each other in a plot the first stands for all. Texts are the places that they have
-        among all of theirs, which are told, too.
+        If several episodes lie in one cell of the plot, only the first is a point. Texts become their positions among
+        all texts of the column, and the answer contains these texts, too.
         """
         one = self._at(asked)
         with one.lock:
@@ -396,9 +396,9 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Curves of some dimensions of a column over some rows, thinned so that no spike and no gap is lost.
+        """Return curves of some dimensions of a column over some rows, thinned without losing spikes and gaps.
 
-        Steps are counted from the row ``begin``, of which ``from`` and ``to`` are the part that is looked at.
+        Steps are counted from the row ``begin``; ``from`` and ``to`` limit the shown part.
         """
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")
@@ -425,7 +425,7 @@ class Answers:
         }
 
     def step(self, asked: Asked) -> Any:
-        """The values of a row, as texts by column; pictures are left out."""
+        """Return the values of a row, as texts by column, without pictures."""
         one, row, _ = self._rows(asked)
         columns = [column for column in described(one.snapshot) if column["kind"] != "image"]
         values = one.snapshot.rows([row], {column["name"] for column in columns})
@@ -438,7 +438,7 @@ class Answers:
         }
 
     def image(self, asked: Asked) -> tuple[bytes, str]:
-        """A picture of a row, as a file, and its media type."""
+        """Return a picture of a row, as a file, and its media type."""
         one, row, _ = self._rows(asked)
         return picture(one.snapshot, asked.get("column", ""), row)
 
@@ -477,13 +477,13 @@ def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]
     low, high = float(values.min()), float(values.max())
     if not high > low:
         return np.zeros(len(values), np.int64)
-    # In halves, as the difference of two numbers may be infinite.
+    # Halved, because the difference of two numbers may be infinite.
     place = (values / 2 - low / 2) / (high / 2 - low / 2) * count
     return np.minimum(place.astype(np.int64), count - 1)
 
 
 def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] | None]:
-    """Numbers as they are; texts by the place that they have among all, in their order, and these, if they are few."""
+    """Return numbers unchanged; texts as positions in their sorted order, with the texts if there are few."""
     if values.dtype != object:
         return values.astype(np.float64), None
     texts, places = np.unique(np.array([shortest(value) for value in values.tolist()], np.str_), return_inverse=True)

@@ -20,10 +20,10 @@ from mouse_core.view.columns import Singles, is_filler, single_columns
 Int64s = npt.NDArray[np.int64]
 
 OWN = ("episode", "start", "length", "return", "done")
-"""Names of the columns that every list has."""
+"""Names of the columns of every list."""
 
 MARKS = "warnings"
-"""That of how many warnings name an episode, once somebody looked for them."""
+"""Name of the column with the number of warnings about each episode, after an inspection."""
 
 _BLOCK, _WINDOW = 1 << 17, 1 << 12
 _ORDERS_KEPT = 8
@@ -114,7 +114,7 @@ class EpisodeList:
 
     def _count(self, begin: int, end: int) -> None:
         rows, n = self.snapshot, end - begin
-        # In windows that lie within a record batch more often than one long one does.
+        # Short windows lie within one record batch more often than one long window.
         length = _WINDOW if n % _WINDOW == 0 else n
         at = np.arange(begin, end, length)
         readers = rows.readers
@@ -128,7 +128,7 @@ class EpisodeList:
         before = np.concatenate([[self._time], times[:-1]])
         breaks[0] |= begin == 0
         for row in rows.recording_starts:
-            # A recording goes on from the one before it only where the times do: 7 behind 6.
+            # A recording continues the one before it only if its times do: 7 behind 6.
             if begin <= row < end and not 0 <= before[row - begin] == times[row - begin] - 1:
                 breaks[row - begin] = True
         (starts,) = np.nonzero(breaks)
@@ -141,7 +141,7 @@ class EpisodeList:
         before_codes = np.concatenate([[self._code], codes[:-1]])
         self._starts.append(starts + begin)
         self._sums.append(sums[:-1])
-        # Each episode that begins ends the one before it; the first of all ends none.
+        # Each new episode ends the previous one; the first of all ends none.
         self._ends.append(before_codes[starts][int(begin == 0) :])
         self._sum, self._code = float(sums[-1]), int(codes[-1])
         self._ended, self._time = bool(stops[-1]), int(times[-1])
@@ -150,18 +150,18 @@ class EpisodeList:
     # ------------------------------------------------------------------ what was counted
 
     def mark(self, counts: Mapping[int, int] | None) -> None:
-        """Say how many warnings there are of episodes, by number, as the column ``warnings``; None: nobody looked."""
+        """Set the column ``warnings``: the number of warnings by episode; None: the rows were not inspected."""
         if counts != self._marks:
             self._marks = counts
             self._orders = {}
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The own columns, ``[n]`` each: of the last episode, what was counted so far."""
+        """Return the counted columns, ``[n]`` each; the last episode has its values so far."""
         if self._made is not None and self._made[0] == self.counted:
             return self._made[1]
         none = np.zeros(0, np.int64)
         starts = np.concatenate([none, *self._starts])
-        # Parts are kept as one, so that asking often costs no more than asking once.
+        # The parts are joined once, so that repeated calls are cheap.
         self._starts = [starts]
         self._sums, self._ends = [np.concatenate([np.zeros(0), *self._sums])], [np.concatenate([none, *self._ends])]
         open_sum, open_end = ([self._sum], [self._code]) if len(starts) else ([], [])
@@ -180,7 +180,7 @@ class EpisodeList:
         return len(self.columns()["start"])
 
     def names(self) -> list[str]:
-        """Columns that episodes can be sorted and filtered by: the own ones, then those of single values."""
+        """Return the columns for sorting and filtering: the counted ones, then columns of single values."""
         own = [name for name in OWN if name != "return" or "reward" in self.snapshot.readers]
         own += [] if self._marks is None else [MARKS]
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]

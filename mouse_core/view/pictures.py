@@ -14,26 +14,26 @@ from mouse_core.images.pixels import check_image, decode_image, encode_jpeg, enc
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.columns import columns_of
 
-# Pictures with more pixels are not shown.
+# Largest number of pixels of a shown picture.
 _MOST_PIXELS = 1 << 24
-# Small ones are this high and wide, at most, and lose nothing where they take no more bytes than this.
+# Largest height and width of a small picture; it is lossless up to this number of bytes.
 _SMALL, _SMALL_BYTES = 160, 8 << 10
 _SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> tuple[bytes, str]:
-    """A picture of a step: the bytes of a PNG or JPEG file, and which of the two.
+    """Return a picture of a step: the bytes of a PNG or JPEG file, and its media type.
 
     Args:
         snapshot: The rows.
-        name: A column of pictures (encoded ones, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of
-            images, as those of videos are.
-        row: The step's row.
-        files: Whether files are opened that rows name, pictures and videos.
+        name: A column of pictures (encoded, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
+            such as frames of videos.
+        row: The row of the step.
+        files: Whether to open pictures and videos that rows name by path.
 
     Raises:
         ConfigError: There is no such column, or the row has no picture.
-        DataError: It cannot be decoded, is too large, or lies outside of the folders in which pictures may lie.
+        DataError: The picture cannot be decoded, is too large, or lies outside of the allowed folders.
     """
     try:
         return _picture(snapshot, name, row, files)
@@ -42,13 +42,13 @@ def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> t
 
 
 def small(encoded: bytes) -> tuple[bytes, str]:
-    """A PNG or JPEG file made small: the mean of square blocks of pixels, as large as it takes.
+    """Shrink a PNG or JPEG file by the mean of square blocks of pixels.
 
     Returns:
         The bytes of a file, and its media type.
 
     Raises:
-        DataError: It cannot be decoded, or is too large.
+        DataError: The picture cannot be decoded, or is too large.
     """
     pixels = decode_image(encoded, max_pixels=_MOST_PIXELS)
     size = -(-max(pixels.shape[:2]) // _SMALL)
@@ -78,11 +78,11 @@ def _picture(snapshot: Snapshot, name: str, row: int, files: bool) -> tuple[byte
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
-    """Pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; of a stack of frames the last, of numbers beyond a
-    byte, as depth has them, so that the largest is white.
+    """Return pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``. Only the last frame of a stack is used.
+    Numbers above 255, such as depth, are scaled so that the largest is white.
 
     Raises:
-        DataError: An array of another shape.
+        DataError: The array has another shape.
     """
     if pixels.ndim == 3 and pixels.shape[0] <= 4 < pixels.shape[2]:
         pixels = np.moveaxis(pixels, 0, 2)
@@ -103,7 +103,7 @@ def _encoded(value: Mapping[str, Any] | bytes, roots: tuple[str, ...]) -> tuple[
     kind = next((kind for sign, kind in _SIGNS.items() if held is not None and held.startswith(sign)), None)
     if kind is not None and held is not None:
         check_image({"bytes": held, "path": None}, None)
-        if kind == "image/jpeg" or held[24] <= 8:  # bits a channel: deeper ones are shown so that the largest is white
+        if kind == "image/jpeg" or held[24] <= 8:  # bits per channel: more bits are scaled to white
             return bytes(held), kind
     try:
         pixels = decode_image(value, image_roots=roots, max_pixels=_MOST_PIXELS)
@@ -121,7 +121,7 @@ def _of_field(snapshot: Snapshot, name: str, row: int) -> npt.NDArray[Any]:
 
 
 def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
-    """Folders in which a picture may lie that a row names by path."""
+    """Return the allowed folders of pictures that a row names by path."""
     for segment in snapshot.segments:
         if row < segment.num_rows:
             return tuple(segment.image_roots)
@@ -130,7 +130,7 @@ def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> list[str]:
-    """A step's value as texts, one a dimension, of moderate length; nothing for what is no number or text."""
+    """Return a step's value as texts, one for each dimension, of limited length; empty for other types."""
     if isinstance(value, list):
         found = [text for item in value[:_MOST_VALUES] for text in shown(item)]
         return found[:_MOST_VALUES]

@@ -1,4 +1,4 @@
-"""A page that is one file: the viewer's, with what it is told, its scripts and its style in it."""
+"""The viewer's page as one file, with its data, its scripts and its style."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from mouse_core.view.viewer import plotly_script
 Int64s = npt.NDArray[np.int64]
 
 MOST_EPISODES = 10
-"""So many at most."""
+"""Largest number of embedded episodes."""
 
-# Those that findings name are kept beside the first, best, median, worst, shortest and longest one.
+# Episodes of findings are kept beside the first, best, median, worst, shortest and longest episode.
 _MOST_MATCHES = 4
 
 
 def chosen(
     lengths: Int64s, returns: npt.NDArray[np.float64] | None, findings: Sequence[Finding] = ()
 ) -> dict[int, list[str]]:
-    """The episodes to keep, by number, with why each is: a few that stand for all, and those that findings name.
+    """Return the numbers of the episodes to keep, with reasons: a few typical ones, and those that findings name.
 
-    Of up to ``MOST_EPISODES`` all are kept.
+    Up to ``MOST_EPISODES`` episodes, all are kept.
 
     Args:
-        lengths: Rows of every episode, ``[n]``.
-        returns: Their returns; None: there are no rewards.
-        findings: What was found, the worst first.
+        lengths: Number of rows of every episode, ``[n]``.
+        returns: Returns of the episodes; None without rewards.
+        findings: The findings, the worst first.
     """
     found: dict[int, list[str]] = {}
 
@@ -75,18 +75,18 @@ def chosen(
 
 
 def spread(count: int, most: int, also: Iterable[int] = ()) -> Int64s:
-    """At most so many of the numbers from 0 to below ``count``, evenly spread, and some beside these, ascending.
+    """Return at most ``most`` numbers below ``count``, evenly spread, and the numbers in ``also``, ascending.
 
-    Of 5 in 3 they are 0, 2 and 4.
+    For ``count`` 5 and ``most`` 3 they are 0, 2 and 4.
     """
     found = np.linspace(0, count - 1, min(max(most, 1), count)).round().astype(np.int64)
     return np.unique(np.concatenate([found, np.array([one for one in also if 0 <= one < count], np.int64)]))
 
 
 def shares(widths: Sequence[int], most: int) -> list[int]:
-    """Return the number of kept dimensions of each column: at least one each, and a limited number in all.
+    """Return the number of kept dimensions of each column: at least one each, and at most ``most`` in total.
 
-    Of 3, 10 and 1,000 in 100 they are 3, 10 and 62: the widest are cut.
+    For widths 3, 10 and 1,000 and a total of 100 they are 3, 10 and 62: the widest are cut.
     """
     limit = max(widths, default=0)
     while limit > 1 and sum(min(width, limit) for width in widths) > most:
@@ -96,16 +96,16 @@ def shares(widths: Sequence[int], most: int) -> list[int]:
 
 Column = dict[str, Any]
 
-# About how many bytes the parts of a page take at most: the list, curves, values of steps, pictures.
+# Approximate largest size in bytes of the parts of a page: the list, curves, values of steps, pictures.
 _LIST, _CURVES, _STEPS, _PICTURES = 1_000_000, 3_000_000, 2_000_000, 2_000_000
-# A stretch of a thinned curve takes about so many.
+# Approximate bytes of a stretch of a thinned curve.
 _STRETCH = 30
 _MOST_LISTED, _MOST_STEPS, _MOST_PICTURES = 4000, 500, 48
 _MOST_COLUMNS, _MOST_CURVES, _MOST_CAMERAS = 200, 4096, 8
 _MOST_TASKS, _MOST_FOUND, _MOST_NAMED = 100, 500, 200
-# Texts are cut to so many characters.
+# Largest number of characters of texts.
 _CELL, _VALUE = 100, 200
-# The name of the list's column that says why an episode is kept.
+# The name of the list's column with the reason why an episode is kept.
 _KEPT = "kept"
 
 
@@ -114,9 +114,9 @@ def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str
 
     Args:
         one: The store.
-        report: What was found.
-        command: How all of it is seen.
-        files: Whether files are opened that rows name, for pictures.
+        report: The report of the inspection.
+        command: The command that shows all episodes.
+        files: Whether to open pictures that rows name by path.
     """
     assert one.inspection is not None
     one.inspection.report = report
@@ -149,10 +149,10 @@ def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[s
     """Return the content of a page about a report without its rows.
 
     Args:
-        report: What was found.
-        name: What the rows are called.
-        command: How they are seen.
-        why: Why they are not there.
+        report: The report.
+        name: The name of the rows.
+        command: The command that shows the rows.
+        why: Why the page has no rows.
     """
     nothing = {"columns": ["episode"], "texts": [], "episodes": [], "rows": report.rows, "total": 0}
     source = {"name": name, "rows": report.rows, "generation": 0, "alignment": report.alignment, "batches": False}
@@ -188,7 +188,7 @@ def _findings(report: Report) -> dict[str, Any]:
 
 
 def _columns(described: Sequence[Column], most: int) -> tuple[list[Column], list[str]]:
-    """The columns that are kept, as wide as they are kept, and what is said of others."""
+    """Return the kept columns, with their kept dimensions, and notes about the others."""
     kept = list(described[:_MOST_COLUMNS])
     numbers = [column for column in kept if column["kind"] == "numbers"]
     widths = shares([max(column["width"], 1) for column in numbers], most)
@@ -212,7 +212,7 @@ def _narrowed(column: Column, width: int) -> Column:
 
 
 def _list(one: Shown, kept: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """The list of episodes, of very many some."""
+    """Return the list of episodes; of very many episodes a part."""
     episodes = one.episodes
     names = [name for name in episodes.names() if name not in ("start", _KEPT)][:_MOST_COLUMNS]
     total = len(episodes)
@@ -237,7 +237,7 @@ def _cells(values: npt.NDArray[Any]) -> list[Any]:
 
 
 def _rounded(values: npt.NDArray[np.float64]) -> list[float | int | None]:
-    """Numbers to six digits, whole ones as such; None for what is not finite."""
+    """Return numbers with six digits, integers unchanged; None for numbers that are not finite."""
     return [_short(value) if value - value == 0 else None for value in values.tolist()]
 
 
@@ -253,9 +253,9 @@ class _Keeper:
 
     Args:
         one: The store.
-        columns: Those to keep, as wide as they are kept.
-        count: How many episodes there will be, which share the room.
-        files: Whether files are opened that rows name, for pictures.
+        columns: The columns to keep, with their kept dimensions.
+        count: Number of kept episodes, which share the available bytes.
+        files: Whether to open pictures that rows name by path.
     """
 
     def __init__(self, one: Shown, columns: Sequence[Column], count: int, files: bool) -> None:
@@ -278,9 +278,9 @@ class _Keeper:
         """Return an episode: its row of the list, curves, values of steps, and pictures.
 
         Args:
-            number: Which one.
+            number: The number of the episode.
             names: Columns of the list.
-            also: Steps that are kept in any case.
+            also: Steps that are always kept.
         """
         at = np.array([number])
         values = {name: _cells(self._one.episodes.values(name, at))[0] for name in (*names, "start") if name != _KEPT}
@@ -330,7 +330,7 @@ class _Keeper:
         ]
 
     def _strip(self, name: str, begin: int, steps: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Pictures of some of the steps, as addresses that hold them."""
+        """Return pictures of some of the steps, as data URLs."""
         each = len(self._address(name, begin + int(steps[len(steps) // 2])) or "")
         room = _PICTURES // self._count // len(self._pictures) // max(each, 1)
         some = steps[spread(len(steps), int(np.clip(room, 2, _MOST_PICTURES)))].tolist()
@@ -347,7 +347,7 @@ class _Keeper:
 
 
 def _read(snapshot: Snapshot, name: str, begin: int, width: int, first: int, last: int) -> npt.NDArray[np.float64]:
-    """The first dimensions of a column in some steps; those that there are not are gaps throughout."""
+    """Return the first dimensions of a column in some steps; dimensions that do not exist are gaps throughout."""
     values = read_numbers(snapshot, name, begin + first, begin + last)[:, :width]
     return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
 
@@ -355,7 +355,7 @@ def _read(snapshot: Snapshot, name: str, begin: int, width: int, first: int, las
 _PAGE = Path(__file__).with_name("page")
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class) (\w+)", re.MULTILINE)
-# What the browser may run: the two scripts that these digests are of. It may load nothing. Plotly sets styles.
+# The browser may run the two scripts with these digests, and may load nothing. Plotly sets styles.
 _POLICY = (
     "default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -363,7 +363,7 @@ _POLICY = (
 
 
 def check_plotly() -> None:
-    """Raise ImportError, which says what to install, where there is nothing to draw plots with."""
+    """Raise ImportError with the package to install if Plotly is missing."""
     plotly_script()
 
 
@@ -378,10 +378,10 @@ def to_html(
 ) -> str:
     """Return the viewer's page as one file, with some episodes of a store and the findings of its inspection.
 
-    The file loads nothing, so it can be mailed, or opened from a folder. Of many episodes it holds up to ten step by
-    step: the first, those of the highest, median and lowest return, the shortest, the longest, and those that findings
-    name. Long ones are thinned. Plotly takes 5 MB of the file, and the data at most 8 MB. Texts of the data stay text,
-    and the browser runs only the page's own scripts.
+    The file loads nothing, so it can be mailed, or opened from a folder. If there are many episodes, it embeds up to
+    ten: the first, the episodes of the highest, median and lowest return, the shortest, the longest, and episodes that
+    findings name. Long episodes are thinned. Plotly takes 5 MB of the file, and the data at most 8 MB. Texts of the
+    data stay text, and the browser runs only the page's own scripts.
 
     Args:
         store: The store; None: only the report is shown.
@@ -393,7 +393,7 @@ def to_html(
         why: Why the page has a report only.
 
     Raises:
-        ConfigError: Neither a store nor a report.
+        ConfigError: Neither a store nor a report is given.
         DataError: The data are damaged.
         ImportError: Plotly, which draws the plots, is not installed: it comes with the extra ``view``.
     """
@@ -406,7 +406,7 @@ def to_html(
         held = report_alone(report, name=name, command=command, why=why)
     else:
         raise ConfigError(f"to_html: expected a store, or a report alone, found {type(store).__name__}")
-    # Nothing in it can end the element that it stands in.
+    # Escaped, so that no text ends the element that contains it.
     data = json.dumps(held, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     scripts = [_inline(plotly), _inline(_bundled())]
@@ -428,13 +428,13 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _inline(script: str) -> str:
-    """A script as it may stand in a page: it does not end the element, and the browser reads what its digest is of."""
+    """Return a script for embedding: it does not end its element, and the browser computes the same digest."""
     lines = script.replace("\r\n", "\n").replace("\r", "\n").replace("<!--", "<\\!--")
     return re.sub(r"</(?=script)", r"<\\/", lines, flags=re.IGNORECASE)
 
 
 def _bundled() -> str:
-    """The modules of the page as one script, each a function that gives what it exports, those imported first."""
+    """Return the page's modules as one script: each is a function that returns its exports, imported modules first."""
     made: dict[str, str] = {}
 
     def add(name: str) -> None:
