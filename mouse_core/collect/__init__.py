@@ -1,7 +1,8 @@
-"""Rows of several collectors, in processes of their own, through the one writer of a store.
+"""Rows of several collector processes, written by the single writer of a store.
 
-A ``StoreServer`` beside the store takes what ``StoreClient``s send, on one machine. ``SharedStore`` is what it answers
-with, whatever brings the calls: the actor of ``mouse_ray`` has one, too, and a ``Channel`` to it for the same clients.
+A ``StoreServer`` in the process of the store receives the rows of ``StoreClient``s on one machine. A ``SharedStore``
+carries out the calls of clients, with any transport: the actor of ``mouse_ray`` has a ``SharedStore``, too, and the
+same clients reach it through a ``Channel``.
 """
 
 from mouse_core.collect.client import Channel, StoreClient

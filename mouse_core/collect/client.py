@@ -183,19 +183,19 @@ class Client:
 class StoreClient(Client):
     """Writes rows to a store that another process has open, by a ``StoreServer`` or a channel.
 
-    A call returns when the rows are in the store. Where the server goes away, the client waits for it to come back
-    and sends unanswered calls again; each is written once. Rows of a call lie together in the store, unless its
-    disk was full in between. A client is used by one thread at a time.
-    The next client with the same name takes the name over: calls of the earlier client raise errors from then on.
+    A call returns when the rows are in the store. If the server stops, the client waits for it to come back and repeats
+    unanswered calls; each call is written once. Rows of a call lie together in the store, unless its disk was full in
+    between. A client may be used by one thread at a time. The next client with the same name takes the name over: calls
+    of the earlier client raise errors from then on.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
         name: The name of this client, unique among all clients and the same after a restart: ``written`` is then the
-            number of its calls that are in the store, and the client continues behind them.
+            number of its calls that are in the store, and the client continues after them.
         timeout_s: Seconds to wait for the server to start or restart.
 
     Raises:
-        ConfigError: A name that another client has, or an argument out of range.
+        ConfigError: Another client has the same name, or an argument is out of range.
         StorageError: No answer came in time.
     """
 
@@ -212,7 +212,7 @@ class StoreClient(Client):
         return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one step; see ``DatasetStore.append``. Many at once are cheaper.
+        """Add one step; see ``DatasetStore.append``. Adding many steps by ``extend`` is cheaper.
 
         Raises:
             SchemaError, DataError, StorageError, ClosedError: As ``extend``.
@@ -226,12 +226,13 @@ class StoreClient(Client):
         """Add many steps at once; see ``DatasetStore.extend``.
 
         Args:
-            columns: As there, of numbers, text, bytes, and lists and dicts of such; an image as the bytes of its file.
+            columns: As for ``DatasetStore.extend``: numbers, text, bytes, and lists and dicts of these; an image as the
+                bytes of its file.
 
         Raises:
-            MissingFieldError, SchemaError, DataError: As there. The store is unchanged.
+            MissingFieldError, SchemaError, DataError: As ``DatasetStore.extend``. The store is unchanged.
             StorageError: The store's disk is full, or no answer came in time. Then it is unknown whether the rows
-                are in the store; ``written`` tells it once the server is back.
+                are in the store; read ``written`` when the server is back.
             ClosedError, ForkError: The client was closed, or belongs to the parent process.
         """
         fields, rows = columns_of(columns)
@@ -252,19 +253,19 @@ class StoreClient(Client):
         """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call it themselves.
 
         Raises:
-            ConfigError, SchemaError, StorageError, ClosedError: As there, and as ``extend``.
+            ConfigError, SchemaError, StorageError, ClosedError: As ``DatasetStore.describe`` and ``extend``.
         """
         self._call({"call": "describe", "metadata": metadata.to_json()}, ())
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The store's columns by name, by a call each time; see ``DatasetStore.columns``."""
+        """The store's columns by name; each access calls the server. See ``DatasetStore.columns``."""
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"}, ())["columns"])))
         return dict(zip(schema.names, schema.types, strict=True))
 
     @property
     def alignment(self) -> Alignment:
-        """The store's alignment, by a call each time."""
+        """The store's alignment; each access calls the server."""
         return check_alignment(self._call({"call": "look"}, ())["alignment"])
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:

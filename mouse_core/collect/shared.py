@@ -1,4 +1,4 @@
-"""SharedStore: the writes of several clients into one store, each of them once.
+"""SharedStore: writes the rows of several clients to one store, each write exactly once.
 
 A client counts its writes: 1, 2, 3. Which of them are in the store is kept beside its rows, in a log: before rows are
 written, whose they are, the number of the write, how many rows there were ever before, and how many come::
@@ -74,21 +74,21 @@ class _Write:
 
 
 class SharedStore:
-    """Takes the writes of named clients into a store, each of them once; any thread may call it.
+    """Writes the rows of named clients to a store, each write exactly once; any thread may call it.
 
-    Where the store lies in a folder, what is known of the clients lies beside its rows, and outlives the process as
-    they do. Rows may also be written to the store itself, by any thread.
+    If the store lies in a folder, the records of the clients lie in the same folder, and survive the process like the
+    rows. Any thread may also write rows directly to the store.
 
-    A name belongs to the client that said hello last, for one that was killed is started again; what one before it
-    still sends is refused.
+    A name belongs to the client with the last "hello", so that a killed client can be restarted. Calls of an earlier
+    client with this name raise ConfigError.
 
     Args:
-        store: A store that may be written to, in memory or opened with ``mode="a"``.
+        store: A writable store, in memory or opened with ``mode="a"``.
 
     Raises:
-        ConfigError: Something else.
-        DataError: What is known of the clients is damaged.
-        StorageError: It cannot be read or written.
+        ConfigError: ``store`` is no writable store.
+        DataError: The records of the clients are damaged.
+        StorageError: The records cannot be read or written.
     """
 
     def __init__(self, store: DatasetStore) -> None:
@@ -110,7 +110,7 @@ class SharedStore:
 
     @property
     def path(self) -> str | None:
-        """The store's folder, where it has one."""
+        """The store's folder; None without a folder."""
         return None if self.store.path is None else str(self.store.path)
 
     @property
@@ -119,7 +119,7 @@ class SharedStore:
         return {name: write.count for name, write in dict(self._last).items()}
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Answer a call with plain values. Errors are among them, and change nothing.
+        """Answer a call with plain values. After an error, which is also an answer, the store is unchanged.
 
         Args:
             call: What is asked for: ``{"call": name, "client": name}``, where calls are "hello", "write", "flush",

@@ -1,4 +1,4 @@
-"""record: whole episodes of a policy into a store, in one line."""
+"""record: records whole episodes of a policy to a store, in one line."""
 
 from __future__ import annotations
 
@@ -38,27 +38,29 @@ def record(
 
     Args:
         env: The id of an environment of gymnasium, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or a
-            ``dm_env.Environment``. One that is made here is closed here.
-        policy: From an observation to an action; of a vector, from observations to actions. By default random actions.
-        episodes: How many. Of a vector's, those that begin first: taking those that end first would favour short ones.
-        until: Instead of ``episodes``: how many there are to be in the store. The same call goes on after whatever
-            ended it: where n are there, the next one is reset with ``seed + n``.
-        store: Where they go, behind the rows that are there: a ``DatasetStore``, or a
-            ``mouse_core.collect.StoreClient``; by default a new store in memory. A store in a folder is flushed after
-            an episode, at most once a second, and at the end, so that its readers see the episodes as they come.
-        seed: Episode i is reset with ``seed + i``; of a vector, the first episode of environment i. Random actions are
-            drawn from it, too. It has no meaning for dm_env, whose environments are seeded when they are made.
-        infos, images, on_interrupted: See ``Recorder``. An episode is broken off where the policy or the environment
-            raises, and by Ctrl-C.
-        name: What the store is to call the policy; by default its function or class.
-        progress: Whether to show a bar; by default where stderr is a terminal.
+            ``dm_env.Environment``. An environment that ``record`` creates is also closed.
+        policy: A function from an observation to an action; for a vector, from observations to actions. By default
+            random actions.
+        episodes: The number of episodes. With a vector, the episodes that begin first, as the episodes that end first
+            would be short ones.
+        until: Instead of ``episodes``: the number of episodes in the store at the end. After an interruption the same
+            call continues: if the store has n episodes, the next episode is reset with ``seed + n``.
+        store: The store to which episodes are appended: a ``DatasetStore``, or a ``mouse_core.collect.StoreClient``; by
+            default a new store in memory. A store in a folder is flushed after an episode, at most once a second, and
+            at the end, so that readers see new episodes early.
+        seed: Episode i is reset with ``seed + i``; for a vector, the first episode of environment i. Random actions
+            also depend on ``seed``. For dm_env the seed has no effect, as these environments are seeded at creation.
+        infos, images, on_interrupted: See ``Recorder``. An error of the policy or the environment, and Ctrl-C,
+            interrupt an episode.
+        name: The name of the policy in the store; by default its function or class.
+        progress: Whether to show a progress bar; by default only if stderr is a terminal.
 
     Returns:
         The store, or the client.
 
     Raises:
         ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
-        StorageError: Rows cannot be written.
+        StorageError: The rows cannot be written.
     """
     count = _how_many(episodes, until, store)
     by_name = isinstance(env, str)
@@ -114,17 +116,17 @@ def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
 
 
 def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any) -> Any:
-    """An environment of gymnasium by its id.
+    """Create an environment of gymnasium by its id.
 
     Args:
         name: The id.
-        num_envs: How many make a vector; None: no vector.
+        num_envs: The number of environments in a vector; None: no vector.
         autoreset: The vector's ``AutoresetMode`` by its value; None: gymnasium's.
-        **options: Those of ``gymnasium.make_vec`` or ``gymnasium.make``.
+        **options: Options of ``gymnasium.make_vec`` or ``gymnasium.make``.
 
     Raises:
-        ConfigError: No such environment.
-        ImportError: gymnasium, or what the environment needs, is not installed.
+        ConfigError: The environment does not exist.
+        ImportError: gymnasium, or a package of the environment, is not installed.
     """
     try:
         import gymnasium

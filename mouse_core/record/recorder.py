@@ -1,4 +1,4 @@
-"""Recorders: an environment, or a vector of environments, whose every step is also a row of a store."""
+"""Recorders: wrap an environment, or a vector of environments, and write every step to a store as a row."""
 
 from __future__ import annotations
 
@@ -21,48 +21,47 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """An environment that records: what it is asked and answers goes into a store, row by row.
+    """Wraps an environment, and writes every action and its result to a store, row by row.
 
-    It is used like the environment it wraps, and is one (a ``gymnasium.Wrapper``, or a ``dm_env.Environment``)::
+    A recorder is used like the wrapped environment: it is a ``gymnasium.Wrapper`` or a ``dm_env.Environment``::
 
         store = DatasetStore()
         env = Recorder(gymnasium.make("CartPole-v1"), store)
 
-    Rows stand in the store's alignment. In an "arrived" store an episode of T transitions is T+1 rows, of which the
-    first has a placeholder action; an "outgoing" one has T rows, and not the observation that the episode ended in.
+    Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
+    has a placeholder action. In an "outgoing" store it has T rows, without the final observation of the episode.
     Columns are those that ``mouse_core.formats`` gives: ``observation``, ``observation_discrete``,
     ``observation_image`` or ``observation_text``; of nested spaces ``observation_<key>`` and ``action_<key>``, each
-    with a field of its name.
-    ``done`` is 1 where an episode terminated, and 2 where it was only truncated. Environment, spec, spaces, versions
-    and policy stand in ``store.metadata.recordings``.
+    with a field of its name. ``done`` is 1 if an episode terminated, and 2 if it was only truncated. Environment, spec,
+    spaces, versions and policy are in ``store.metadata.recordings``.
 
     Args:
-        env: A ``gymnasium.Env`` or ``dm_env.Environment``. What is recorded has been through the wrappers
-            inside of the recorder.
-        store: Where rows go: one in memory or on disk, empty or with rows of the same columns; or a
-            ``mouse_core.collect.StoreClient``, to which episodes go as a whole when they have ended: of one whose
-            process is killed nothing is kept.
-        policy: What acts, as the store is to call it.
+        env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder sees the steps after the wrappers inside it.
+        store: The store of the rows, in memory or on disk, empty or with rows of the same columns; or a
+            ``mouse_core.collect.StoreClient``, which receives whole episodes when they have ended: if the process is
+            killed, the current episode is lost.
+        policy: The name of the policy in the store.
         infos: Names of infos to record, as columns ``metadata_infos_<name>``; ``"episode/r"`` stands for
-            ``info["episode"]["r"]``. They are null in rows that came without. What is a whole number at first and
-            has fractions later needs its dtype: ``{"prob": "float64"}``. True: all numbers and arrays of numbers that
-            come with the first step, or with the ``reset`` before it; in a store with rows, those that it has.
-        images: How pictures are stored: "raw" pixels, or "png" without loss.
-        on_interrupted: What becomes of an episode that is broken off, by ``reset()`` or ``close()`` in its middle: with
-            "mark" its last row says truncated, and rows enter the store as they come, all but the latest; with "cut" it
-            is left out, and the rows of an episode enter the store when it has ended.
+            ``info["episode"]["r"]``. They are null in rows without the info. An info that is an integer first and a
+            float later needs its dtype: ``{"prob": "float64"}``. True: all numbers and arrays of numbers that come with
+            the first step, or with the ``reset`` before it; in a store with rows, those that it has.
+        images: The format of stored images: "raw" pixels, or lossless "png".
+        on_interrupted: The treatment of an episode that ``reset()`` or ``close()`` interrupts. With "mark" its last row
+            is truncated, and each row is written to the store when the next one arrives. With "cut" the episode is left
+            out, and the rows of an episode are written when it has ended.
 
-    Where the process is killed in the middle of an episode and the store lies in a folder, the next recorder of it does
-    the same: the rows that the store did not have yet lie beside it.
+    If the process is killed during an episode and the store lies in a folder, the next recorder of the store applies
+    ``on_interrupted``: the rows that were not yet in the store are kept in files in the folder.
 
-    The seed that an episode was reset with is the column ``metadata_episode_seed``, null in episodes without; it is
-    there if the first episode of the store had one.
+    The column ``metadata_episode_seed`` holds the seed of an episode's reset, null without a seed. The column exists if
+    the first episode of the store had a seed.
 
     Raises:
-        ConfigError: No such environment, spaces that cannot be rows, unknown options.
-        SchemaError: Something that contradicts what is known of the store's rows.
-        DataError: In ``reset`` and ``step``: what the environment gave does not fit the columns.
-        RolloutError: In ``step``: no episode is running, or others append to the store in the middle of one.
+        ConfigError: The environment is of an unknown kind, its spaces cannot be stored as rows, or an option is
+            unknown.
+        SchemaError: The environment contradicts the columns or metadata of the store.
+        DataError: In ``reset`` and ``step``: a value of the environment does not fit the columns.
+        RolloutError: In ``step``: no episode is running, or another writer appended to the store during the episode.
     """
 
     def __new__(
@@ -95,7 +94,7 @@ class Recorder:
         raise NotImplementedError
 
     def interrupt(self) -> None:
-        """Break off the episode that is running; nothing more is recorded before the next ``reset()``."""
+        """Interrupt the current episode; no step is recorded before the next ``reset()``."""
         raise NotImplementedError
 
 
@@ -115,7 +114,7 @@ class _GymnasiumRecorder(Recorder):
         self._first: tuple[_columns.Row, dict[str, Any]] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; one that is running is broken off."""
+        """Begin an episode; a running episode is interrupted."""
         self._episodes.interrupt()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
@@ -127,7 +126,7 @@ class _GymnasiumRecorder(Recorder):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take an action, and record what it led to."""
+        """Take an action, and record its result."""
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
@@ -143,7 +142,7 @@ class _GymnasiumRecorder(Recorder):
         return self._writer.seen(observation, infos_of(info, self._writer.infos or {}), self._seed)
 
     def interrupt(self) -> None:
-        """Break off the episode that is running."""
+        """Interrupt the current episode."""
         self._first = None
         self._episodes.interrupt()
 
@@ -168,12 +167,12 @@ class _DmEnvRecorder(Recorder):
         return getattr(self._env, name)
 
     def reset(self) -> Any:
-        """Begin an episode; one that is running is broken off."""
+        """Begin an episode; a running episode is interrupted."""
         self._episodes.interrupt()
         return self._recorded(self._env.reset(), None)
 
     def step(self, action: Any) -> Any:
-        """Take an action, and record what it led to; behind the last step of an episode, the next one begins."""
+        """Take an action, and record its result; after the last step of an episode, the next episode begins."""
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         return self._recorded(self._env.step(action), taken)
 
@@ -204,7 +203,7 @@ class _DmEnvRecorder(Recorder):
         return self._env.discount_spec()
 
     def interrupt(self) -> None:
-        """Break off the episode that is running."""
+        """Interrupt the current episode."""
         self._episodes.interrupt()
 
     def close(self) -> None:
@@ -216,24 +215,23 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 
 class VectorRecorder:
-    """A vector of environments that records: ``Recorder`` for ``gymnasium.vector.VectorEnv``.
+    """A ``Recorder`` for a vector of environments, a ``gymnasium.vector.VectorEnv``.
 
-    It is used like the environments it wraps, and is a ``gymnasium.vector.VectorWrapper``; they may begin episodes by
-    themselves, in the next step or in the same one, or be reset by whoever uses them (all three of gymnasium's
-    ``AutoresetMode``)::
+    The recorder is used like the wrapped environments, and is a ``gymnasium.vector.VectorWrapper``. All three values of
+    gymnasium's ``AutoresetMode`` are supported: a reset in the next step, in the same step, or by the caller::
 
         store = DatasetStore()
         envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", num_envs=8), store)
 
-    The rows of an episode stand together in the store, in the order in which episodes end: until then they wait in
-    memory. The observation that an episode ended in is among them, in every mode. Observations are kept in the dtypes
-    that their space says, in which environments hand them out together.
+    The rows of an episode are contiguous in the store, and episodes are in the order of their ends; until then their
+    rows wait in memory. The final observation of an episode is recorded in every mode. Observations have the dtypes of
+    their space.
 
     Args:
         envs: The environments.
         store, policy, infos, images: See ``Recorder``.
-        on_interrupted: What becomes of episodes that are broken off by ``reset()`` or ``close()``: with "mark" their
-            last rows say truncated, with "cut" they are left out.
+        on_interrupted: The treatment of episodes that ``reset()`` or ``close()`` interrupts: with "mark" their last
+            rows are truncated, with "cut" they are left out.
 
     Raises:
         ConfigError, SchemaError, DataError: As ``Recorder``.
@@ -281,7 +279,7 @@ class VectorRecorder:
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes in all environments, or those of ``options["reset_mask"]``; those that run are broken off."""
+        """Begin episodes in all environments, or in ``options["reset_mask"]``; running episodes are interrupted."""
         masked = np.ones(len(self._episodes), np.bool_)
         if options is not None and options.get("reset_mask") is not None:
             masked = np.array(options["reset_mask"], np.bool_)  # which the environment may take out of the options
@@ -299,7 +297,7 @@ class VectorRecorder:
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take an action in every environment, and record what they led to."""
+        """Take an action in every environment, and record the results."""
         held = () if self._first is None else self._first[0]
         running = [number for number, one in enumerate(self._episodes) if one.is_running or number in held]
         taken = {number: _columns.values_of(self._writer.actions, actions, number) for number in running}
@@ -363,10 +361,10 @@ class VectorRecorder:
         return self._mode
 
     def limit(self, episodes: int) -> None:
-        """Record the next ``episodes`` that begin, and no more.
+        """Record only the next ``episodes`` episodes that begin.
 
         Raises:
-            ConfigError: No integer from 0.
+            ConfigError: ``episodes`` is not an integer of at least 0.
         """
         self._more = check_count("VectorRecorder: limit", episodes, 0)
 
@@ -377,7 +375,7 @@ class VectorRecorder:
         return None if self._more is None else self._more + running
 
     def interrupt(self) -> None:
-        """Break off the episodes that are running."""
+        """Interrupt the running episodes."""
         self._first = None
         self._writer.interrupt()
 

@@ -1,7 +1,7 @@
 """The KL divergence of a policy from its reference: estimates, a penalty in rewards, and its coefficient.
 
-The functions are pure, over the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities are
-those of the tokens that were sampled, ``[..., L]``, tokens along the last axis; results have their dtype.
+The functions are pure, over the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities are of
+the sampled tokens, ``[..., L]``, with tokens along the last axis; results have the same dtype.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ def kl_estimates(
     Args:
         logprobs: Log-probabilities of the tokens under the policy, floating ``[..., L]``.
         reference_logprobs: The same under the reference, ``[..., L]``.
-        mask: Which tokens the policy sampled, bool ``[..., L]``; the others may be anything, NaN too. None: all.
+        mask: The mask of the tokens that the policy sampled, bool ``[..., L]``; other values are ignored, also NaN.
+            None: all tokens.
         estimator: "k1", "k2" or "k3".
 
     Returns:
         ``[..., L]``; 0 outside of the mask, and so are gradients.
 
     Raises:
-        ConfigError: Another estimator.
-        SchemaError: No arrays, shapes that differ, log-probabilities that are not floating, a mask that is not bool.
+        ConfigError: The estimator is unknown.
+        SchemaError: An argument is no array, shapes differ, log-probabilities are not floating, or the mask is not
+            bool.
 
     Example:
         >>> import numpy as np
@@ -87,16 +89,16 @@ def kl_penalized_rewards(
     coef: float | Array,
     estimator: str = "k1",
 ) -> Array:
-    """Rewards of tokens with the penalty for leaving the reference: ``reward - coef * kl``.
+    """Return the rewards of tokens minus a KL penalty: ``reward - coef * kl``.
 
-    A reward for all of an answer is that of its last token in the mask, where the text ends. Ziegler et al.,
+    The reward of a whole answer is added to its last token in the mask, where the text ends. Ziegler et al.,
     "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
     from human feedback" (2020). The sum over the tokens is the reward of an answer that RLOO compares.
 
     Args:
         rewards: One for each answer, ``[...]``, or for each token, ``[..., L]``.
-        logprobs, reference_logprobs, mask: As in ``kl_estimates``. They count as given: no gradient is stopped.
-        coef: How much the divergence weighs; that of a controller.
+        logprobs, reference_logprobs, mask: As in ``kl_estimates``. Gradients are not stopped.
+        coef: The weight of the divergence, such as the ``coef`` of a controller.
         estimator: As in ``kl_estimates``.
 
     Returns:
@@ -137,13 +139,13 @@ def kl_penalized_rewards(
 
 @dataclass(frozen=True)
 class ConstantKLController:
-    """A coefficient that stays as it is, whatever the divergence.
+    """A constant coefficient.
 
     Args:
-        coef: How much the divergence weighs; 0 or more.
+        coef: The weight of the divergence; 0 or more.
 
     Raises:
-        ConfigError: Another coefficient.
+        ConfigError: The coefficient is out of range.
     """
 
     coef: float
@@ -152,7 +154,7 @@ class ConstantKLController:
         check_number("coef", self.coef)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> ConstantKLController:
-        """This controller; the arguments are those of ``AdaptiveKLController.update``."""
+        """Return this controller; the arguments are those of ``AdaptiveKLController.update``."""
         return self
 
 
@@ -161,16 +163,16 @@ class AdaptiveKLController:
     """A coefficient that grows while the divergence is above a target, and shrinks while it is below.
 
     coef' = coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon), from Ziegler et al., "Fine-tuning language
-    models from human preferences" (2019), section 2.2. The fields are all the state there is: ``dataclasses.asdict``
-    keeps it, and ``AdaptiveKLController(**kept)`` goes on.
+    models from human preferences" (2019), section 2.2. The fields are the whole state: ``dataclasses.asdict`` saves it,
+    and ``AdaptiveKLController(**saved)`` restores it.
 
     Args:
-        coef: How much the divergence weighs now; above 0, as 0 would stay.
-        target: Which divergence is aimed at, in nats; above 0.
-        horizon: In how many answers the coefficient changes by the whole relative error; at least 1.
+        coef: The current weight of the divergence; above 0, as 0 would never change.
+        target: The target divergence, in nats; above 0.
+        horizon: The number of answers over which the coefficient changes by the whole relative error; at least 1.
 
     Raises:
-        ConfigError: A number out of its range.
+        ConfigError: A number is out of range.
 
     Example:
         Twice the target counts as 20% too much, and 10 answers of a horizon of 100 are a tenth of it:
@@ -190,12 +192,12 @@ class AdaptiveKLController:
         check_count("AdaptiveKLController: horizon", self.horizon)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> AdaptiveKLController:
-        """The controller after some answers.
+        """Return the controller after the update with some answers.
 
         Args:
             kl: Their divergences in nats, one for each answer (the sum over its tokens, as a rule), or the mean of
                 them; also tensors on any device, with gradients or without.
-            count: How many answers that is; None: as many as there are numbers.
+            count: The number of answers; None: the number of values in ``kl``.
 
         Raises:
             ConfigError: No number, one that is not finite, or a ``count`` that is below 1, or five horizons or more,

@@ -1,4 +1,4 @@
-"""Recipes that make rows of tokens from texts, padded or with a row for each token; and the tokenizers they take."""
+"""Recipes that convert texts to rows of tokens, padded or with a row for each token; and the tokenizers of recipes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _BEHIND_SETTINGS = '"added_tokens"'
 
 @runtime_checkable
 class Encoder(Protocol):
-    """From texts to token ids: what a recipe is given, whatever the tokenizer is.
+    """Converts texts to token ids, with one interface for all tokenizers.
 
-    ``pad_id`` and ``eos_id`` are the tokenizer's ids of padding and of the end of a text, None where it has none.
+    ``pad_id`` and ``eos_id`` are the tokenizer's ids of padding and of the end of a text, None if the tokenizer has no
+    such id.
     """
 
     @property
@@ -480,9 +481,9 @@ def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 
 @runtime_checkable
 class Recipe(Protocol):
-    """From texts to rows of tokens. Its ``repr`` says all that decides about the rows, as that of a dataclass does.
+    """Converts texts to rows of tokens. Its ``repr`` contains all settings that affect the rows, as for a dataclass.
 
-    Those of this module are recipes, and so is a frozen dataclass of yours with these four.
+    The classes of this module are recipes. A custom recipe is a frozen dataclass with these four methods.
     """
 
     @property
@@ -511,19 +512,18 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(PaddedRecipe):
-    """Every text a row, filled up to one length: ``input_ids`` and ``attention_mask``, ``[B, L]`` in a batch.
+    """Converts every text to a row, padded to one length: ``input_ids`` and ``attention_mask``, ``[B, L]`` in a batch.
 
     Args:
-        max_length: L, the tokens of a row; longer texts are truncated, as the tokenizer does it.
+        max_length: L, the tokens of a row; longer texts are truncated by the tokenizer.
         text: The column of the texts.
-        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
-        padding_side: Where it stands. "left" is what generation wants.
-        add_special_tokens: Whether the tokenizer adds those that it puts around texts.
+        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
+        padding_side: The padded side. Generation needs "left".
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: A length below 1, an id that is none of a token, a side or a dtype that is none, or a name that is
-            taken.
+        ConfigError: The length is below 1; an id, side or dtype is invalid; or a name is already used.
     """
 
     max_length: int
@@ -547,25 +547,25 @@ class Texts(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts(PaddedRecipe):
-    """Every prompt with its answer a row, as ``PromptData`` of TorchRL: ``prompt_rindex`` is where the prompt ends.
+    """Converts every prompt and answer to a row, as ``PromptData`` of TorchRL; ``prompt_rindex`` is the prompt's end.
 
     A row is the tokens of ``prompt + separator + label``; ``prompt_rindex``, int64 ``[B]``, is the index of the last
-    token of the prompt tokenised alone, without what the tokenizer puts behind every text; ``labels`` are ``input_ids``
-    by another name, and take no room.
+    token of the prompt tokenised alone, without the tokens that the tokenizer appends to every text. ``labels`` are
+    ``input_ids`` under a second name, without further memory.
 
     Args:
         max_length: L, the tokens of a row.
         prompt: The column of the prompts.
         label: The column of the answers.
-        separator: What stands between the two.
-        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
-        eos_id: What ends an answer; by default what the tokenizer says, where it says one.
-        only_whole: Whether rows are left out that are full and do not end in ``eos_id``: they may have been cut.
-        add_special_tokens: Whether the tokenizer adds those that it puts around texts.
+        separator: The text between prompt and answer.
+        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
+        eos_id: The id of the end of an answer; by default the tokenizer's id of the end of a text, if it has one.
+        only_whole: Whether to leave out full rows that do not end in ``eos_id``, as their texts may be truncated.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Columns of numbers that rows keep, by name with their dtypes.
 
     Raises:
-        ConfigError: A length below 1, an id that is none of a token, a dtype that is none, or a name that is taken.
+        ConfigError: The length is below 1; an id or dtype is invalid; or a name is already used.
     """
 
     max_length: int
@@ -607,24 +607,24 @@ class Prompts(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(PaddedRecipe):
-    """Every prompt with a chosen and a rejected answer a row, as ``PairwiseDataset`` of TorchRL.
+    """Converts every prompt with a chosen and a rejected answer to a row, as ``PairwiseDataset`` of TorchRL.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask`` and the same of ``rejected_data``, each
     ``[B, L]``; ``as_pairs`` nests them. Tokens are those of ``prompt + separator + answer``.
 
     Args:
-        max_length: L, the tokens of a row; longer texts are truncated, as the tokenizer does it.
+        max_length: L, the tokens of a row; longer texts are truncated by the tokenizer.
         prompt: The column of the prompts.
-        chosen: The column of the answers that were preferred.
-        rejected: The column of the others.
-        separator: What stands between prompt and answer.
-        min_words: Pairs are left out with an answer of fewer words, and those of two equal answers.
-        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
-        add_special_tokens: Whether the tokenizer adds those that it puts around texts.
+        chosen: The column of the preferred answers.
+        rejected: The column of the other answers.
+        separator: The text between prompt and answer.
+        min_words: The fewest words of an answer; pairs with a shorter answer, and pairs of equal answers, are left out.
+        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Columns of numbers that rows keep, by name with their dtypes.
 
     Raises:
-        ConfigError: A length below 1, an id that is none of a token, a dtype that is none, or a name that is taken.
+        ConfigError: The length is below 1; an id or dtype is invalid; or a name is already used.
     """
 
     max_length: int
@@ -668,18 +668,18 @@ class Pairs(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Every token a row, and every text an episode, so that batches are windows ``[B, S]`` or packed texts.
+    """Converts tokens to rows, and texts to episodes, so that batches are windows ``[B, S]`` or packed texts.
 
-    ``input_ids`` is the token; ``done`` is 1 at the last one of a text. A text without tokens has no rows.
+    ``input_ids`` is the token; ``done`` is 1 at the last token of a text. A text without tokens has no rows.
 
     Args:
         text: The column of the texts.
-        max_length: Longer texts are truncated, as the tokenizer does it; None: none is.
-        eos_id: What is added behind every text that does not end in it already; by default nothing.
-        add_special_tokens: Whether the tokenizer adds those that it puts around texts.
+        max_length: The most tokens of a text; the tokenizer truncates longer texts. None: no limit.
+        eos_id: The id that is appended to every text that does not already end in it; None: no id.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
 
     Raises:
-        ConfigError: A length below 1.
+        ConfigError: The length is below 1.
     """
 
     text: str = "text"
@@ -739,16 +739,17 @@ _PAIR = ("chosen_data", "rejected_data")
 
 
 def as_pairs(batch: Any) -> dict[str, Any]:
-    """A batch of ``Pairs`` with its two answers as dicts of their own; nothing is copied.
+    """Return a batch of ``Pairs`` with its two answers as nested dicts; no array is copied.
 
     Args:
         batch: A dict of arrays or a TensorDict, of NumPy, torch or JAX, with ``chosen_data.input_ids`` and so on.
 
     Returns:
-        ``chosen_data`` and ``rejected_data``, each a dict of ``input_ids`` and ``attention_mask``, and all others.
+        ``chosen_data`` and ``rejected_data``, each a dict of ``input_ids`` and ``attention_mask``, and all other
+        fields.
 
     Raises:
-        MissingFieldError: It has no field of one of the two.
+        MissingFieldError: The batch lacks the fields of an answer.
     """
     made: dict[str, Any] = {name: {} for name in _PAIR}
     for name in batch.keys():  # noqa: SIM118, a TensorDict iterates over its rows
@@ -764,13 +765,13 @@ def as_pairs(batch: Any) -> dict[str, Any]:
 
 
 def mask_label(batch: Mapping[str, Any], *, pad_id: int) -> dict[str, Any]:
-    """A batch of ``Prompts`` without the answers, as ``PromptData.mask_label`` of TorchRL makes it.
+    """Return a batch of ``Prompts`` without the answers, as ``PromptData.mask_label`` of TorchRL.
 
-    What is kept are the tokens before ``prompt_rindex``, as there: the last one of the prompt is not among them.
+    Only the tokens before ``prompt_rindex`` are kept, as in TorchRL: the last token of the prompt is removed, too.
 
     Args:
         batch: ``input_ids`` ``[B, L]`` and ``prompt_rindex`` ``[B]`` of NumPy, torch or JAX; also a TensorDict.
-        pad_id: What stands in the place of all other tokens.
+        pad_id: The id that replaces all other tokens.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``[B, L]``, in the dtype of the ids, and ``prompt_rindex``.

@@ -1,4 +1,4 @@
-"""tokenize: texts of files, datasets, tables and iterables become a store of tokens, once for each recipe."""
+"""tokenize: converts texts of files, datasets, tables and iterables to a store of tokens, once for each recipe."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ class Tokenized:
     left_out: int = 0
 
     def to_store(self, **options: Any) -> DatasetStore:
-        """The tokens as a store, memory-mapped; ``options`` as ``DatasetStore.open`` takes them."""
+        """Return the tokens as a memory-mapped store; ``options`` are those of ``DatasetStore.open``."""
         return DatasetStore.open(self.path, **options)
 
 
@@ -384,51 +384,52 @@ def tokenize(
     version: str = "",
     progress: bool = False,
 ) -> Tokenized:
-    """Tokenise texts into a store on disk, or find the one that was made of the same texts before.
+    """Tokenise texts into a store on disk, or return the existing store of the same texts.
 
-    In ``folder`` each combination of texts, tokenizer and recipe has a store of its own, whose name is a digest of
-    them: where one of them changes another store is made, and the old one stays until somebody deletes it. A store is
-    whole or not there; after an interruption at any moment the same call goes on, and keeps the files that are done.
-    Several processes that want the same store wait for the one that makes it.
+    In ``folder`` each combination of texts, tokenizer and recipe has a separate store, named by a digest of the three.
+    If one of them changes, a new store is created; the old store stays until you delete it. A store is complete or
+    absent. After an interruption at any moment, the same call continues, and keeps the finished files. Several
+    processes with the same call wait for the process that creates the store.
 
-    All texts are read to know them again, but files whose names, sizes and times are those of the last call: then
-    nothing is read but the store, which takes milliseconds.
+    Each call reads all texts to compute the digest. Files with the names, sizes and times of the last call are not read
+    again, so that the call takes milliseconds.
 
-    Tokenising runs beside reading and writing, a few hundred texts a call, of which a few wait at a time: memory does
-    not grow with the texts. Fast tokenizers use all cores by themselves; ``num_workers`` is for slow ones.
+    Tokenising runs in parallel with reading and writing, in calls of a few hundred texts. Only a few calls are queued,
+    so memory does not grow with the texts. Fast tokenizers use all cores by themselves; ``num_workers`` is for slow
+    tokenizers.
 
     Args:
-        source: Texts, or dicts of them by column, in a list or whatever else can be iterated over more than once; a
-            ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of texts, one a
-            line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow file, of a folder
-            of such, or of what ``datasets`` saved. Empty lines are left out.
+        source: Texts, or dicts of texts by column, in a list or another iterable that can be iterated over more than
+            once; a ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of
+            texts, one a line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow
+            file, of a folder of such, or of what ``datasets`` saved. Empty lines are left out.
         tokenizer: A ``tokenizers.Tokenizer``, of whose own truncation and padding only the side that is cut off, and
             the id of padding, count; the path of its JSON file, or of a folder with a ``tokenizer.json``, as
             ``transformers`` saves it (whose ``tokenizer_config.json`` says which tokens pad and end texts); or what is
             called as tokenizers of ``transformers`` are: ``tokenizer(texts, truncation=True,
             max_length=L)["input_ids"]``.
-        folder: Where stores are kept; made where it is missing.
-        recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, those of ``mouse_core.text.chat``, or one of your own.
-        split: Of files that have some, the one to read; by default all.
-        num_workers: Processes that tokenise; 0: a thread of this one. They are started afresh, so a script needs
-            ``if __name__ == "__main__":``.
+        folder: The folder of the stores; created if it is missing.
+        recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, a recipe of ``mouse_core.text.chat``, or a custom recipe.
+        split: The split to read, for files with splits; by default all.
+        num_workers: The number of processes that tokenise; 0: a thread of this process. Each process imports the main
+            module, so a script needs ``if __name__ == "__main__":``.
         version: A text that is part of the digest, for what is not seen otherwise. A function is known by its code, its
             defaults, what it closes over and what it reads of its module, functions and classes as well; an object by
             its class, with all that its functions read, and by what it is pickled as; a recipe of one's own by its
             class and its ``repr``. Of installed packages the code of functions counts, and the names of classes; what
             is imported by a call does not. What cannot be pickled, as a lock or a file, needs a version.
-        progress: Whether a bar shows how far it is.
+        progress: Whether to show a progress bar.
 
     Returns:
-        Where the store is; ``to_store()`` opens it.
+        The location of the store; ``to_store()`` opens it.
 
     Raises:
-        ConfigError: No such file, something that is no tokenizer, or what can be iterated over only once; no id for
-            padding; a tokenizer that is not known again without a ``version``.
-        DataError: A damaged file; a row without a text, or a column that is missing; no row at all.
+        ConfigError: A file does not exist; ``tokenizer`` is no tokenizer; ``source`` can be iterated over only once; no
+            id of padding is known; or the tokenizer cannot be identified without a ``version``.
+        DataError: A file is damaged, a row has no text, a column is missing, or the source has no row.
         WorkerError: A process that tokenised was ended.
-        ImportError: A file of a tokenizer, and ``tokenizers`` is not installed.
-        StorageError: It cannot be written; what was made so far is there for the next call.
+        ImportError: The tokenizer is a file, and ``tokenizers`` is not installed.
+        StorageError: The store cannot be written; the next call continues with the finished files.
     """
     check_count("num_workers", num_workers, 0)
     if not isinstance(version, str):

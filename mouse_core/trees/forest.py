@@ -353,21 +353,21 @@ episode, and the sum of its rewards."""
 
 
 class Forest:
-    """Transitions as a graph: each observation is one node, and each action taken there an edge to what came of it.
+    """A graph of transitions: each observation is a node, and each action an edge to the next observation.
 
-    Nodes merge where observations are equal, byte by byte, whichever rollout they come from. An edge is a node, an
-    action and the node that it led to: where an action had several outcomes, each is an edge. Edges keep how often they
-    were taken, the sum of their rewards, and how often the episode ended there. The order of transitions decides the
-    numbers of nodes and edges, and of which time ``extra`` is. It lies in memory; ``dumps`` keeps it in a file.
+    Observations that are equal byte by byte, in any rollout, are one node. An edge consists of a node, an action and
+    the next node: an action with several outcomes has an edge for each outcome. An edge has the count of its
+    transitions, the sum of their rewards, and the count of ends of episodes. The order of transitions decides the
+    numbers of nodes and edges, and the values of ``extra``. The forest lies in memory; ``dumps`` writes it to a file.
 
     Args:
-        observation: Fields that make a node.
-        action: Fields that are the action.
+        observation: Fields of the observation.
+        action: Fields of the action.
         reward: The field with the reward.
-        extra: Further fields that edges keep, of the last time they were taken.
+        extra: Further fields of edges, with the values of the latest transition.
 
     Raises:
-        ConfigError: Fields that are no list, or none.
+        ConfigError: An argument is no list of fields, or the list is empty.
 
     Example:
         >>> import numpy as np
@@ -408,12 +408,12 @@ class Forest:
         return f"{type(self).__name__}({self.num_nodes} nodes, {len(self)} edges)"
 
     def __len__(self) -> int:
-        """Edges there are."""
+        """The number of edges."""
         return len(self._edge_map)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes there are: different observations."""
+        """The number of nodes, which are the distinct observations."""
         return len(self._node_map)
 
     @property
@@ -428,23 +428,23 @@ class Forest:
         """Add the transitions of rollouts.
 
         Args:
-            rollouts: Nested dicts of arrays, or a list of single rows. Where there is a "next", each row is a
-                transition (TED): the observation and action are at the root, the next observation, reward and done in
-                "next", or reward and done at the root, too. Else they are rows of alignment "arrived", as stores have
-                them: the action, reward and done of a row led to its observation, and episodes end where "done" is not
-                0, and begin where "time" or "episode_step" is 0; those of alignment "outgoing" are given with a "next".
-                "done" is 0, 1 (terminal) or 2 (truncated), or there are flags, "done", "terminated" and "truncated".
-                What a "mask" leaves out is not there.
-            batch_dims: How many axes count rows: 1, ``[n]``; 2, windows ``[B, T]``; 0, a single transition. By default
-                those of "mask", else 1.
+            rollouts: Nested dicts of arrays, or a list of single rows. With a field "next", each row is a transition
+                (TED): the observation and action are at the root, the next observation, reward and done in "next";
+                reward and done may also be at the root. Without "next", rows have the alignment "arrived", as in
+                stores: the action, reward and done of a row led to its observation. Episodes then end where "done" is
+                not 0, and begin where "time" or "episode_step" is 0. Rows of alignment "outgoing" need a "next". "done"
+                is 0, 1 (terminal) or 2 (truncated), or rows have the flags "done", "terminated" and "truncated". Rows
+                that a "mask" excludes are ignored.
+            batch_dims: The number of axes of rows: 1, ``[n]``; 2, windows ``[B, T]``; 0, a single transition. By
+                default the number of axes of "mask", else 1.
 
         Returns:
-            The edge of each transition, int64 ``[n]``, in their order.
+            The edge of each transition, int64 ``[n]``, in the order of the transitions.
 
         Raises:
-            MissingFieldError: No observation, action, or nothing that says where episodes end.
-            SchemaError: Fields of other shapes or dtypes than before.
-            DataError: Rewards that are not finite, or an unknown code of ``done``. Nothing has changed then.
+            MissingFieldError: The rows have no observation, no action, or no field that marks where episodes end.
+            SchemaError: The shape or dtype of a field differs from earlier rows.
+            DataError: A reward is not finite, or a code of ``done`` is unknown. The forest is unchanged.
         """
         given = transitions(rollouts, self._names, batch_dims)
         number = len(given.rewards)
@@ -512,18 +512,18 @@ class Forest:
     # ------------------------------------------------------------------ reading
 
     def index(self, rows: Any) -> Integers:
-        """The nodes with these observations, int64 ``[n]``; -1 where there is none.
+        """Return the nodes with these observations, int64 ``[n]``; -1 for an unknown observation.
 
         Args:
-            rows: A tree of arrays ``[n, ...]``; fields that are no observation do not matter.
+            rows: A tree of arrays ``[n, ...]``; fields that are no observation are ignored.
 
         Raises:
-            SchemaError: Observations of another shape or dtype.
+            SchemaError: The observations have another shape or dtype.
         """
         return self._node_map.index(rows)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether there are nodes with these observations, bool ``[n]``; errors as ``index``."""
+        """Whether the forest has nodes with these observations, bool ``[n]``; errors as ``index``."""
         return self.index(rows) >= 0
 
     def get_children(self, root: Any) -> Any:
@@ -621,7 +621,7 @@ class Forest:
     # ------------------------------------------------------------------ to keep
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the forest to a file, or leave what was there.
+        """Save the forest to a file; after an error the old file is unchanged.
 
         Raises:
             StorageError: The file cannot be written.
@@ -635,11 +635,11 @@ class Forest:
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Forest:
-        """The forest that ``dumps`` saved, with the same numbers of nodes and edges.
+        """Return the forest that ``dumps`` saved, with the same numbers of nodes and edges.
 
         Raises:
-            StateError: The file is damaged, of something else, or of a newer version.
-            StorageError: It cannot be read.
+            StateError: The file is damaged, of another kind, or of a newer version.
+            StorageError: The file cannot be read.
         """
         state = read_saved(path, "forest", ("names", "columns", "nodes", "edges", "extra"))
         try:

@@ -1,4 +1,4 @@
-"""Tree: what is known to follow an observation."""
+"""Tree: the known continuations of an observation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def read_saved(path: str | PathLike[str], kind: str, names: Iterable[str]) -> di
 
     Raises:
         StateError: The file is damaged, of another kind, or of a newer version.
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     state = read_checkpoint(path)
     if state.get("kind") != kind:
@@ -293,7 +293,7 @@ def _taken(waiting: list[int], vertex: int) -> list[int]:
 
 
 def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
-    """All paths from the root to where they end, those with fewer edges first."""
+    """Yield all paths from the root to their ends, paths with fewer edges first."""
     # A path can return only within a group: one bit for each of its vertices that the path has passed.
     bits = [0] * len(edges)
     member = [0] * len(edges)
@@ -455,10 +455,10 @@ class Tree:
     """The known rollouts from an observation: vertices, and edges with the steps from one vertex to the next.
 
     Vertices have numbers, 0 the root, in the order of their distance from it; edges are ordered by the vertex that they
-    leave. A path says which edge to take at each vertex: ``(0, 2)`` is the first edge of the root, and the third edge
-    of the vertex it leads to. An observation is one vertex, however many edges lead to it: then several paths do. A
-    path ends with an edge that leads back to a vertex of its own, with an edge with which the episode terminated each
-    time, and at a vertex that none leaves.
+    leave. A path is the number of an edge at each vertex: ``(0, 2)`` is the first edge of the root, and the third edge
+    of the vertex it leads to. An observation is one vertex, also if several edges and so several paths lead to it. A
+    path ends with an edge to a vertex of the same path, with an edge at which every episode terminated, or at a vertex
+    without leaving edges.
 
     ``Forest.get_tree`` creates it; later changes of the forest do not affect it.
 
@@ -468,11 +468,11 @@ class Tree:
         counts: The number of times that an edge's first step was taken, int64 ``[E]``.
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
         dones: 1 where the episode terminated with an edge each time, 2 where it ended each time, but not always
-            terminated, else 0; int8 ``[E]``. ``steps`` has how often it did.
+            terminated, else 0; int8 ``[E]``. ``steps`` holds the counts.
         ended: Whether the episode terminated each time with an edge, bool ``[E]``.
         bounds: The steps of edge e are those from ``bounds[e]`` to ``bounds[e + 1]``, int64 ``[E + 1]``.
         steps: All steps, in the order of the edges.
-        observations: Of the vertices, and behind them of what lies within edges: a tree of arrays.
+        observations: The observations of the vertices, followed by the observations within edges: a tree of arrays.
         reward_key: The name of the reward in rollouts.
     """
 
@@ -497,36 +497,36 @@ class Tree:
     # ------------------------------------------------------------------ vertices and edges
 
     def observation(self, vertex: int | Integers) -> Any:
-        """The observation of a vertex, or of several: a tree of arrays."""
+        """Return the observation of a vertex, or of several: a tree of arrays."""
         return map_tree(lambda leaf: leaf[vertex], self.observations)
 
     def leaving(self, vertex: int) -> Integers:
-        """The edges that leave a vertex, in the order in which they were first seen."""
+        """Return the edges that leave a vertex, in the order of their first transitions."""
         return np.arange(self._offsets[vertex], self._offsets[vertex + 1])
 
     def entering(self, vertex: int) -> Integers:
-        """The edges that lead to a vertex."""
+        """Return the edges that lead to a vertex."""
         return np.flatnonzero(self.edges[:, 1] == vertex)
 
     def children(self, vertex: int) -> Integers:
-        """The vertices to which those edges lead that leave a vertex, one for each edge."""
+        """Return the end vertices of the edges that leave a vertex, one for each edge."""
         children: Integers = self.edges[self.leaving(vertex), 1]
         return children
 
     def parents(self, vertex: int) -> Integers:
-        """The vertices from which an edge leads to a vertex, each once."""
+        """Return the vertices from which an edge leads to a vertex, each once."""
         return np.unique(self.edges[self.entering(vertex), 0])
 
     def siblings(self, vertex: int) -> Integers:
-        """The other children of a vertex's parents, each once."""
+        """Return the other children of a vertex's parents, each once."""
         found = {int(child) for parent in self.parents(vertex) for child in self.children(int(parent))} - {vertex}
         return np.array(sorted(found), np.int64)
 
     def edges_along(self, path: Sequence[int]) -> Integers:
-        """The edges of a path.
+        """Return the edges of a path.
 
         Raises:
-            MissingRowError: There is no such path.
+            MissingRowError: The path does not exist.
         """
         found: list[int] = []
         passed = {0}
@@ -544,16 +544,16 @@ class Tree:
         return np.array(found, np.int64)
 
     def vertex_at(self, path: Sequence[int]) -> int:
-        """The vertex to which a path leads; the empty one, to the root.
+        """Return the vertex to which a path leads; the root for the empty path.
 
         Raises:
-            MissingRowError: There is no such path.
+            MissingRowError: The path does not exist.
         """
         edges = self.edges_along(path)
         return int(self.edges[edges[-1], 1]) if len(edges) else 0
 
     def index(self, rows: Any) -> Integers:
-        """The vertices with these observations, int64 ``[n]``; -1 where there is none.
+        """Return the vertices with these observations, int64 ``[n]``; -1 for an unknown observation.
 
         Args:
             rows: A tree of arrays ``[n, ...]`` with the fields of the observation, and others, if any.
@@ -564,22 +564,23 @@ class Tree:
         return self._known.index(rows)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether there are vertices with these observations, bool ``[n]``; errors as ``index``."""
+        """Whether the tree has vertices with these observations, bool ``[n]``; errors as ``index``."""
         return self.index(rows) >= 0
 
     # ------------------------------------------------------------------ paths
 
     def valid_paths(self) -> Iterator[Path]:
-        """All paths from the root to where they end, those with fewer edges first.
+        """Yield all paths from the root to their ends, paths with fewer edges first.
 
-        Where observations are reached in several ways there may be very many: they are made one by one.
+        If observations are reached on several ways, the number of paths may be very large; paths are created one by
+        one.
         """
         return paths(self._leaving, self._groups)
 
     def max_length(self) -> int:
         """Return the number of edges on the longest path.
 
-        Paths through cycles are walked singly, and there may be very many.
+        Paths through cycles are walked one by one, and their number may be very large.
         """
         return folded(self._leaving, self._groups)[0]
 
@@ -592,16 +593,16 @@ class Tree:
         return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
     def select_by(self, scores: npt.ArrayLike | Callable[[Tree], npt.ArrayLike]) -> Path:
-        """The path that takes the edge with the largest score at each vertex, the first of several.
+        """Return the path that takes the edge with the largest score at each vertex; the first of equal ones.
 
         Args:
-            scores: A number for each edge ``[E]``, such as ``counts``, or a function that makes them of the tree.
+            scores: A number for each edge ``[E]``, such as ``counts``, or a function from the tree to these numbers.
 
         Returns:
-            The path, to where it ends.
+            The path up to its end.
 
         Raises:
-            SchemaError: Not one number an edge.
+            SchemaError: The scores are not one number for each edge.
         """
         numbers = np.asarray(scores(self) if callable(scores) else scores)
         if numbers.shape != self.counts.shape:
@@ -622,14 +623,14 @@ class Tree:
         return self.rows(np.arange(self.bounds[edge], self.bounds[edge + 1]))
 
     def rollouts_at(self, vertex: int) -> list[Any]:
-        """The rollouts of all edges that lead to a vertex."""
+        """Return the rollouts of all edges that lead to a vertex."""
         return [self.rollout(int(edge)) for edge in self.entering(vertex)]
 
     def rollout_from_path(self, path: Sequence[int]) -> Any:
-        """The steps of all edges of a path, as ``rollout``; of the empty path none.
+        """Return the steps of all edges of a path, as ``rollout``; no steps for the empty path.
 
         Raises:
-            MissingRowError: There is no such path.
+            MissingRowError: The path does not exist.
         """
         steps = [np.arange(self.bounds[edge], self.bounds[edge + 1]) for edge in self.edges_along(path)]
         return self.rows(np.concatenate([np.empty(0, np.int64), *steps]))
@@ -643,24 +644,23 @@ class Tree:
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the values of vertices and edges: the mean of the observed returns, or the return of the best action.
 
-        Rewards of steps are means of what was seen, and an edge is worth what its steps give and, discounted, what
-        lies behind it: nothing where the episode terminated there; where it did so at times, as much less. Where
-        vertices lead to each other, values are where value iteration from 0 ends, to 1e-9 of the largest: in whatever
-        order rollouts came.
+        The reward of a step is the mean of the observed rewards. The value of an edge is the reward of its steps plus
+        the discounted value of its end vertex, times the share of episodes that did not terminate there. On cycles,
+        values are the limit of value iteration from 0, to 1e-9 of the largest value, independent of the order of
+        rollouts.
 
         Args:
             discount: The discount per step.
-            best: Whether a vertex is worth what its best action is; else the mean of its edges, by how often each was
-                taken. Outcomes of the same action are always averaged.
-            leaf_values: What vertices are worth that no edge leaves, of which nothing is known: a number, or one for
-                each vertex ``[V]``.
+            best: Whether the value of a vertex is the value of its best action; else the mean of its edges, weighted by
+                their counts. Outcomes of the same action are always averaged.
+            leaf_values: The value of vertices without leaving edges: a number, or one number for each vertex ``[V]``.
 
         Returns:
             Values of the vertices ``[V]`` and of the edges ``[E]``, float64.
 
         Raises:
-            ConfigError: A discount with which the values of a tree with cycles do not settle, as 1 may be.
-            SchemaError: Neither one value nor one a vertex.
+            ConfigError: The values of a tree with cycles do not converge with this discount, for example 1.
+            SchemaError: ``leaf_values`` is neither one value nor one value for each vertex.
         """
         values, worth = values_of(self, self._groups, discount, best, leaf_values)
         return values, worth
@@ -668,19 +668,20 @@ class Tree:
     # ------------------------------------------------------------------ to look at, and to keep
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
-        """One line for each path to a vertex, indented by its length; below a vertex seen before, only "...".
+        """Return a line for each path to a vertex, indented by its length; "..." below a repeated vertex.
 
         Args:
-            format: What the line says of an edge: ``format(tree, edge)``; by default the observation it leads to.
+            format: A function ``format(tree, edge)`` that returns the text of an edge; by default the observation at
+                its end.
         """
         return to_string(self, format)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
-        """Draw the tree with matplotlib: vertices by their depth, edges the wider the more often they were taken.
+        """Draw the tree with matplotlib: vertices by their depth, edges with a width by their count.
 
         Args:
             ax: The axes to draw on; by default new ones.
-            label: What is written at a vertex: ``label(tree, vertex)``; by default its number.
+            label: A function ``label(tree, vertex)`` that returns the text of a vertex; by default its number.
 
         Returns:
             The axes.
@@ -691,7 +692,7 @@ class Tree:
         return plot(self, ax, label)
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the tree to a file, or leave what was there.
+        """Save the tree to a file; after an error the old file is unchanged.
 
         Raises:
             StorageError: The file cannot be written.
@@ -704,11 +705,11 @@ class Tree:
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Tree:
-        """The tree that ``dumps`` saved.
+        """Return the tree that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged, of something else, or of a newer version.
-            StorageError: It cannot be read.
+            StateError: The file is damaged, of another kind, or of a newer version.
+            StorageError: The file cannot be read.
         """
         state = read_saved(path, "tree", cls.__dataclass_fields__)
         try:
