@@ -25,10 +25,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplying b
 def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
     """Return the hash of each row, 128 bits over its exact bytes.
 
-    Rows are the same where all their bytes are: -0.0 is another value than 0.0, and a NaN equals one of the same bits.
-    Rows up to 1 KiB are hashed by two multilinear functions of their 32-bit words, whose coefficients come from the
-    seed: two rows that were chosen without knowing it have the same hash with a probability below 2**-64 (Lemire and
-    Kaser, "Strongly universal string hashing is fast", 2014). Longer ones, text and bytes are hashed by XXH3.
+    Rows are equal if all their bytes are equal: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. Rows
+    up to 1 KiB are hashed by two multilinear functions of their 32-bit words, whose coefficients come from the seed:
+    two rows that were chosen without knowing it have the same hash with a probability below 2**-64 (Lemire and Kaser,
+    "Strongly universal string hashing is fast", 2014). Longer rows, text and bytes are hashed by XXH3.
 
     Args:
         rows: A tree of arrays ``[n, ...]`` of any dtype, lists of text or bytes, or ragged arrays.
@@ -38,7 +38,7 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
         uint64 ``[n, 2]``; the same on every machine.
 
     Raises:
-        SchemaError: Leaves that are no arrays of numbers or text, or differ in length.
+        SchemaError: Leaves are not arrays of numbers or text, or differ in length.
         ConfigError: A seed out of range.
 
     Example:
@@ -99,10 +99,10 @@ def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
         hashes: ``[n]`` or ``[n, k]``, of any dtype.
 
     Returns:
-        int64 ``[n]``; rows that are alike have the same number.
+        int64 ``[n]``; equal rows have the same number.
 
     Raises:
-        SchemaError: No array of numbers.
+        SchemaError: The argument is not an array of numbers.
 
     Example:
         >>> from mouse_core.maps import hash_to_int
@@ -122,7 +122,7 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
     """Convert rows of bits to numbers; the first bit is the highest.
 
     Args:
-        bits: ``[..., k]``: what is greater than 0 is a 1. ``projection > 0`` of a random projection makes codes under
+        bits: ``[..., k]``: values greater than 0 are 1. ``projection > 0`` of a random projection makes codes under
             which similar rows meet (SimHash).
         width: Bits of a number, at most 63; several numbers of a row are added. None: all of a row.
 
@@ -130,8 +130,8 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
         int64 ``[...]``.
 
     Raises:
-        ConfigError: A width that does not divide ``k``, or is out of range.
-        SchemaError: No array of numbers.
+        ConfigError: The width does not divide ``k``, or is out of range.
+        SchemaError: The argument is not an array of numbers.
 
     Example:
         >>> import numpy as np
@@ -154,14 +154,13 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
 def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[np.float32]:
     """Project rows onto ``width`` random directions.
 
-    What is near stays near (Johnson and Lindenstrauss), so that rounded values, or their signs as
-    ``binary_to_decimal(random_projection(x, 32) > 0)``, are keys under which similar rows meet, as counts of visits
-    over images want it (Tang et al., "#Exploration", 2017). A ``RowMap`` needs none: it keeps rows apart exactly,
-    however wide.
+    Near rows stay near (Johnson and Lindenstrauss), so that similar rows share a key of rounded values, or of signs as
+    in ``binary_to_decimal(random_projection(x, 32) > 0)``. Counts of visits over images use such keys (Tang et al.,
+    "#Exploration", 2017). A ``RowMap`` needs no projection: it distinguishes rows of any width exactly.
 
     Args:
         values: ``[n, ...]``.
-        width: Numbers of a row.
+        width: The number of values of a projected row.
         seed: Names the directions, in ``[0, 2**64)``.
 
     Returns:

@@ -603,26 +603,27 @@ class RowMap:
     """A map whose keys are rows: fields of any dtype, compared exactly, and values that are rows, too.
 
     Rows are trees of arrays ``[n, ...]`` with the fields of the first write; ``n`` keys are written or looked up by one
-    call. They are found by the first word of ``row_hash`` and then compared byte by byte, so that no two rows are ever
-    taken for one. -0.0 and 0.0 are two keys; a NaN is the same key as one of the same bits.
+    call. Rows are found by the first word of ``row_hash`` and then compared byte by byte, so that different rows are
+    never merged. -0.0 and 0.0 are two keys; NaNs with the same bits are one key.
 
-    Of a row that comes twice in one write the last values count. A map to which no values are given is a set of rows.
+    If a row occurs twice in one write, its last values count. A map without values is a set of rows.
 
-    Each row has an index, int64, in the order of the first writes: what else is known of it can stand in arrays.
+    Each row has an index, int64, in the order of the first writes, which can address further arrays.
 
     Args:
-        keys: The fields of rows that are the key; None: all that they have.
-        values: The fields of values that are kept; None: all that they have.
-        capacity: How many rows it holds; None: as many as come.
-        full: What happens to rows that are new to a full map: "refuse" raises and changes nothing; "oldest" drops those
-            that were added first, whose indices the new ones take. Rows of the write itself stay.
-        storage: Where rows lie: a storage of keys, or a pair of storages of keys and of values, such as two
+        keys: The fields of rows that are the key; None: all fields.
+        values: The fields of values that are kept; None: all fields.
+        capacity: The most rows; None: no limit.
+        full: The treatment of new rows in a full map: "refuse" raises DataError and changes nothing; "oldest" replaces
+            the rows that were added first, and the new rows take their indices. Rows of the same write are never
+            replaced.
+        storage: The storage of the rows: a storage of keys, or a pair of storages of keys and of values, such as two
             ``MemmapStorage`` that several processes share; None: in memory. Their capacity is the map's.
-        seed: Names the hash, in ``[0, 2**64)``; nothing that is delivered depends on it.
+        seed: The seed of the hash, in ``[0, 2**64)``; results do not depend on it.
 
     Raises:
-        ConfigError: An argument out of range, or storages that do not go together.
-        StateError: Storages whose rows are no keys and values.
+        ConfigError: An argument is out of range, or the storages do not fit each other.
+        StateError: The rows of the storages are not keys and values.
 
     Example:
         >>> import numpy as np
@@ -688,7 +689,7 @@ class RowMap:
         """Return the index of each row, int64 ``[n]``; -1 for a row that is absent.
 
         Raises:
-            SchemaError: Rows unlike those of the first write.
+            SchemaError: The rows do not match the first write.
         """
         picked = self._picked(rows)
         with self._held():
@@ -702,8 +703,8 @@ class RowMap:
         """Return the values of rows: a tree of arrays ``[n, ...]`` in fresh memory.
 
         Raises:
-            MissingRowError: A row that is not there (also a KeyError); ``get`` gives another value in its place.
-            SchemaError: Rows unlike those of the first write, or no values were ever written.
+            MissingRowError: A row is absent (also a KeyError); ``get`` returns a default instead.
+            SchemaError: The rows do not match the first write, or no values were ever written.
         """
         picked = self._picked(rows)
         with self._held():
@@ -722,11 +723,11 @@ class RowMap:
 
         Args:
             rows: The rows.
-            default: A number, or a tree like the values with one value a field. As long as no values were written it
-                alone says what the result is like.
+            default: A number, or a tree like the values with one value for each field. Before the first write of
+                values, ``default`` alone decides the structure of the result.
 
         Raises:
-            SchemaError: Rows unlike those of the first write; a default that is unlike the values.
+            SchemaError: The rows do not match the first write, or the default does not match the values.
         """
         picked, default = self._picked(rows), self._accept(default)
         with self._held():
@@ -741,8 +742,8 @@ class RowMap:
         """Return the keys of rows by their index, or of all rows in the order of their index, in fresh memory.
 
         Raises:
-            IndexError: An index that is not in use.
-            SchemaError: No integers, or no rows were ever written.
+            IndexError: An index is not in use.
+            SchemaError: The index does not consist of integers, or no rows were ever written.
         """
         return self._by_index(self._keys, index)
 
@@ -750,8 +751,8 @@ class RowMap:
         """Return the values of rows by their index, or of all rows; see ``rows``.
 
         Raises:
-            IndexError: An index that is not in use.
-            SchemaError: No integers, or no values were ever written.
+            IndexError: An index is not in use.
+            SchemaError: The index does not consist of integers, or no values were ever written.
         """
         return self._by_index(self._values, index)
 
@@ -765,16 +766,16 @@ class RowMap:
         """Write the values of rows, and add absent rows.
 
         Args:
-            rows: ``n`` rows; of one that comes twice the last values count.
-            values: A tree of arrays ``[n, ...]``; a number alone stands in every row. None: none, in a map that
-                has rows alone.
+            rows: ``n`` rows; if a row occurs twice, its last values count.
+            values: A tree of arrays ``[n, ...]``; a single number applies to every row. None: no values, in a map of
+                keys alone.
 
         Returns:
-            Each row's index, int64 ``[n]``.
+            The index of each row, int64 ``[n]``.
 
         Raises:
-            SchemaError: Rows or values unlike those of the first write, or values in some writes and none in others.
-            DataError: As many values as rows are expected, or there is no room. Nothing has changed then.
+            SchemaError: The rows or values do not match the first write, or only some writes have values.
+            DataError: The numbers of values and rows differ, or the map has no room. The map is unchanged.
         """
         picked = self._picked(rows)
         with self._held():
@@ -783,10 +784,10 @@ class RowMap:
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Integers:
         """Combine values with the values of rows, once for each occurrence; a new row begins with its first value.
 
-        Gives each row's index, int64 ``[n]``.
+        Return the index of each row, int64 ``[n]``.
 
-        ``visits.accumulate(rows, 1)`` counts, where ``visits[rows] = visits.get(rows) + 1`` counts a row that comes
-        twice only once.
+        ``visits.accumulate(rows, 1)`` counts every occurrence, while ``visits[rows] = visits.get(rows) + 1`` counts a
+        row that occurs twice only once.
 
         Args:
             rows: ``n`` rows.
@@ -795,7 +796,7 @@ class RowMap:
 
         Raises:
             SchemaError, DataError: As ``extend``.
-            ConfigError: ``how`` is none.
+            ConfigError: ``how`` is not a ufunc of two numbers.
         """
         if not isinstance(how, np.ufunc) or (how.nin, how.nout) != (2, 1):
             raise ConfigError(f"how: expected a ufunc of two numbers, such as numpy.maximum, found {how!r:.80}")
@@ -884,8 +885,8 @@ class RowMap:
         """Restore the rows, values and indices of a state.
 
         Raises:
-            StateError: The state is of something else, of a map of another capacity, of a newer release, or damaged.
-                Nothing has changed then.
+            StateError: The state is of another kind, of a map of another capacity, of a newer release, or damaged. The
+                map is unchanged.
         """
         kind = state.get("kind") if isinstance(state, Mapping) else state
         if not isinstance(state, Mapping) or kind != _KIND:
@@ -918,7 +919,7 @@ class RowMap:
         """Restore the state that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged, or of something else; nothing has changed then.
-            StorageError: It cannot be read (also an OSError).
+            StateError: The file is damaged, or of another kind; the map is unchanged.
+            StorageError: The file cannot be read (also an OSError).
         """
         self.load_state_dict(read_checkpoint(path))

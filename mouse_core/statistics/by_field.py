@@ -208,11 +208,11 @@ class FieldStatistics:
     """Statistics of one field, by dimension of a step; of images by channel.
 
     Args:
-        count: How many finite numbers there are, int64; of images, how many images. 0 where a file does not say it.
-        mean, std, min, max: float64. ``std`` is that of the rows themselves, as ``numpy.std`` has it. NaN, or infinite,
-            where nothing was counted.
-        quantiles: float64 by share; empty where there are none.
-        rank_error: The share of all numbers by which the rank of a quantile may be wrong, at most.
+        count: The number of finite values, int64; for images, the number of images. 0 if a file does not contain it.
+        mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. NaN, or
+            infinite, without counted values.
+        quantiles: float64 by share; empty without quantiles.
+        rank_error: The largest error of the rank of a quantile, as a share of all numbers.
         is_image: Whether these are channels of images.
     """
 
@@ -227,13 +227,13 @@ class FieldStatistics:
 
 
 class Statistics(Mapping[str, FieldStatistics]):
-    """Statistics by field; ``statistics`` makes them, and ``load``.
+    """Statistics by field, from ``statistics`` or ``load``.
 
     Args:
         parts: The counts, by field.
         shares: The shares of the quantiles.
         rows: The number of rows that were counted.
-        fingerprint: The fingerprint of the snapshot; empty where it is unknown.
+        fingerprint: The fingerprint of the snapshot; empty if unknown.
         content: The fingerprint of the rows alone, whatever they were chosen from.
     """
 
@@ -287,12 +287,13 @@ class Statistics(Mapping[str, FieldStatistics]):
         return self.rows == snapshot.num_rows and self.content in ("", _content(snapshot, self.rows))
 
     def merge(self, *others: Statistics) -> Statistics:
-        """Return the statistics of several parts of the data together, of the fields that all have.
+        """Return the joint statistics of several parts of the data, for the fields that all parts have.
 
-        Mean and deviation are within ``1e-6`` of a deviation of those of the whole, quantiles within ``rank_error``.
+        Mean and standard deviation differ from the statistics of the whole data by at most ``1e-6`` of a standard
+        deviation, quantiles by at most ``rank_error``.
 
         Raises:
-            ConfigError: A field of another shape, or a file that does not say how many numbers there were.
+            ConfigError: A field has another shape, or a file lacks the count of numbers.
         """
         merged = {}
         for name, part in self.parts.items():
@@ -312,18 +313,18 @@ class Statistics(Mapping[str, FieldStatistics]):
         return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "", "")
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write them beside a dataset: ``meta/stats.json``, as LeRobot has it, and what counting on needs.
+        """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot, and the data for ``update``.
 
         Names are LeRobot's (``observation.state`` for ``obs_continuous``, ``next.reward`` and ``next.done``,
         ``observation.images.top`` for ``observation_images_top``, and for ``obs_image`` the name of the single camera
         that a ``stats.json`` there has, else ``observation.image``). Images have values of 0 to 1 in shape
-        ``[C, 1, 1]``. Dimensions of which nothing was counted are null. What else a ``stats.json`` there says stays.
+        ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json`` stay.
 
         Args:
-            folder: The dataset's.
+            folder: The folder of the dataset.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The file cannot be written.
         """
         from mouse_core.statistics._files import save
 
@@ -331,11 +332,11 @@ class Statistics(Mapping[str, FieldStatistics]):
 
     @staticmethod
     def load(folder: str | PathLike[str]) -> Statistics:
-        """Read what ``save`` or LeRobot wrote, features of which there is more and others.
+        """Read the statistics that ``save`` or LeRobot wrote.
 
         Raises:
-            ConfigError: There is no ``meta/stats.json``.
-            DataError: It is damaged; names the file.
+            ConfigError: The folder has no ``meta/stats.json``.
+            DataError: The file is damaged; the message names it.
         """
         from mouse_core.statistics._files import load
 
@@ -350,25 +351,26 @@ def statistics(
     quantiles: Sequence[float] = QUANTILES,
     progress: bool = False,
 ) -> Statistics:
-    """Look through all rows of a store once, in memory that does not grow with them.
+    """Compute the statistics of a store in one pass over all rows, in constant memory.
 
-    Mean and deviation are those of float64 to ``1e-6`` of the deviation; lowest and highest are exact. NaN and
-    infinities count for nothing. The first row of an episode has no action and reward of its own where rows stand as
-    "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. A null that a
-    field fills is no measurement either, images aside. The numbers are a function of the rows alone: not of how they
-    lie, or of threads. Of a mixture each row counts as often as it is drawn: by the share of its member, which a
-    ``Schedule`` of several stages does not have.
+    Mean and standard deviation are equal to float64 results up to ``1e-6`` of the standard deviation; minimum and
+    maximum are exact. NaN and infinities are ignored. In "arrived" rows, the first row of an episode has no action and
+    reward, so it is excluded from these fields. Rows with ``observation_missing`` are excluded from observations. Nulls
+    with a fill are excluded, except in images. The statistics depend only on the rows, not on their layout in files or
+    on threads. In a mixture each row is weighted by the share of its member; a ``Schedule`` of several stages has no
+    such share.
 
     Args:
         store: A store or a snapshot.
         fields: Names; by default all.
-        quantiles: Shares within 0 and 1; none take a fifth of the time. Rows of more than 1,024 numbers have none.
-        progress: Whether a bar shows how far it is.
+        quantiles: Shares within 0 and 1; without quantiles the call takes a fifth of the time. Rows of more than 1,024
+            numbers have no quantiles.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: No rows, a share out of range, or a mixture whose shares change.
-        MissingFieldError: A field that is not there.
-        DataError: Values that a field does not allow.
+        ConfigError: The store has no rows, a share is out of range, or the shares of a mixture change.
+        MissingFieldError: A field does not exist.
+        DataError: A field has values that it does not allow.
     """
     snapshot = _snapshot_of(store)
     names = list(snapshot.readers) if fields is None else [fields] if isinstance(fields, str) else list(fields)

@@ -59,7 +59,7 @@ class Scaling:
         return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
 
     def apply(self, values: Any) -> Any:
-        """Values normalised, in an array of the same framework, on the same device.
+        """Return normalised values, in an array of the same framework, on the same device.
 
         Args:
             values: ``[..., *shape]`` of numbers; of images ``[..., H, W, C]`` or flattened, ``[..., H * W * C]``.
@@ -69,7 +69,7 @@ class Scaling:
             ``jax.jit`` the compiler may contract operations, so that the last bit differs.
 
         Raises:
-            SchemaError: Values of another shape, or no array.
+            SchemaError: The values have another shape, or are no array.
         """
         _check_array("apply", values)
         if isinstance(values, np.ndarray):
@@ -82,10 +82,10 @@ class Scaling:
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
     def undo(self, values: Any) -> Any:
-        """Return normalised values as they were, in an array of the same framework and device, also in ``jax.jit``.
+        """Return the original values of normalised ones, in the same framework and device, also in ``jax.jit``.
 
-        What comes back differs from what was there by ``4e-7`` of ``abs(centre) + abs(x - centre)`` at most, that is by
-        a few units in the last place of float32.
+        The result differs from the original by ``4e-7`` of ``abs(centre) + abs(x - centre)`` at most, that is by a few
+        units in the last place of float32.
 
         Args:
             values: ``[..., *shape]`` of floats, as for ``apply``.
@@ -94,7 +94,7 @@ class Scaling:
             The same shape; float64 for float64, else float32.
 
         Raises:
-            SchemaError: Values of another shape, or whole numbers, or no array.
+            SchemaError: The values have another shape, are integers, or are no array.
         """
         _check_array("undo", values)
         if kind_of(values.dtype) != "f":
@@ -177,11 +177,12 @@ class Scaling:
 
 
 class Normalizer(Mapping[str, Scaling]):
-    """The scalings of fields, by name. ``Normalizer.of`` makes one, and a source has one.
+    """The scalings of fields by name, from ``Normalizer.of`` or from a source.
 
     Args:
         scalings: By field.
-        counted: The statistics that it follows: over more rows it becomes that of those. None: it stays as it is.
+        counted: The statistics that the normaliser follows: with more rows, the scalings are updated. None: fixed
+            scalings.
     """
 
     def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:
@@ -203,27 +204,27 @@ class Normalizer(Mapping[str, Scaling]):
 
     @staticmethod
     def of(counted: Statistics, kinds: Mapping[str, Normalization]) -> Normalizer:
-        """Return a normaliser by some statistics, whatever rows it is used for.
+        """Return a normaliser with the scalings of fixed statistics.
 
         Args:
             counted: The statistics.
             kinds: By field: "mean_std", to mean 0 and deviation 1; "min_max", the lowest to -1 and the highest to 1;
-                "quantiles", of which 0.01 goes to -1 and 0.99 to 1. A dimension that never varied is only shifted.
+                "quantiles", of which 0.01 goes to -1 and 0.99 to 1. A constant dimension is only shifted.
 
         Raises:
-            ConfigError: An unknown kind, or no such quantiles.
-            MissingFieldError: A field of which there are no statistics.
+            ConfigError: A kind is unknown, or the statistics lack the quantiles.
+            MissingFieldError: A field has no statistics.
         """
         return _normalizer(counted, kinds, follows=False)
 
     @property
     def follows(self) -> bool:
-        """Whether its numbers are those of the rows of a snapshot, of more as they come."""
+        """Whether the scalings follow the rows of a snapshot and later rows."""
         return self._counted is not None
 
     @property
     def fixed(self) -> Normalizer:
-        """A normaliser of the same numbers that follows no rows."""
+        """A normaliser with the same scalings that follows no rows."""
         return Normalizer(self._scalings)
 
     def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
