@@ -371,7 +371,7 @@ def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment
         ({"windows": {"action": [0]}, "weighting": "trajectory"}, "with weighting='trajectory', found"),
         ({"windows": {"action": range(-3, 20)}, "pad": False}, "at least 24 steps"),
         ({"windows": {"action": [0]}, "pad": False, "sequence_length": 2}, "boundary='episode'"),
-        ({"windows": {"action": [0]}, "pad": False, "sampling": RandomWindows(1, 4)}, "of one's own"),
+        ({"windows": {"action": [0]}, "pad": False, "sampling": RandomWindows(1, 4)}, "custom sampler"),
         ({"windows": {"action": [0]}, "views": 2, "pad": -1}, "augment or views"),
         ({"windows": {"action": [0]}, "dtypes": {"reward_mask": "int64"}}, "reward_mask"),
     ],
