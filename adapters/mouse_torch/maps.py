@@ -18,18 +18,18 @@ _Shape = torch.Size | None
 
 @untraced("index", "contains", "get", "rows", "values", "extend", "accumulate", "__getitem__", "__setitem__")
 class RowMap(maps.RowMap):
-    """``mouse_core.maps.RowMap`` that takes and gives TensorDicts and tensors.
+    """``mouse_core.maps.RowMap`` that accepts and returns TensorDicts and tensors.
 
-    A TensorDict may have any batch size, also none: what is asked of it comes with the same. Dicts of tensors, and
-    tensors, are ``[n, ...]``. Rows lie in the host's memory, wherever the tensors are; the same rows have the same
-    indices in NumPy and JAX.
+    A TensorDict may have any batch size, also none; results have the same batch size. Dicts of tensors, and tensors,
+    are ``[n, ...]``. Rows lie in the host's memory, wherever the tensors are; the same rows have the same indices in
+    NumPy and JAX.
 
     Args:
         *args, **options: As ``mouse_core.maps.RowMap`` takes them: keys, values, capacity, full, storage, seed.
         device: Where results arrive; None: on the host.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.maps.RowMap``.
+        ConfigError: The device does not exist; else see ``mouse_core.maps.RowMap``.
 
     Example:
         >>> import torch
@@ -65,17 +65,17 @@ class RowMap(maps.RowMap):
         return _shaped(super().__getitem__(flat), shape)
 
     def get(self, rows: Any, default: Any = 0) -> Any:
-        """The values of rows, and ``default`` where a row is not there; see the core's."""
+        """Return the values of rows, and ``default`` for an absent row; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
         return _shaped(super().get(flat, default), shape)
 
     def extend(self, rows: Any, values: Any = None) -> Any:
-        """Write values under rows, and give the index of each, int64; see the core's."""
+        """Write the values of rows, and return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
         return _shaped(self._tensor(super().extend(flat, _flat(values)[0])), shape)
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
-        """Add values to those that stand under rows, and give the index of each, int64; see the core's."""
+        """Combine values with the values of rows; return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
         return _shaped(self._tensor(super().accumulate(flat, _flat(values)[0], how)), shape)
 

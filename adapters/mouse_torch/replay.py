@@ -41,18 +41,18 @@ class _InTorch(BaseBuffer):
         return tensor_dict(batch, self._target)
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is, as long as the data, in tensors and plain values; see the core's."""
+        """Return the state, as large as the data, in tensors and plain values; see ``mouse_core.replay``."""
         state: dict[str, Any] = as_state(super().state_dict())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken, here or in the core; see the core's."""
+        """Restore ``state``, from this package or from ``mouse_core.replay``."""
         super().load_state_dict(from_state(state))
 
 
 @untraced(*_ON_HOST, *_WRITING)
 class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
-    """``mouse_core.replay.ReplayBuffer`` that takes and gives TensorDicts, nested ones included.
+    """``mouse_core.replay.ReplayBuffer`` that accepts and returns TensorDicts, also nested ones.
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
     ``TensorDict[B, S]``; the draws are those of NumPy and JAX for the same seed. On the host tensors
@@ -71,7 +71,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         sampler, writer, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBuffer``.
+        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBuffer``.
 
     Example:
         >>> import torch
@@ -115,7 +115,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         super().__setitem__(on_host(index), rows)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Say how important rows are, in tensors on any device; see the core's."""
+        """Set the priorities of rows, in tensors on any device; see ``mouse_core.replay``."""
         super().update_priority(on_host(index), on_host(priority), on_host(generation))
 
     def generation_of(self, index: Any) -> Any:
@@ -123,9 +123,9 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:
-        """Overwrite some fields of the rows that are still there, in tensors on any device; see the core's.
+        """Overwrite some fields of rows that still exist, in tensors on any device; see ``mouse_core.replay``.
 
-        Which those were is said in a tensor where batches arrive.
+        The returned mask is a tensor on the device of batches.
         """
         present = super().update_if_present(on_host(index), on_host(generation), fields)
         return torch.as_tensor(present, device=self._target)
@@ -141,7 +141,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
-    """``mouse_core.replay.PrioritizedReplayBuffer`` that takes and gives TensorDicts.
+    """``mouse_core.replay.PrioritizedReplayBuffer`` that accepts and returns TensorDicts.
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
@@ -151,7 +151,7 @@ class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
 
 @untraced(*_ON_HOST, "extend")
 class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
-    """``mouse_core.replay.ReplayBufferEnsemble`` that gives TensorDicts.
+    """``mouse_core.replay.ReplayBufferEnsemble`` that returns TensorDicts.
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
@@ -159,11 +159,11 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """
 
     def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None, generation: Any = None) -> None:
-        """Say how important rows are, in tensors on any device; see the core's."""
+        """Set the priorities of rows, in tensors on any device; see ``mouse_core.replay``."""
         super().update_priority(on_host(index), on_host(priority), on_host(buffer_ids), on_host(generation))
 
     def _accept(self, rows: Any) -> Any:
