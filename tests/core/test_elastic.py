@@ -271,5 +271,5 @@ def test_what_cannot_be_shared_out_says_so() -> None:
         PrefetchBatchifier(shard, shard=(0, 2))
     with pytest.raises(ConfigError, match=r"whole batches, found shard \(0, 2\) of member 'a'"):
         MixtureSource({"a": shard})
-    with pytest.raises(ConfigError, match="source of packed ones"):
+    with pytest.raises(ConfigError, match="source of packed windows"):
         PrefetchBatchifier(Own(BatchSource(STORE, 8, 8, lengths=range(1, 9), packed=True)), shard=(0, 2))
