@@ -1,7 +1,7 @@
-"""The random numbers of ``mouse_core.randomness`` as tensors: the same ones, of a number that lies on the device.
+"""The random numbers of ``mouse_core.randomness`` as tensors, for a sample number that is on the device.
 
-torch has no unsigned integers of 64 bits to compute with, so the words are in int64, whose sums and products wrap
-round to the same bits; only shifts and high words are taken apart.
+torch cannot compute with unsigned 64-bit integers, so words are int64: sums and products wrap around to the same bits.
+Only shifts and the high words of products need separate operations.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _ROUNDS = 10
 _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 SHUFFLED_UP_TO = 1 << 14
-"""So many elements are shuffled outright, in ``mouse_core.randomness.Order``."""
-# Its rounds where there are more, and the numbers of SplitMix64.
+"""The largest number of elements that ``mouse_core.randomness.Order`` shuffles as a whole."""
+# The rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _SWAPS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-# Where an element is outside of so few, it is within 1 of 128 the next time; the host goes on for as long as it takes,
-# which more than 8 times is once in 2**56.
+# An element outside of the range is permuted again, and is outside again with a probability below 1/128. The host
+# repeats without limit; more than 8 repetitions have a probability below 2**-56.
 _WALKS = 8
 
 
 def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
     """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
-    In the memory of the host NumPy computes them, as fast as anything does. Elsewhere they are some 400 operations on
-    ``n`` / 4 numbers, which torch makes one of.
+    On the host, NumPy computes the words, which is fastest. On other devices, the words take about 400 operations on
+    ``n`` / 4 numbers, which torch fuses into one.
 
     Args:
-        seed: Its 64 bits, int64 ``[]``, a tensor, or NumPy's where one may look.
-        index: Int64 ``[]``, likewise, on the same device.
+        seed: The 64 bits of the seed, int64 ``[]``: a tensor, or a NumPy array if values can be read.
+        index: Int64 ``[]``, a tensor on the same device or a NumPy array.
         n: How many.
-        purpose: What they are for.
+        purpose: The purpose of the words.
     """
     if isinstance(index, np.ndarray) or is_known(index):
         return torch.from_numpy(_key(seed, index, purpose).bits(n).view("int64"))
@@ -60,7 +60,7 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
     """Return ``mouse_core.rollouts.permutation(seed, epoch, n)`` as a tensor, int64 ``[n]``.
 
     Args:
-        seed: Its 64 bits, int64 ``[]``.
+        seed: The 64 bits of the seed, int64 ``[]``.
         epoch: Int64 ``[]``, on the same device.
         n: How many.
     """
@@ -68,13 +68,13 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
         return torch.from_numpy(rollouts.permutation(int(seed.numpy()) & _ALL, int(epoch.numpy()), n))
     places = (1 << max(n - 1, 1).bit_length()) - 1
     word = (words(seed, epoch, n, Purpose.ROLLOUTS) & ~places) | torch.arange(n, device=epoch.device)
-    # Without a sign they are sorted as with another.
+    # Signed words with the sign bit flipped sort like unsigned words.
     ordered = (word ^ _LOWEST).sort().values ^ _LOWEST
     return ordered & places
 
 
 def _key(seed: Any, index: Any, purpose: Purpose) -> Key:
-    # Not ``item``, which for torch is to wait for a device.
+    # Not ``item``, which waits for the device.
     known = (int(number if isinstance(number, np.ndarray) else number.numpy()) for number in (seed, index))
     return Key(next(known) & _ALL, purpose, next(known))
 
@@ -91,7 +91,7 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Numbers from 1 on, which Inductor does not know: what it knows of a number it computes in 32 bits, on CUDA."""
+    """Return the numbers from 1 on, hidden from Inductor, which computes numbers of known range in 32 bits on CUDA."""
     return torch.arange(1, blocks + 1, device=index.device)
 
 
@@ -110,7 +110,7 @@ def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def philox(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
-    """``words`` by operations of torch alone."""
+    """Return ``words``, computed by torch operations alone."""
     return _blocks(_keys(seed, purpose), index, _numbers(index, n))[:n]
 
 
@@ -135,17 +135,17 @@ def _blocks(keys: list[torch.Tensor], index: torch.Tensor, numbers: torch.Tensor
 
 
 def signed(word: int) -> int:
-    """The integer with a sign that has these 64 bits."""
+    """Return the signed integer with the 64 bits of ``word``."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _multiplied(number: Any, by: int) -> tuple[Any, Any]:
-    """The high and the low 64 bits of products without signs."""
+    """Return the high and the low 64 bits of unsigned products."""
     return _high(number, by >> 32, by & _HALF), number * signed(by)
 
 
 def _upper(number: Any) -> Any:
-    """The upper 32 of 64 bits."""
+    """Return the upper 32 of 64 bits."""
     return (number >> 32) & _HALF
 
 
@@ -156,16 +156,16 @@ def _high(number: Any, upper: Any, lower: Any) -> Any:
 
 
 def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """``floor(word * total / 2**64)`` of each, int64 ``[n]``; total from 0, int64 ``[]``."""
+    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; ``total`` is at least 0, int64 ``[]``."""
     if is_known(word):
         return _scaled_known(word, total)
-    # Not by what Inductor makes of it for the host: in C++ products that wrap round are undefined.
+    # Not compiled by Inductor for the host: in C++, products that wrap around are undefined.
     made: torch.Tensor = _scaled(word, total) if word.device.type == "cpu" else _high(word, total >> 32, total & _HALF)
     return made
 
 
 def scaled_seen(word: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
-    """``scaled``, where one may look."""
+    """Return ``scaled`` for tensors whose values can be read."""
     parts = (np.uint64(part) for part in divmod(total, 1 << 32))
     found: npt.NDArray[np.int64] = _high(word.view(np.uint64), *parts).view(np.int64)
     return found
@@ -186,7 +186,7 @@ def _(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Words as integers in ``[0, high)``, as ``Key.integers`` makes them; high from 1, int64 ``[]``."""
+    """Convert words to integers in ``[0, high)``, as ``Key.integers`` does; ``high`` is at least 1, int64 ``[]``."""
     uniform = ((word >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     return torch.minimum((uniform * high).to(torch.int64), high - 1)
 
@@ -194,13 +194,13 @@ def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
 def in_order(
     seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """The elements at some positions of ``Order(Key(seed, Purpose.REPLAY, index), n)``, int64 ``[B]``.
+    """Return the elements at ``positions`` of ``Order(Key(seed, Purpose.REPLAY, index), n)``, int64 ``[B]``.
 
     Args:
-        seed, index: Name the order, int64 ``[]``.
+        seed, index: The seed and the number of the order, int64 ``[]``.
         n: Number of elements, int64 ``[]``, from 1 to ``most``.
         positions: Int64 ``[B]``, each in ``[0, n)``.
-        most: Elements there may be.
+        most: The largest possible ``n``.
     """
     if is_known(positions):
         return _looked_up(seed, index, n, positions)
@@ -233,10 +233,11 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch
 def shuffled(
     seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """``in_order`` by operations of torch alone."""
+    """Return ``in_order``, computed by torch operations alone."""
     size = min(most, SHUFFLED_UP_TO)
     words = philox(seed, index, size)
-    # The words of fewer elements are the first of those of more. Without a sign they are sorted as with another.
+    # A smaller ``n`` has the first words of a larger one. Signed words with the sign bit flipped sort like unsigned
+    # words.
     lowest = torch.iinfo(torch.int64).max
     order = torch.where(torch.arange(size, device=n.device) < n, words ^ (-lowest - 1), lowest)
     table = order.argsort(stable=True)
@@ -273,11 +274,11 @@ def _mixed(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(number: torch.Tensor, by: int) -> torch.Tensor:
-    """Shifted to the right without a sign."""
+    """Shift to the right, as unsigned numbers."""
     return (number >> by) & ((1 << (64 - by)) - 1)
 
 
 def _remainder(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Remainder of an unsigned 64-bit number divided by a number below 2**16."""
+    """Return the remainder of unsigned 64-bit numbers divided by a number below 2**16."""
     above = (1 << 32) % divisor
     return (_shifted(number, 32) % divisor * above + (number & 0xFFFFFFFF) % divisor) % divisor

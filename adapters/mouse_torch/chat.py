@@ -1,7 +1,7 @@
 """Chats, and pairs for DPO and reward models, as padded batches of torch tensors.
 
-The functions have the arguments and results of those in ``mouse_core.text.chat``, and ``device``: where the tensors go,
-by default the CPU. A batch is a dict of tensors, as trainers take it.
+The functions take the arguments of the same functions in ``mouse_core.text.chat``, and ``device``, the device of the
+tensors, by default the CPU. A batch is a dict of tensors, as trainers expect.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["collate_chats", "collate_preferences", "collate_rewards"]
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device, _: Any) -> dict[str, torch.Tensor]:
-    # The arrays are fresh, so the tensors take their memory over.
+    # The arrays are new, so the tensors can share their memory.
     return {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
 
 
 collate_chats = on_device(chat.collate_chats, _tensors)
-"""Chats as a padded batch; see ``mouse_core.text.chat.collate_chats``."""
+"""Collate chats to a padded batch; see ``mouse_core.text.chat.collate_chats``."""
 
 collate_preferences = on_device(chat.collate_preferences, _tensors)
-"""Pairs for DPO as a padded batch; see ``mouse_core.text.chat.collate_preferences``.
+"""Collate pairs for DPO to a padded batch; see ``mouse_core.text.chat.collate_preferences``.
 
-With ``functools.partial`` it is a ``data_collator`` of TRL's ``DPOTrainer``.
+With ``functools.partial`` the function is a ``data_collator`` for TRL's ``DPOTrainer``.
 """
 
 collate_rewards = on_device(chat.collate_rewards, _tensors)
-"""Pairs for a reward model as a padded batch; see ``mouse_core.text.chat.collate_rewards``.
+"""Collate pairs for a reward model to a padded batch; see ``mouse_core.text.chat.collate_rewards``.
 
-With ``functools.partial`` it is a ``data_collator`` of TRL's ``RewardTrainer``.
+With ``functools.partial`` the function is a ``data_collator`` for TRL's ``RewardTrainer``.
 """

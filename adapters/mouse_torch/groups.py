@@ -1,7 +1,7 @@
-"""Examples of rollout groups as torch tensors, padded, packed or one behind the other, and in streams by rank.
+"""Examples of rollout groups as torch tensors: padded, packed or concatenated, and in streams by rank.
 
-``pad``, ``pack`` and ``concatenate`` have the arguments and results of those in ``mouse_core.groups``, and ``device``:
-where the tensors go, by default the CPU. They return a TensorDict.
+``pad``, ``pack`` and ``concatenate`` take the arguments of the same functions in ``mouse_core.groups``, and ``device``,
+the device of the tensors, by default the CPU. They return the same fields in a TensorDict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mouse_torch.placement import check_device, on_device
 
 
 def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, RolloutColumn]) -> TensorDict:
-    # The arrays are fresh, so the tensors take their memory over.
+    # The arrays are new, so the tensors can share their memory.
     tensors = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
     size = () if "cu_seqlens" in arrays else arrays["tokens"].shape
     if any(column.per != "token" for column in declared.values()):
@@ -32,22 +32,22 @@ def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExam
 
 
 pad = on_device(groups.pad, _of_examples)
-"""One example a row, filled up at the end; see ``mouse_core.groups.pad``.
+"""Put one example into each row, padded at the end; see ``mouse_core.groups.pad``.
 
-The batch size is ``[B, L]``, or ``[B]`` where a column has a value per turn or example.
+The batch size is ``[B, L]``, or ``[B]`` if a column has a value per turn or example.
 """
 
 pack = on_device(groups.pack, _of_examples)
-"""Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
+"""Put several examples into each row, one after another; see ``mouse_core.groups.pack``.
 
-The batch size is ``[R, L]``, or ``[R]`` where a column has a value per turn or example.
+The batch size is ``[R, L]``, or ``[R]`` if a column has a value per turn or example.
 """
 
 concatenate = on_device(groups.concatenate, _of_examples)
-"""All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
+"""Put all examples one after another, without padding; see ``mouse_core.groups.concatenate``.
 
-The batch size is ``[]``, as ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested`` makes
-nested tensors of them.
+The batch size is ``[]``, as ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested`` converts
+the fields to nested tensors.
 """
 
 
@@ -55,12 +55,12 @@ class RolloutStream(groups.RolloutStream):
     """``mouse_core.groups.RolloutStream`` with micro-batches as ``TensorDict`` on a device.
 
     Args:
-        batches, max_tokens: As there.
-        device: Where the tensors go; None: the CPU.
-        **options: All else, as there.
+        batches, max_tokens: As in ``mouse_core.groups.RolloutStream``.
+        device: The device of the tensors; None: the CPU.
+        **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: As there; a device that is not there.
+        ConfigError: As ``mouse_core.groups.RolloutStream``; or the device does not exist.
     """
 
     def __init__(

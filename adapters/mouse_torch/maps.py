@@ -20,13 +20,13 @@ _Shape = torch.Size | None
 class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns TensorDicts and tensors.
 
-    A TensorDict may have any batch size, also none; results have the same batch size. Dicts of tensors, and tensors,
-    are ``[n, ...]``. Rows lie in the host's memory, wherever the tensors are; the same rows have the same indices in
-    NumPy and JAX.
+    A TensorDict may have any batch size, also ``[]``; results have the same batch size. Tensors, and tensors in dicts,
+    are ``[n, ...]``. Rows are kept in the host's memory, whatever the device of the tensors; the same rows have the
+    same indices in NumPy and JAX.
 
     Args:
-        *args, **options: As ``mouse_core.maps.RowMap`` takes them: keys, values, capacity, full, storage, seed.
-        device: Where results arrive; None: on the host.
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, full, storage, seed.
+        device: The device of results; None: the host.
 
     Raises:
         ConfigError: The device does not exist; else see ``mouse_core.maps.RowMap``.
@@ -55,12 +55,12 @@ class RowMap(maps.RowMap):
         return self._target
 
     def index(self, rows: Any) -> Any:
-        """The index of each row, int64; see the core's."""
+        """Return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
         return _shaped(self._tensor(super().index(flat)), shape)
 
     def __getitem__(self, rows: Any) -> Any:
-        """The values of rows, a TensorDict, or a tensor where values are single ones; see the core's."""
+        """Return the values of rows: a TensorDict, or a tensor for a map of single values; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
         return _shaped(super().__getitem__(flat), shape)
 
@@ -90,7 +90,7 @@ class RowMap(maps.RowMap):
 
 
 def _flat(rows: Any) -> tuple[Any, _Shape]:
-    """Rows with one axis, and the batch size that they had if they are a TensorDict."""
+    """Return rows with one batch axis, and the original batch size of a TensorDict."""
     if not is_tensor_collection(rows):
         return rows, None
     shape = rows.batch_size

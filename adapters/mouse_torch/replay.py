@@ -24,12 +24,12 @@ _WRITING = ("append", "extend", "empty", *_ROWS)
 
 
 class _InTorch(BaseBuffer):
-    """Delivers batches to a device, and has states of tensors and plain values, as ``torch.load`` reads by default."""
+    """Delivers batches to a device; its state holds tensors and plain values, which ``torch.load`` reads by default."""
 
     _target: torch.device
 
     def _place(self, device: str | torch.device | None) -> None:
-        # With its number, as tensors name it.
+        # The device has an index, as devices of tensors do: "cuda:0", not "cuda".
         self._target = torch.empty(0, device=check_device(device)).device
 
     @property
@@ -41,7 +41,7 @@ class _InTorch(BaseBuffer):
         return tensor_dict(batch, self._target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as large as the data, in tensors and plain values; see ``mouse_core.replay``."""
+        """Return the state in tensors and plain values, as large as the data; see ``mouse_core.replay``."""
         state: dict[str, Any] = as_state(super().state_dict())
         return state
 
@@ -55,19 +55,20 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that accepts and returns TensorDicts, also nested ones.
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
-    ``TensorDict[B, S]``; the draws are those of NumPy and JAX for the same seed. On the host tensors
-    share the memory that was gathered into.
+    ``TensorDict[B, S]``; the draws equal the draws of NumPy and JAX for the same seed. On the host, tensors share the
+    memory that rows were gathered into.
 
     With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` there: rows are kept, gathered
-    and transformed on the device, and only indices travel. Rows of other storages are moved there batch by batch; a
-    ``PrefetchBatchifier(buffer, device=...)`` does that ahead of time, through pinned memory.
+    and transformed on the device, and only indices travel. Rows of other storages are copied to the device batch by
+    batch; ``PrefetchBatchifier(buffer, device=...)`` copies batches ahead of time, through pinned memory.
 
     Args:
-        storage: By default, 1,000 rows lie in memory.
-        transform: Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of
-            ``mouse_core.replay`` take both.
-        digest: For a digest, batches of rows that are kept on a device are copied to the host.
-        device: A torch device, where batches arrive, and where rows are kept if they are arrays; None: the host.
+        storage: The storage of the rows; by default 1,000 rows in memory.
+        transform: Transforms receive NumPy arrays, or tensors if rows are kept as tensors; transforms of
+            ``mouse_core.replay`` accept both.
+        digest: Whether to keep a digest of the batches. Batches of rows on a device are copied to the host for it.
+        device: The torch device that batches arrive on, and that the rows of an ``ArrayStorage`` are kept on; None: the
+            host.
         sampler, writer, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
 
     Raises:
@@ -101,8 +102,9 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return self._kept
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows as they are stored, without transforms: a TensorDict with the axes of ``index``, of a ``ListStorage`` a
-        list of TensorDicts; see the core's."""
+        """Return stored rows, without transforms: a TensorDict with the axes of ``index``, or a list of TensorDicts for
+        a ``ListStorage``; see ``mouse_core.replay.ReplayBuffer``.
+        """
         return super().__getitem__(on_host(index))
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
@@ -111,7 +113,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return tensor_dict(rows, self._target, size=shape)
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        """Overwrite rows in place; see the core's."""
+        """Overwrite rows in place; see ``mouse_core.replay.ReplayBuffer``."""
         super().__setitem__(on_host(index), rows)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
@@ -119,7 +121,8 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         super().update_priority(on_host(index), on_host(priority), on_host(generation))
 
     def generation_of(self, index: Any) -> Any:
-        """Return the generations of rows as a tensor beside batches; see ``mouse_core.replay.ReplayBuffer``."""
+        """Return the generations of rows as a tensor on the device of batches; see ``mouse_core.replay``.
+        """
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:
@@ -155,7 +158,7 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
-        device: A torch device, where batches arrive; None: the host.
+        device: The torch device that batches arrive on; None: the host.
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
@@ -176,7 +179,7 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
 
 
 def _placed(storage: Any, target: torch.device) -> Any:
-    """The storage, or one on the device in place of an ``ArrayStorage``, with its rows."""
+    """Return the storage; an ``ArrayStorage`` becomes a storage with the same rows on the device."""
     if isinstance(storage, TensorStorage) and storage.device != target:
         raise ConfigError(f"device: expected {storage.device}, where the storage is, found {target}")
     if target.type == "cpu" or type(storage) is not ArrayStorage:

@@ -42,19 +42,20 @@ from mouse_torch.trees import on_host
 class TensorStorage(RingStorage):
     """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
 
-    Rows are written, gathered and transformed on the device; only indices travel. It is an ``ArrayStorage`` otherwise:
-    the first write says which fields there are, and checkpoints of one are loaded by the other.
+    Rows are written, gathered and transformed on the device; only indices travel. Otherwise a ``TensorStorage`` behaves
+    as an ``ArrayStorage``: the first write determines the fields, and each of the two loads checkpoints of the other.
 
     Args:
-        capacity: Rows it holds: with ``ndim=2`` all time steps of all environments together, as many as are
-            whole time steps.
+        capacity: The number of rows. With ``ndim=2``, the rows of all environments together, rounded down to whole time
+            steps.
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
-        device: Where rows lie.
-        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
-        ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``. They and text lie on the host.
+        device: The device of the rows.
+        alignment: The transition that the action, reward and done of a row belong to; None: "outgoing".
+        ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``. These fields and text are kept
+            on the host.
 
     Raises:
-        ConfigError: An argument out of range, or a device that is not there.
+        ConfigError: An argument is out of range, or the device does not exist.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class TensorStorage(RingStorage):
         ragged: Iterable[FieldKey] = (),
     ) -> None:
         super().__init__(capacity, ndim, alignment, ragged)
-        self._varying: ArrayStorage | None = None  # the fields that differ in length, by their place among them
-        self._device = torch.empty(0, device=check_device(device)).device  # with its number
+        self._varying: ArrayStorage | None = None  # fields of differing length, by their position among these fields
+        self._device = torch.empty(0, device=check_device(device)).device  # with its index, as in "cuda:0"
         self._columns: dict[FieldKey, torch.Tensor] = {}
 
     def __repr__(self) -> str:
@@ -82,14 +83,14 @@ class TensorStorage(RingStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for all rows, used or not."""
+        """Bytes of memory for all slots, used or not."""
         varying = 0 if self._varying is None else self._varying.nbytes
         return varying + sum(column.nbytes for column in self._columns.values())
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
+        """Append rows; without room, they overwrite the oldest rows. See ``Storage.append``."""
         tensors, varying, n = self._checked(rows, self._ndim - 1 if one else self._ndim)
         if self._varying is not None:
             self._varying.append(varying, one=one)
@@ -106,10 +107,10 @@ class TensorStorage(RingStorage):
         every = is_all(slots, self._size)
         more = self._schema.with_more(map_tree(_outline, self._whole(rows, 1)), 1) if every else None
         if more is not None and more.varying.keys() != self._schema.varying.keys():
-            more = None  # what differs in length lies in a storage of its own, which gets no fields more
+            more = None  # fields of differing length are in a separate storage, which accepts no new fields
         tensors, varying, n = self._checked(rows, 1, 1, schema=more)
         check_put(slots, n)
-        if more is not None:  # all rows there are get the new fields, and what is written later must have them
+        if more is not None:  # all stored rows get the new fields, and later rows must have them
             self._columns |= self._empty({key: more.fields[key] for key in more.fields.keys() - self._columns.keys()})
             self._schema = more
         if self._varying is not None:
@@ -120,11 +121,11 @@ class TensorStorage(RingStorage):
         self._changes += 1
 
     def check(self, rows: Any) -> None:
-        """Raise what ``append(rows)`` would, and write nothing."""
+        """Raise the errors of ``append(rows)``, and write nothing."""
         self._checked(rows, self._ndim, allocate=False)
 
     def empty(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         super().empty()
         if self._varying is not None:
             self._varying.empty()
@@ -132,9 +133,9 @@ class TensorStorage(RingStorage):
     def _checked(
         self, rows: Any, lead: int, ndim: int | None = None, *, allocate: bool = True, schema: RowSchema | None = None
     ) -> tuple[dict[FieldKey, torch.Tensor], dict[str, Any], int]:
-        """The leaves as tensors ``[n, *shape]`` on the device, those that differ in length as they are, and ``n``.
+        """Return the leaves as tensors ``[n, *shape]`` on the device, unchanged leaves of differing length, and ``n``.
 
-        They are checked before anything is changed.
+        All checks run before any memory changes.
         """
         rows = self._whole(rows, lead, one=ndim is None and lead < self._ndim)
         # Dtypes and shapes are checked without looking at values, which may be on a device.
@@ -144,7 +145,7 @@ class TensorStorage(RingStorage):
             schema.take_nodes(shown)
         arrays, n = schema.check(shown, lead, self._ndim if ndim is None else ndim)
         if self._schema is None:
-            schema.whole_steps(self._capacity)  # raises where there are none
+            schema.whole_steps(self._capacity)  # raises if no whole time step fits
         leaves = flatten(rows)
         tensors = {}
         for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
@@ -160,7 +161,7 @@ class TensorStorage(RingStorage):
         asked, self._capacity = self._capacity, schema.whole_steps(self._capacity)
         try:
             self._schema, self._columns = schema, self._empty(schema.fields)
-        except BaseException:  # there is too little memory, and another first write may need less
+        except BaseException:  # memory was too small; another first write may need less
             self._capacity = asked
             raise
         if schema.varying:
@@ -168,8 +169,8 @@ class TensorStorage(RingStorage):
             self._varying = ArrayStorage(self._capacity, self._ndim, alignment=self._alignment, ragged=ragged)
 
     def _empty(self, fields: Mapping[FieldKey, Any]) -> dict[FieldKey, torch.Tensor]:
-        """Memory for all rows of those fields that do not differ in length."""
-        # A tensor that is made in inference mode could be written to only there.
+        """Allocate memory for all rows of the fields of fixed shape."""
+        # A tensor that is created in inference mode can be written only in inference mode.
         with torch.inference_mode(False):
             return {
                 key: torch.empty((self._capacity, *kind.shape), dtype=torch_dtype(kind.dtype), device=self._device)
@@ -178,7 +179,9 @@ class TensorStorage(RingStorage):
             }
 
     def _whole(self, rows: Any, lead: int, *, one: bool = False) -> Any:
-        """Rows as one tree, opened, with what may differ in length on the host; ``lead`` axes count rows."""
+        """Return rows as one tree of plain nodes, with fields of differing length on the host; ``lead`` axes count
+        rows.
+        """
         lists = () if self._schema is None else self._schema.lists
         if isinstance(rows, list) and not one:
             rows = stack([opened(row, lead - 1, self.ragged, lists) for row in rows], _joined)
@@ -190,7 +193,7 @@ class TensorStorage(RingStorage):
     # ------------------------------------------------------------------ reading
 
     def get(self, slots: Slots) -> Any:
-        """The rows in ``slots`` as tensors in fresh memory on the device; see ``Storage.get``."""
+        """Return the rows in ``slots`` as tensors in new memory on the device; see ``Storage.get``."""
         if self._schema is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
@@ -201,7 +204,7 @@ class TensorStorage(RingStorage):
         return unflatten(self._schema.structure, fields)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows in ``slots`` as a NumPy array on the host; see ``Storage.read``."""
+        """Return one field of the rows in ``slots`` as a NumPy array on the host; see ``Storage.read``."""
         name = key if key in self.keys else (key,) if isinstance(key, str) else key
         column = self._columns.get(name)
         if column is None and self._schema is not None and self._varying is not None and name in self._schema.varying:
@@ -217,7 +220,7 @@ class TensorStorage(RingStorage):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """The rows on the host, as long as the data, and what describes them."""
+        """Return the stored rows on the host, and their description."""
         if self._schema is None:
             return rows_state(self, None, [])
         varying = {} if self._varying is None else self._varying.state()["columns"]
@@ -229,7 +232,7 @@ class TensorStorage(RingStorage):
         return rows_state(self, self._schema, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        # By way of the host, since torch sends tensors to other processes as shared memory, and cursors as copies.
+        # Rows go through the host: torch would send tensors to other processes as shared memory, but cursors as copies.
         super().__getstate__()
         kept = {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
         return kept | {"structure": None if self._schema is None else self._schema.structure}
@@ -249,7 +252,7 @@ class TensorStorage(RingStorage):
         self._changes = kept["changes"]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what ``state`` was taken from; see ``Storage.load``."""
+        """Restore a state; see ``Storage.load``."""
         schema, arrays, written = state_rows(self, state, self._schema)
         if schema is not None:
             if self._schema is None:
@@ -270,7 +273,7 @@ class TensorStorage(RingStorage):
 
 
 def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:
-    """Rows whose lists of tensors, and fields that are said to be ragged, are arrays on the host."""
+    """Return rows with lists of tensors, and the fields in ``ragged``, copied to arrays on the host."""
     fields = flatten(rows)
     listed = {key for key, leaf in fields.items() if isinstance(leaf, list) or is_varying(leaf)}
     if not ragged and not listed:
@@ -280,7 +283,7 @@ def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:
 
 
 def _outline(leaf: Any) -> Any:
-    """An array of the same dtype and shape, without memory for its values; what is no tensor stays."""
+    """Return an array of the dtype and shape of a tensor, without memory for values; other leaves are unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dtype = to_numpy(torch.empty(0, dtype=leaf.dtype)).dtype
@@ -288,13 +291,13 @@ def _outline(leaf: Any) -> Any:
 
 
 def _joined(key: FieldKey, parts: list[Any]) -> Any:
-    """The values of a field of several rows, tensors among them or not, along a new first axis."""
+    """Stack the values of a field of several rows, tensors or not, along a new first axis."""
     if not any(isinstance(part, torch.Tensor) for part in parts):
         return stack_leaves(key, parts)
     if len({np.shape(part)[:1] for part in parts}) > 1 and len({np.shape(part)[1:] for part in parts}) == 1:
         return object_array(on_host(parts), (len(parts),))
     kinds = {str(part.dtype) if isinstance(part, torch.Tensor) else type(part).__name__ for part in parts}
-    if len(kinds) > 1:  # torch would promote them
+    if len(kinds) > 1:  # torch would promote the dtypes
         raise SchemaError(f"rows: field {key!r}: expected items of one dtype, found {sorted(kinds)}")
     try:
         return torch.stack(parts)

@@ -1,4 +1,4 @@
-"""Keeping ``torch.compile`` out of what runs on the host: a traced draw would be one batch for ever, or fail."""
+"""Exclude host code from ``torch.compile``: a traced draw would fail, or return the same batch for ever."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ C = TypeVar("C", bound=type)
 
 
 def untraced(*names: str) -> Callable[[C], C]:
-    """A decorator of classes whose methods ``names``, their own or inherited ones, run as they are in compiled code.
+    """Return a class decorator that excludes the methods ``names``, also inherited ones, from ``torch.compile``.
 
-    A compiled function that calls one is compiled in parts around it; with ``fullgraph=True`` that is torch's error,
-    which says what to do instead.
+    A compiled function that calls such a method is compiled in parts before and after the call. With
+    ``fullgraph=True``, torch raises an error that names the remedy.
     """
 
     def changed(cls: C) -> C:
@@ -42,7 +42,7 @@ def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """A generator function of which every step is left out of tracing, not only the call."""
+    """Return the generator function with every step excluded from tracing, not only the call."""
 
     @wraps(generator)
     def steps(*args: Any, **options: Any) -> Iterator[Any]:
@@ -62,5 +62,5 @@ def _advanced(iterator: Iterator[Any]) -> Any:
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether one may look at what a tensor holds: it lies on the host, and nothing is traced."""
+    """Whether the values of a tensor can be read without waiting: the tensor is on the host, and nothing is traced."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()

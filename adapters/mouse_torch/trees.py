@@ -1,4 +1,4 @@
-"""Nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
+"""Conversion of nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
-    """Rows with their TensorDicts as dicts of tensors; the field ``host`` as a NumPy array, as samplers need it."""
+    """Return rows with TensorDicts converted to dicts of tensors, and the field ``host`` to a NumPy array for samplers.
+    """
     path = (host,) if isinstance(host, str) else host
     return _opened_tree(rows, lambda place, leaf: to_numpy(leaf) if path and place[: len(path)] == path else leaf)
 
 
 def on_host(rows: Any) -> Any:
-    """Rows, or a single tensor, with everything of torch as NumPy arrays on the host.
+    """Convert all tensors and TensorDicts in rows, or a single tensor, to NumPy arrays on the host.
 
     Raises:
-        SchemaError: A dtype that NumPy has not.
+        SchemaError: NumPy lacks the dtype of a tensor.
     """
     return _opened_tree(rows, lambda _, leaf: to_numpy(leaf))
 
 
 def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], place: tuple[str, ...] = ()) -> Any:
-    """Return rows without TensorDicts, whose tensors ``convert`` maps; ``place`` is the path within a row."""
+    """Return rows without TensorDicts, and with ``convert`` applied to every tensor; ``place`` is the path within a
+    row.
+    """
     if isinstance(rows, torch.Tensor):
         return convert(place, rows)
     if is_tensor_collection(rows):
@@ -58,7 +61,7 @@ def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], pl
 
 
 def _are_plain(items: list[Any]) -> bool:
-    """Whether a list holds numbers and texts of Python alone."""
+    """Whether a list holds only Python numbers and strings."""
     return all(type(item) in _PLAIN for item in items)
 
 
@@ -66,7 +69,7 @@ _PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def _opened(rows: Any) -> Any:
-    """The fields of a TensorDict or a tensorclass by name; of data that is no tensor, the data, one for each row."""
+    """Return the fields of a TensorDict or a tensorclass by name, or the items of non-tensor data, one for each row."""
     if is_non_tensor(rows):
         if not rows.batch_size:
             return rows.data
@@ -89,12 +92,13 @@ def _field(rows: Any, name: str) -> Any:
             f"rows: field {name!r}: expected tensors that differ in shape from row to row, as in a lazy stack along "
             f"axis 0, found them to differ along axis {rows.stack_dim}"
         ) from error
-    # A tensorclass gives a text bare, which is that of all its rows.
+    # A tensorclass returns one plain string for all of its rows.
     return NonTensorData(value, batch_size=rows.batch_size) if isinstance(value, str | bytes) else value
 
 
 def as_state(tree: Any) -> Any:
-    """A state with its arrays as tensors and its NumPy numbers as Python's: what ``torch.load`` reads by default."""
+    """Convert arrays in a state to tensors, and NumPy numbers to Python numbers, which ``torch.load`` reads by default.
+    """
     if isinstance(tree, np.ndarray):
         if is_number(tree.dtype) and tree.dtype.isnative:
             return from_numpy(tree if tree.flags.writeable else tree.copy())
@@ -102,7 +106,7 @@ def as_state(tree: Any) -> Any:
         return {"dtype": tree.dtype.str, "shape": list(tree.shape), "bytes": torch.from_numpy(raw.copy())}
     if isinstance(tree, Mapping):
         return {name: as_state(child) for name, child in tree.items()}
-    if isinstance(tree, list | tuple):  # named tuples as plain ones
+    if isinstance(tree, list | tuple):  # named tuples become plain tuples
         return (list if isinstance(tree, list) else tuple)(as_state(child) for child in tree)
     return tree.item() if isinstance(tree, np.generic) else tree
 
@@ -129,11 +133,11 @@ def on_device(draw: Draw, device: torch.device) -> Draw:
 
 
 def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:
-    """A batch, or rows, as a TensorDict on a device; what is no tree of arrays stays as it is.
+    """Convert a batch, or rows, to a TensorDict on a device; a batch that is no tree of arrays is returned unchanged.
 
-    Its batch size is ``size``, or the axes that all fields share, at most those of ``index``: ``[batch_size]``, or
-    ``[B, S]``. Tuples and lists of arrays become dicts with the
-    keys "0", "1", ..., named tuples dicts of their fields; values that are no numbers become non-tensor data.
+    The batch size is ``size``, or the leading axes that all fields share, at most the axes of ``index``:
+    ``[batch_size]``, or ``[B, S]``. Tuples and lists of arrays become dicts with the keys "0", "1", ...; named tuples
+    become dicts of their fields; values other than numbers become non-tensor data.
     """
     if batch is None or not is_node(batch):
         return as_tensor(batch, device) if isinstance(batch, np.ndarray) and is_number(batch.dtype) else batch
@@ -174,7 +178,7 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _listed(values: list[Any], device: torch.device) -> Any:
-    """A list of rows' values, or of slices of them, with arrays as tensors, as a TensorDict holds it."""
+    """Convert arrays in a list of values of rows, or of slices of rows, to tensors, as a TensorDict holds them."""
     rows = [_listed(value, device) if isinstance(value, list) else _item(value, device) for value in values]
     return NonTensorStack(*rows) if rows else NonTensorData([], batch_size=[0])
 
@@ -185,7 +189,7 @@ def _item(value: Any, device: torch.device) -> NonTensorData:
 
 
 def as_tensor(values: Any, device: torch.device) -> torch.Tensor:
-    """An array or a tensor as a tensor on a device; on the host it shares the array's memory."""
+    """Convert an array or a tensor to a tensor on a device; on the host, the tensor shares the array's memory."""
     if isinstance(values, torch.Tensor):
         return values.to(device)
     array = np.asarray(values)
@@ -205,10 +209,10 @@ def _shapes(fields: Mapping[str, Any]) -> Any:
 
 
 def joined(key: FieldKey, parts: Sequence[Any], numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """One field of a batch from those of several members, on a device.
+    """Join one field of the batches of several members on a device.
 
     Raises:
-        SchemaError: They differ in dtype or shape.
+        SchemaError: The batches differ in dtype or shape.
     """
     tensors = [as_tensor(part, device) for part in parts]
     for number, tensor in zip(numbers, tensors, strict=True):

@@ -334,6 +334,9 @@ class Statistics(Mapping[str, FieldStatistics]):
     def load(folder: str | PathLike[str]) -> Statistics:
         """Read the statistics that ``save`` or LeRobot wrote.
 
+        A feature in ``meta/stats.mouse``, which ``save`` writes, keeps its counts, moments and sketches of
+        quantiles. All other features come from ``meta/stats.json``, whose quantiles cannot be updated with more rows.
+
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
             DataError: The file is damaged; the message names it.
