@@ -17,25 +17,25 @@ __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", 
 
 @untraced("update_augmentations", "next_draws")
 class TokenAugmenter(Augmenter[TensorDict]):
-    """Augments batches ``TensorDict[B, S]``, on the device where they are.
+    """Augments batches ``TensorDict[B, S]`` on their device.
 
     ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
-    fresh masks. Numbers are drawn on the host, the same as in ``mouse_core`` for the same seed, and copied to the
-    device; they are small. For one update and one batch, the values are those of NumPy to the bit.
+    fresh masks. Random numbers are drawn on the host, equal to those of ``mouse_core`` for the same seed, and copied to
+    the device; the copies are small. For one update and one batch, the values equal the values of NumPy bit by bit.
 
     Args:
-        augment: What is augmented.
-        max_num_actions: Number of actions; 0: as ``augment`` says, or as many as ``q_star`` has columns.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
-        device: Where batches are; None: wherever each is.
+        augment: The augmentations.
+        max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
+        device: The device of batches; None: the device of each batch.
         seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped, or of several fields by name.
-        validate: Whether actions, done codes and states out of range are an error. None: on the CPU, yes; on a device,
-            no, since the check waits for everything queued there. Where it is not checked, such a code stays as it is.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` to crop, or of several fields by name.
+        validate: Whether actions, done codes and states out of range raise an error. None: True on the CPU; False on
+            other devices, as the check waits for all queued work. Without the check, codes out of range are unchanged.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as a source with ``windows=`` delivers.
 
     Raises:
-        ConfigError: Arguments of another kind.
+        ConfigError: An argument is invalid.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
             raise ConfigError(f"device: expected a torch device, found {device!r}") from error
 
     def _read(self, step_stream: TensorDict) -> Mapping[str, torch.Tensor]:
-        # Nested and non-tensor entries pass through as they are.
+        # Nested and non-tensor entries are unchanged.
         return {
             name: value
             for name, value in step_stream.items()

@@ -1,4 +1,4 @@
-"""DataLoader: a loader of ours that is a torch DataLoader, as other people's trainers expect one."""
+"""DataLoader: a ``PrefetchBatchifier`` that is also a torch DataLoader, for the trainers of other libraries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import batch_dims, from_numpy
 
-# Who takes a TensorDict for a dict and finds nothing in it; and who takes a batch while the last one is trained on, so
-# that a state is one batch too far, by module.
+# Modules of callers: the first treats a TensorDict as a dict and finds no items; the second fetches a batch while the
+# previous one is trained on, so that a saved state would be one batch ahead.
 _TAKES_DICTS = "transformers.trainer"
 _TAKES_AHEAD = "ray.train.torch.train_loop_utils"
 
-# What torch's DataLoader takes and this one does not, and what to use in its place.
+# Arguments of torch's DataLoader that this class does not accept, and their replacements.
 _OF_TORCH = {
     "shuffle": "sampling='sequential', every window once an epoch in a new order, or 'random'",
     "sampler": "sampling, the name of one or a WindowSampler",
@@ -43,23 +43,23 @@ _OF_TORCH = {
 
 @untraced("next_batch", "__iter__", "set_epoch", "load_state_dict", "refresh")
 class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
-    """A ``PrefetchBatchifier`` that is a ``torch.utils.data.DataLoader``, for other people's trainers.
+    """A ``PrefetchBatchifier`` that is also a ``torch.utils.data.DataLoader``, for the trainers of other libraries.
 
-    Every process gets its rows of each batch and no trainer shards them again: Accelerate's ``prepare``, Fabric's
-    ``setup_dataloaders``, Lightning's and Ray's trainers take the loader as one that is distributed already. So
-    ``batch_size`` is that of the whole batch, however many processes there are. Accelerate and Lightning keep the
-    loader's state in their checkpoints; Transformers skips numbers of batches, which costs nothing.
+    Every process gets its rows of each batch, and no trainer shards them again: Accelerate's ``prepare``, Fabric's
+    ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. So
+    ``batch_size`` is the size of the whole batch, for any number of processes. Accelerate and Lightning save the
+    loader's state in their checkpoints; Transformers skips batches by number, which costs nothing.
 
-    Another DataLoader, with processes as workers, makes the epoch that ``set_epoch`` names of ``loader.dataset`` and
-    ``loader.sampler``, in dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
+    A DataLoader with worker processes can deliver the epoch of ``set_epoch`` from ``loader.dataset`` and
+    ``loader.sampler``, as dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
     sampler=loader.sampler, num_workers=4)``.
 
     Args:
         store, sequence_length, batch_size, sampling: As in ``mouse_core.prefetch.Batchifier``.
-        shard: ``(rank, count)``, or "auto": which process this is is found, at the latest when the first batch is asked
-            for; a trainer may start the processes after the loader was made. A ``BatchSource`` that is whole and a
-            ``MixtureSource`` are cut like a store with "auto"; a replay buffer or a source of one's own gives every
-            process what it gives, unless a shard is said in numbers.
+        shard: ``(rank, count)``; or "auto", which finds the rank of this process, at the latest at the first batch, as
+            a trainer may start the processes after the loader was created. With "auto", a whole ``BatchSource`` and a
+            ``MixtureSource`` are sharded like a store. A replay buffer or a custom source is sharded only by
+            ``(rank, count)``; with "auto" every process gets all of its rows.
         as_dict: Whether a batch is a dict of tensors instead of a TensorDict, as Transformers needs it.
         options: The other arguments of ``PrefetchBatchifier``.
 
@@ -74,8 +74,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     dataset: EpochDataset
     sampler: EpochSampler
 
-    # Accelerate takes a loader that says so for one of its own: `prepare` leaves it as it is, and `save_state` and
-    # `load_state` keep its state.
+    # Accelerate treats a loader with this attribute as its own: `prepare` returns it unchanged, and `save_state` and
+    # `load_state` include its state.
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
 
@@ -108,7 +108,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         )
 
     def _begin(self, shard: Shard, *, cut: bool) -> None:
-        """Be a loader of a shard, of a source that is cut or of what else was asked for."""
+        """Initialise the loader for a shard; with ``cut``, the source itself is sharded."""
         store, options = self._asked
         if cut:
             store, shard = store.with_options(shard=shard), (0, 1)
@@ -128,11 +128,11 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         return _plain(batch) if self.as_dict else batch
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+        """Iterate over the batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
 
         Raises:
-            ConfigError: Transformers asks without ``as_dict``, or Ray's ``prepare_data_loader``, which takes batches
-                before they are trained on.
+            ConfigError: The caller is Transformers, and ``as_dict`` is False; or the caller is Ray's
+                ``prepare_data_loader``, which fetches batches before they are trained on.
         """
         _check_asking(as_dict=self.as_dict)
         return super().__iter__()
@@ -140,8 +140,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch of an epoch, counted from 0, unless the loader is within that epoch already.
 
-        After ``refresh()`` epochs are counted on from the one that begins there. The batches of a replay buffer have no
-        epochs: there it does nothing.
+        After ``refresh()``, the count continues from the epoch that begins then. The batches of a replay buffer have no
+        epochs, so the call does nothing.
         """
         if isinstance(self.source, Source):
             self.sampler.set_epoch(epoch)
@@ -153,7 +153,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
                 self._digest = digest  # it is the same loader, of which a state cannot be known to be
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Go on exactly where ``state`` was taken; see ``PrefetchBatchifier``."""
+        """Restore the exact position of ``state``; see ``PrefetchBatchifier``."""
         super().load_state_dict(state, accept_decoder=accept_decoder)
         self._follow()
 
@@ -163,28 +163,28 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         self._follow()
 
     def _follow(self) -> None:
-        """Have the dataset and the sampler go along with what has become of the loader."""
+        """Update the dataset and the sampler to the loader's source and epoch."""
         if isinstance(self.source, Source):
             self.dataset.source = self.source
             self.sampler.move_to(self.state_dict()["next_index"])
 
 
 class EpochDataset(Dataset[Any]):
-    """Batches by number, made in the process that asks: what a ``DataLoader`` of ours has as its ``dataset``.
+    """The ``dataset`` of a ``DataLoader``: batches by number, created in the process that reads them.
 
     Args:
-        source: Where they come from.
-        unsettled: Whether it may turn out only later which of several processes this is.
+        source: The source of the batches.
+        unsettled: Whether the rank of this process may become known only later.
     """
 
     def __init__(self, source: Any, *, unsettled: bool) -> None:
         self.source, self.unsettled = source, unsettled
 
     def settle(self) -> None:
-        """Take the rows of this process, when batches are asked for: a trainer may tell it of the others only then.
+        """Shard the source by the rank of this process, at the first batch: a trainer may set the ranks only then.
 
         Raises:
-            ConfigError: It is told half of it, or the processes do not divide a batch.
+            ConfigError: Only the rank or only the number of processes is known, or this number does not divide a batch.
         """
         if self.unsettled:
             ranks = find_ranks()
@@ -193,10 +193,10 @@ class EpochDataset(Dataset[Any]):
             self.unsettled = False
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """Batch ``index``, or the only one of a list, as a dict of tensors on the host, or a tuple of such views.
+        """Return batch ``index``, an integer or a list of one, as a dict of tensors on the host, or a tuple of views.
 
         Raises:
-            ConfigError: Several are asked for at a time, or batches of a replay buffer, which have no numbers.
+            ConfigError: ``index`` has several numbers, or the source is a replay buffer, whose batches have no numbers.
         """
         if not isinstance(self.source, Source):
             raise ConfigError("dataset: expected a loader over a store or a source, found one over a replay buffer")
@@ -208,22 +208,23 @@ class EpochDataset(Dataset[Any]):
         return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """The only batch of a list, for whoever asks for lists."""
+        """Return the batch of a list of one number, for callers that pass lists."""
         return self[indices]
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self.source)
 
 
 class EpochSampler(DistributedSampler[Any], BatchSampler):
-    """The numbers of an epoch's batches, each in a list of its own; what has shards already is not shared out again.
+    """The numbers of an epoch's batches, each in a list of one; batches are sharded already, so ranks get equal
+    numbers.
 
-    It is a ``DistributedSampler`` because that is how trainers know it, and a ``BatchSampler`` because that is where
-    they can skip.
+    The class is a ``DistributedSampler``, which trainers recognise as sharded, and a ``BatchSampler``, in which
+    trainers can skip batches.
 
     Args:
-        dataset: Whose batches they are.
+        dataset: The dataset of the batches.
     """
 
     dataset: EpochDataset
@@ -232,7 +233,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         self.dataset, self.sampler = dataset, range(0)
         self.num_replicas, self.rank, self.shuffle, self.drop_last, self.batch_size = 1, 0, False, False, 1
         self.epoch = 0
-        # What number the first epoch of the snapshot has; None: that which the current one is given next.
+        # The number of the snapshot's first epoch; None: the next ``set_epoch`` gives the current epoch its number.
         self._first_epoch: int | None = 0
         self._current = 0
 
@@ -243,13 +244,13 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         return first + self._current * len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take another epoch, counted from 0."""
+        """Set the epoch, counted from 0."""
         if self._first_epoch is None:
             self._first_epoch = epoch - self._current
         self.epoch, self._current = epoch, max(0, epoch - self._first_epoch)
 
     def move_to(self, index: int) -> None:
-        """Take the epoch of batch ``index``, of a snapshot that may be another one."""
+        """Set the epoch to the one of batch ``index``; the source may have a new snapshot."""
         first = getattr(self.dataset.source, "epoch_start", 0)
         self._current = (index - first) // len(self.dataset)
         self._first_epoch = None if first else 0
@@ -265,7 +266,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
 
 
 def _ranks_so_far() -> Shard:
-    """This process among others, as far as it is known."""
+    """Return the rank of this process and the number of processes; (0, 1) if they are unknown."""
     try:
         return find_ranks()
     except ConfigError:
@@ -281,19 +282,19 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _as_tensor_dict(dims: int, batch: Any) -> Any:
-    """A batch ``{field: [B, S, ...]}``, or several views, as TensorDicts ``[B, S]``; or of so many axes."""
+    """Convert a batch ``{field: [B, S, ...]}``, or several views, to TensorDicts whose batch size has ``dims`` axes."""
     if isinstance(batch, tuple):
         return tuple(_as_tensor_dict(dims, view) for view in batch)
     return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:dims])
 
 
 def _plain(batch: Any) -> Any:
-    """A TensorDict, or several views, as plain dicts of the same tensors."""
+    """Convert a TensorDict, or several views, to plain dicts of the same tensors."""
     return tuple(map(_plain, batch)) if isinstance(batch, tuple) else batch.to_dict()
 
 
 def _check_asking(*, as_dict: bool) -> None:
-    """Raise ConfigError where the caller is a trainer that has no use for TensorDicts, or would lose a batch."""
+    """Raise ConfigError if the caller is a trainer that cannot use TensorDicts, or would lose a batch."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "mouse_torch.")):
         frame = frame.f_back

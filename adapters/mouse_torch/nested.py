@@ -11,22 +11,22 @@ from mouse_core import ConfigError
 
 
 def as_nested(batch: Any) -> Any:
-    """A packed batch with a nested tensor for each field, whose rows are the windows: jagged, without padding.
+    """Return a packed batch with a nested tensor for each field, whose rows are the windows: jagged, without padding.
 
-    It is of batches with ``packed=`` and of ``groups.concatenate``, filled up to a capacity or not. The numbers are not
-    copied: values of a nested tensor are those of the batch. All its tensors have the same offsets, so that what is
-    computed of one can be added to another.
+    The batch comes from a source with ``packed=``, or from ``groups.concatenate``, with or without a capacity. No
+    values are copied: the nested tensors share the memory of the batch. All nested tensors have the same offsets, so
+    results of one can be added to results of another.
 
     Args:
         batch: A TensorDict, or a dict of tensors, with ``cu_seqlens`` ``[B + 1]`` and fields ``[T, ...]``; or a tuple
             of several views of a batch.
 
     Returns:
-        A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each but ``cu_seqlens``, ``sequence_id`` and
-        ``mask``, which nested tensors say themselves; of several views a tuple of such.
+        A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each field except ``cu_seqlens``,
+        ``sequence_id`` and ``mask``, which nested tensors contain already; for several views, a tuple of TensorDicts.
 
     Raises:
-        ConfigError: No packed batch.
+        ConfigError: ``batch`` is no packed batch.
 
     Example:
         >>> packed = {"cu_seqlens": torch.tensor([0, 2, 3]), "reward": torch.tensor([1.0, 2.0, 3.0])}
@@ -40,7 +40,7 @@ def as_nested(batch: Any) -> Any:
             f"as_nested: expected a batch with cu_seqlens, as packed=True gives one, found {type(batch).__name__}"
         )
     offsets = batch["cu_seqlens"].long()
-    # What fills it up is of no window. Asking where it begins waits for the device.
+    # Padding belongs to no window. Reading its begin waits for the device.
     rows = slice(int(offsets[-1])) if "mask" in batch.keys() else slice(None)  # noqa: SIM118  as above
     fields = {
         name: torch.nested.nested_tensor_from_jagged(batch[name][rows], offsets)

@@ -14,7 +14,7 @@ from mouse_core import ConfigError
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """The device that is meant, the host by default; ConfigError where it is not there."""
+    """Return the device, by default the host; ConfigError if it does not exist."""
     try:
         target = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
@@ -30,7 +30,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_pin(pin_memory: bool | None) -> bool:
-    """Whether to pin host memory: by default where there is an accelerator. Without one, True warns."""
+    """Whether to pin host memory: by default if an accelerator exists. Without an accelerator, True warns."""
     there = torch.accelerator.is_available()
     if pin_memory and not there:
         warnings.warn(

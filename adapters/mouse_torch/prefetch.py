@@ -32,12 +32,12 @@ from mouse_torch.trees import as_state, tensor_dict
 
 
 def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
-    """The function from an index to a batch, on the host or under way to ``device``.
+    """Return the function from an index to a batch that is on the host or in transfer to ``device``.
 
     Args:
-        source: A ``BufferSource``, or a source of somebody's own.
-        device: Where batches arrive.
-        pin: Whether they pass through pinned memory.
+        source: A ``BufferSource``, or a custom source.
+        device: The device that batches arrive on.
+        pin: Whether batches are copied through pinned memory.
     """
     return Staged(partial(_gathered, source), partial(_placed, source, device, pin, stream_of(device)))
 
@@ -58,13 +58,13 @@ def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Str
 def _moved(
     batch: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, *, size: Sequence[int] | None
 ) -> InFlight:
-    """A batch on the host or under way to a device, with the batch size ``size``; see ``tensor_dict``."""
+    """Return a batch on the host or in transfer to a device, with the batch size ``size``; see ``tensor_dict``."""
     numbers = {
         str(place): leaf
         for place, leaf in enumerate(flatten(batch).values())
         if isinstance(leaf, np.ndarray) and is_number(leaf.dtype)
     }
-    if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
+    if not numbers or not (pin or stream is not None):  # no copy is needed, or memory is shared
         return InFlight((tensor_dict(batch, device, size=size),), None)
     layout, slab = in_slab(numbers, pin=pin)
 
@@ -76,42 +76,45 @@ def _moved(
 
 
 def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The batch with those leaves replaced whose numbers there are tensors for."""
+    """Return the batch with leaves replaced by ``tensors``, whose keys are the numbers of leaves."""
     places = iter(range(len(flatten(batch))))
     return map_tree(lambda leaf: tensors.get(str(next(places)), leaf), batch)
 
 
 def keeps_tensors(buffer: Any) -> bool:
-    """Whether batches of a buffer, or of a member of an ensemble, are tensors from the beginning."""
+    """Whether batches of a buffer, or of a member of an ensemble, are drawn as tensors."""
     own = getattr(buffer, "keeps_tensors", False)
     return bool(own) or any(keeps_tensors(member) for member in getattr(buffer, "buffers", ()))
 
 
 @untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")
 class PrefetchBatchifier(Batchifier[TensorDict]):
-    """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order; ``[B]`` where there are no steps.
+    """Delivers batches ``TensorDict[B, S]``, or ``[B]`` without steps, created ahead by threads, in index order.
 
-    Packed batches have the batch size ``[]``, as ``cu_seqlens`` and fields have no axis in common; ``as_nested`` makes
-    nested tensors of them.
+    Packed batches have the batch size ``[]``, as ``cu_seqlens`` and fields have no axis in common; ``as_nested``
+    converts the fields to nested tensors.
 
-    On the host tensors share the memory that was gathered into. With ``device="cuda"`` a batch is gathered into one
-    pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.
+    On the host, tensors share the memory that rows were gathered into. With ``device="cuda"``, a batch is gathered into
+    one pinned slab in its stored dtypes, copied ahead of time on a separate stream, and widened on the device.
 
-    The other arguments are those of every loader; see ``mouse_core.prefetch.Batchifier``.
+    Every loader has the other arguments; see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: As everywhere; of a replay buffer that keeps tensors the calling thread always makes the batches.
-        pin_memory: Whether host memory is pinned; None: where there is an accelerator. Without one, nothing is pinned,
-            and True warns.
-        device: A ``torch.device`` or its name; None: on the host, or where the replay buffer has its batches.
+        num_workers: As in every loader. Batches of a replay buffer that keeps tensors are always created by the calling
+            thread.
+        pin_memory: Whether host memory is pinned; None: if an accelerator exists. Without an accelerator nothing is
+            pinned, and True warns.
+        device: A ``torch.device`` or its name; None: the host, or the device of the replay buffer's batches.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: The device does not exist; else see ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
     def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[TensorDict]:
-        """Converter of batches to TensorDicts on the host or a device; see ``mouse_core.prefetch.Batchifier``."""
+        """Return the converter of batches to TensorDicts on the host or a device; see
+        ``mouse_core.prefetch.Batchifier``.
+        """
         if sharding is not None:
             raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
         buffer = source.buffer if isinstance(source, BufferSource) else None
@@ -120,7 +123,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         target = check_device(by_default if device is None else device)
         pin = check_pin(pin_memory)
         if not isinstance(source, BatchSource):
-            # What is on a device already is made there by the stream that it was gathered on.
+            # Batches on a device are created by the stream that gathered them.
             in_caller = buffer is not None and keeps_tensors(buffer)
             return Delivery(partial(whole_maker, device=target, pin=pin), hand_over, in_caller=in_caller)
         if target.type == "cpu":
@@ -128,9 +131,10 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         return Delivery(partial(device_maker, device=target, pin=pin), hand_over)
 
     def state_dict(self) -> dict[str, Any]:
-        """Position of the next batch, in tensors and plain values; for a replay buffer, with the batches drawn ahead.
+        """Return the position of the next batch, in tensors and plain values; for a replay buffer, also the batches
+        drawn ahead.
 
-        ``torch.save`` writes it and ``torch.load`` reads it with their defaults.
+        ``torch.save`` and ``torch.load`` write and read the state with their defaults.
         """
         state: dict[str, Any] = as_state(super().state_dict())
         return state

@@ -20,61 +20,64 @@ class TensorArrays(HostArrays):
     """The arrays of a storage as torch tensors on one device.
 
     Args:
-        device: Where they are; None: the CPU.
+        device: The device of the tensors; None: the CPU.
 
     Raises:
-        ConfigError: A device that is not there.
+        ConfigError: The device does not exist.
     """
 
     def __init__(self, device: Any = None) -> None:
         try:
-            # The number of the current device belongs to it: tensors say "cuda:0".
+            # The device has an index, as devices of tensors do: "cuda:0", not "cuda".
             self.device = torch.empty(0, device="cpu" if device is None else device).device
         except (RuntimeError, TypeError, AssertionError) as error:
             raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
 
     def array(self, value: Any) -> torch.Tensor:
-        """A value as a tensor, detached from the graph."""
+        """Convert a value to a tensor that is detached from the graph."""
         refuse_hidden(value)
         return torch.as_tensor(value, device=self.device).detach()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        """A tensor of zeros of a NumPy or torch dtype."""
-        # A tensor that is made in inference mode can be written to only there, and rollouts are often begun there.
+        """Return a tensor of zeros of a NumPy or torch dtype."""
+        # A tensor that is created in inference mode can be written only in inference mode, and rollouts often begin in
+        # it.
         with torch.inference_mode(False):
             return torch.zeros(
                 shape, dtype=dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype), device=self.device
             )
 
     def index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Row numbers as a tensor; nothing waits for them."""
+        """Return row numbers as a tensor, without waiting for the device."""
         return sent({"rows": rows}, self.device)["rows"]
 
     def may_look(self, array: torch.Tensor) -> bool:
-        """Whether no device has to be waited for."""
+        """Whether values can be read without waiting for a device."""
         return bool(self.device.type == "cpu")
 
     def without_gradients(self) -> torch.no_grad:
-        """``torch.no_grad()``."""
+        """Return ``torch.no_grad()``."""
         return torch.no_grad()
 
 
 @untraced("add_transitions", "mini_batch_generator", "recurrent_mini_batch_generator", "generator", "_read", "_steps")
 class RolloutStorage(rollouts.RolloutStorage):
-    """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are kept, computed and delivered on one device.
+    """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are stored, computed and delivered on one
+    device.
 
-    It has the same arguments and methods, and for one seed the same order of rows, which is computed on a GPU where
-    rows are there. What is added is detached from the graph and moved to the device. Nothing waits for a GPU, except
-    the checks where ``validate=True``, and splitting trajectories, whose number must be known. What
-    ``torch.compile(fullgraph=True)`` compiles and CUDA graphs capture takes ``mouse_torch.device.RolloutStorage``.
+    The class has the same arguments and methods, and the same order of rows for one seed, which is computed on the
+    device of the rows. Added values are detached from the graph and moved to the device. Only two operations wait for a
+    GPU: the checks of ``validate=True``, and the splitting of trajectories, whose number must be known. For
+    ``torch.compile(fullgraph=True)`` and CUDA graphs, use ``mouse_torch.device.RolloutStorage``.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: As there.
-        amp_cfg: Likewise; the extractors are called without gradients.
-        device: Where tensors are; None: the CPU.
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: As in
+            ``mouse_core.rollouts.RolloutStorage``.
+        amp_cfg: As in ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
+        device: The device of the tensors; None: the CPU.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Moving a batch of NumPy arrays into torch: zero-copy on the host; to CUDA one pinned slab and one copy."""
+"""Transfer of batches of NumPy arrays to torch: zero-copy on the host; to CUDA by one pinned slab and one copy."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """The function from an index to a TensorDict on the host, in pinned memory if asked; see ``batch_dims``."""
+    """Return the function from an index to a TensorDict on the host, in pinned memory with ``pin``; see ``batch_dims``.
+    """
     if pin:
         return partial(_make_pinned, source)
     return Staged(source.__getitem__, partial(_tensors, batch_dims(source.spec)))
 
 
 def batch_dims(spec: Spec) -> int:
-    """Number of axes in the batch size of a TensorDict: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed windows.
+    """Return the number of axes in the batch size of a TensorDict: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed
+    windows.
 
-    ``cu_seqlens`` has B + 1 values and other fields T rows. A TensorDict of size ``[T]`` would hold it wrapped only, so
-    that neither attention nor ``torch.nested`` takes it.
+    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` would hold
+    ``cu_seqlens`` only in a wrapper, which neither attention nor ``torch.nested`` accepts.
     """
     return 0 if spec.is_packed else spec.batch_dims
 
@@ -53,16 +55,15 @@ def _make_pinned(source: BatchSource, index: int) -> TensorDict:
 
 
 def _size(source: BatchSource, plan: Plan) -> list[int]:
-    """The axes of a batch that come before those of its fields."""
+    """Return the leading axes of a batch, in front of the axes of its fields."""
     return [len(plan.starts), plan.length][: batch_dims(source.spec)]
 
 
 def _gather_slabs(
     source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, stored: bool
 ) -> list[torch.Tensor]:
-    """A batch in one slab, or each of its views in one of its own."""
-    # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
-    # are done.
+    """Gather a batch into one slab, or each of its views into a separate slab."""
+    # Pinned memory comes from torch's caching host allocator, which reuses a slab only after the copies out of it.
     slabs = [torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(source.views)]
     out = [layout.arrays(slab.numpy()) for slab in slabs]
     source.gather(plan, out[0] if source.views == 1 else out, stored=stored)
@@ -70,19 +71,20 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """A batch as a loader delivers it: itself, or a tuple of its views (for which the type makes no exception)."""
+    """Return the batch, or a tuple of its views, which the type does not mention."""
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
 def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor in the memory of an array, also of bfloat16 and 8-bit floats, which torch does not take from NumPy.
+    """Return a tensor in the memory of an array; also for bfloat16 and 8-bit floats, which torch cannot convert from
+    NumPy.
 
     Raises:
-        SchemaError: A dtype that torch has not.
+        SchemaError: torch lacks the dtype.
     """
     narrow = is_ml_float(array.dtype)
     if not narrow and array.dtype.kind in "biufc" and array.dtype.itemsize <= 8 << (array.dtype.kind == "c"):
-        # NumPy has 2**63 as C's unsigned long long, which torch knows by its other name alone.
+        # NumPy may name a dtype "unsigned long long", which torch knows only by its other name.
         return torch.from_numpy(array.view(array.dtype.str))
     dtype = getattr(torch, array.dtype.name, None) if narrow else None
     if dtype is None:
@@ -91,25 +93,25 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Arrays as tensors on a device, by one copy for all of them that nobody waits for; on the host as they are."""
+    """Copy arrays to tensors on a device, all by one asynchronous copy; on the host, tensors share the memory."""
     if device.type == "cpu":
         return {name: from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     return by_one_copy(arrays, device)
 
 
 def by_one_copy(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Arrays as tensors that lie in one piece of memory on a device.
+    """Copy arrays to tensors in one block of memory on a device.
 
-    For CUDA they go through one piece of pinned memory, which torch's allocator takes back when the copy is done.
+    For CUDA the copy goes through one block of pinned memory, which torch's allocator reuses after the copy.
     """
     layout, slab = in_slab(arrays, pin=device.type == "cuda")
     return slab_tensors(layout, slab.to(device, non_blocking=True))
 
 
 def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[BatchLayout, torch.Tensor]:
-    """Copy arrays to one piece of memory of the host, and return its layout and the memory, uint8.
+    """Copy arrays to one block of host memory, and return its layout and the memory, uint8.
 
-    Torch's allocator reuses pinned memory only when the copies out of it are done.
+    Torch's allocator reuses pinned memory only after the copies out of it.
     """
     layout = BatchLayout({name: (array.shape, array.dtype) for name, array in arrays.items()})
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
@@ -119,10 +121,10 @@ def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[Batch
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """An array in the memory of a tensor, moved to the host if it is elsewhere.
+    """Return an array in the memory of a tensor; a tensor on another device is first copied to the host.
 
     Raises:
-        SchemaError: A dtype that NumPy has not, or only with ml_dtypes, which is not there.
+        SchemaError: NumPy lacks the dtype, or needs the package ml_dtypes, which is not installed.
     """
     values = tensor.detach().cpu()
     name = str(values.dtype).removeprefix("torch.")
@@ -138,7 +140,7 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The fields of a batch as tensors in a slab (uint8 ``[layout.nbytes]``) on any device."""
+    """Return the fields of a batch as tensors in a slab (uint8 ``[layout.nbytes]``) on any device."""
     tensors = {}
     for name, (offset, shape, dtype) in layout.fields.items():
         nbytes = prod(shape) * dtype.itemsize
@@ -147,7 +149,7 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy dtype, also in compiled code; raises as ``from_numpy``."""
+    """Return the torch dtype of a NumPy dtype, also in compiled code; errors are those of ``from_numpy``."""
     found = getattr(torch, dtype.name, None) if is_ml_float(dtype) or dtype.kind in "biufc" else None
     if not isinstance(found, torch.dtype):
         raise SchemaError(f"rows: expected a dtype that torch has, found {dtype}")
@@ -156,7 +158,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """A batch gathered into memory of the host: a slab for each view."""
+    """A batch in host memory: a slab for each view."""
 
     layout: BatchLayout
     slabs: list[torch.Tensor]
@@ -165,11 +167,11 @@ class _Slabs:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A batch on its way to a device.
+    """A batch in transfer to a device.
 
     Args:
-        views: The batch, or its views, whose tensors are not ready before ``event``.
-        event: Recorded on the copying stream after the last of them; None where they are ready.
+        views: The batch, or its views, whose tensors are ready after ``event``.
+        event: Recorded on the copying stream after the last copy; None: the tensors are ready.
     """
 
     views: tuple[TensorDict, ...]
@@ -177,12 +179,13 @@ class InFlight:
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream for copies to a device, so that they overlap with the training step; None where there are no streams."""
+    """Return a stream for copies to a device, which overlap with the training step; None for devices without streams.
+    """
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Stream | None) -> InFlight:
-    """The views that ``make`` gives, whose copies it begins on ``stream``."""
+    """Return the views of ``make``, whose copies begin on ``stream``."""
     with torch.cuda.stream(stream):  # no effect for None
         views = tuple(make())
         event = None
@@ -193,10 +196,10 @@ def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Strea
 
 
 def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Staged:
-    """The function from an index to a batch under way to ``device``.
+    """Return the function from an index to a batch in transfer to ``device``.
 
-    Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own;
-    ``hand_over`` makes the consumer's stream wait for them.
+    Bytes travel in their stored dtypes and are widened on the device. On CUDA, copies run on a separate stream;
+    ``hand_over`` makes the consumer's stream wait for the copies.
     """
     return Staged(
         partial(_gather_stored, source, pin),
@@ -212,7 +215,7 @@ def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
-    """A batch in its slabs as it is delivered: widths say nothing, but kinds do."""
+    """Return a batch in its slabs as arrays of the delivered kinds of dtypes; widths may be the stored ones."""
     views = []
     for slab in gathered.slabs:
         arrays = gathered.layout.arrays(slab.numpy())
@@ -236,13 +239,13 @@ def _move(
 
 
 def hand_over(made: InFlight) -> TensorDict:
-    """Give a batch to the caller, whose current stream waits for its copies; the host does not."""
+    """Return a batch to the caller, whose current stream waits for the copies; the host does not wait."""
     if made.event is not None:
         stream = torch.cuda.current_stream(made.views[0].device)
         stream.wait_event(made.event)
         for view in made.views:
             for tensor in view.values(include_nested=True, leaves_only=True):
-                # The allocator must not reuse the memory before the caller's stream is done with it.
+                # The allocator must not reuse the memory before the caller's stream has finished with it.
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(stream)
     return _delivered(list(made.views))

@@ -81,7 +81,7 @@ class _Socket:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
         reply, body = receive(self._socket)
-        self._socket.settimeout(None)  # only a hello is answered soon: a write waits for the writes before it
+        self._socket.settimeout(None)  # only a hello is answered quickly: a write waits for earlier writes
         return {**reply, "body": body}
 
     def close(self) -> None:
@@ -289,6 +289,6 @@ def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:
 
 
 def _alone(value: Any) -> Any:
-    """A column with one value."""
+    """Return a column with one value."""
     is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, str | bytes)
     return value[None] if is_array else [value]

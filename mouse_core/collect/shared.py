@@ -1,14 +1,15 @@
 """SharedStore: writes the rows of several clients to one store, each write exactly once.
 
-A client counts its writes: 1, 2, 3. Which of them are in the store is kept beside its rows, in a log: before rows are
-written, whose they are, the number of the write, how many rows there were ever before, and how many come::
+A client numbers its writes: 1, 2, 3. A log beside the rows records which writes are in the store. Before rows are
+written, the log receives the client, the number of the write, the number of rows written to the store so far, and the
+number of rows in the write::
 
     actor-1, write 7: 100 rows behind row 5,200     the process dies
     the store is opened again, and has 5,260 rows   so 60 of the 100 are there
 
-When actor-1 sends write 7 again, which was never answered, the other 40 are written. How many rows there are when a
-folder is opened is in the log, too (``store.disk.folder.note_opened``): rows that its owner appends from then on,
-before anything is served, are nobody else's.
+When actor-1 sends the unanswered write 7 again, the other 40 rows are written. The log also records the number of rows
+when the folder is opened (``store.disk.folder.note_opened``): rows that the owner appends after that belong to no
+client.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class _Write:
     """A client's last write.
 
     Args:
-        client: Whose.
-        number: Which, from 1.
-        begin: Rows ever written to the store before it, or before what was left of it.
-        rows: How many it has.
-        digest: Of its columns and their bytes.
-        done: How many of its rows are in the store; None: as many as the store has behind ``begin``.
-        before: How many of its rows an attempt before this one had written, which lie elsewhere.
+        client: The name of the client.
+        number: The number of the write, from 1.
+        begin: Rows ever written to the store before this write, or before its last attempt.
+        rows: The number of rows.
+        digest: The digest of the columns and their bytes.
+        done: The number of its rows in the store; None: the number of rows that the store has behind ``begin``.
+        before: The number of its rows that earlier attempts wrote, which are not behind ``begin``.
     """
 
     client: str
@@ -60,9 +61,11 @@ class _Write:
     before: int = 0
 
     def settled(self, written: int) -> _Write:
-        """With the rows that are in a store to which ``written`` rows were ever written, and none since by others.
+        """Return the write with ``done`` set, for a store that ever received ``written`` rows, none of other writers
+        since ``begin``.
 
-        Of 100 rows behind row 5,200, 60 are there when 5,260 were written, and 100 from 5,300 on.
+        Of 100 rows behind row 5,200, 60 are in the store if 5,260 rows were written, and all 100 if 5,300 or more were
+        written.
         """
         there = self.before + min(max(written - self.begin, 0), self.rows - self.before)
         return replace(self, done=there if self.done is None else min(self.done, there))
@@ -98,10 +101,10 @@ class SharedStore:
         self._lock = threading.Lock()
         self._log = None if store.path is None else Log(Path(store.path) / CLIENTS)
         self._last = {} if self._log is None else _last_of(self._log, store.written)
-        self._owed: list[_Write] = []  # what became of writes, and is not in the log yet
-        self._tokens: dict[str, str] = {}  # of the client that has a name
-        self._outdated: set[tuple[str, str]] = set()  # names and tokens of those that had one
-        self._records = _MOST_RECORDS  # what was settled is written down before the first write
+        self._owed: list[_Write] = []  # failed writes with their stored rows, not in the log yet
+        self._tokens: dict[str, str] = {}  # the token of each name's client
+        self._outdated: set[tuple[str, str]] = set()  # names and tokens of earlier clients
+        self._records = _MOST_RECORDS  # the log is rewritten before the first write
         if self._last:
             self._rewrite()
 
@@ -122,9 +125,9 @@ class SharedStore:
         """Answer a call with plain values. After an error, which is also an answer, the store is unchanged.
 
         Args:
-            call: What is asked for: ``{"call": name, "client": name}``, where calls are "hello", "write", "flush",
-                "describe" and "look", with a ``token`` that no other client of this name has; the ``number`` of a write
-                and what its ``columns`` are; what is said ``metadata`` rows.
+            call: The call: ``{"call": name, "client": name}`` with the name "hello", "write", "flush", "describe" or
+                "look", and a ``token`` that no other client of this name has. A "write" has its ``number`` and the
+                description of its ``columns``; a "describe" has ``metadata`` rows.
             body: The bytes of the columns.
         """
         client = call.get("client")
@@ -147,19 +150,19 @@ class SharedStore:
             return {"count": self._count(client)} | (self._look() if call.get("call") == "look" else {})
         except MouseError as error:
             return self._refusal(client, type(error).__name__, str(error))
-        except Exception as error:  # whoever sent it must not wait for ever
+        except Exception as error:  # the client must get an answer
             return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
 
     def _look(self) -> dict[str, str]:
-        """The store's columns and alignment in plain values, for a recorder."""
+        """Return the store's columns and alignment as plain values, for a recorder."""
         columns = pa.schema(list(self.store.columns.items())).serialize().to_pybytes()
         return {"columns": base64.b64encode(columns).decode(), "alignment": self.store.alignment}
 
     def flush(self) -> None:
-        """``store.flush()``: rows, and what is known of their clients, reach the disk as the store's ``sync`` says."""
+        """Call ``store.flush()``: rows and the log of clients reach the disk by the store's ``sync`` level."""
         with self._lock:
             if self._last and self.store.sync != "none":
-                # Before the rows: of those that are on the disk it is known whose they are.
+                # The log comes first, so that the client of every row on the disk is known.
                 self._note(next(reversed(self._last.values())), sync=True)
             self.store.flush()
 
@@ -206,7 +209,7 @@ class SharedStore:
             count, last = self._count(client), self._last.get(client)
             again = last is not None and (last.number, last.rows, last.digest) == (number, rows, digest)
             if again and number == count:
-                return  # it was sent again, for its answer was lost
+                return  # the call was repeated, as its answer was lost
             if number != count + 1:
                 other = "others" if number == count else f"number {number}"
                 has = f"client {client!r}: expected the rows of its write number {count + 1}, found {other}"
@@ -214,13 +217,14 @@ class SharedStore:
             done = (last.done or 0) if again and last is not None else 0
             if done:
                 columns = {name: values[done:] for name, values in columns.items()}
-            with self.store.lock:  # where the rows go, they go
+            with self.store.lock:  # no other rows come between the log entry and the rows
                 write = _Write(client, number, self.store.written, rows, digest, before=done)
                 self._note(write)
                 try:
                     self.store.extend(columns)
                 except BaseException:
-                    # Of a full disk some rows may be there. Else rows of others would be taken for these later.
+                    # On a full disk, some rows may be written. Recorded now, rows of later writers are not taken for
+                    # the missing ones.
                     settled = write.settled(self.store.written)
                     self._keep(settled)
                     self._owed.append(settled)
@@ -231,7 +235,7 @@ class SharedStore:
 
     def _keep(self, write: _Write) -> None:
         self._last.pop(write.client, None)
-        self._last[write.client] = write  # the last one is the newest
+        self._last[write.client] = write  # the newest write is the last item
 
     def _note(self, *writes: _Write, sync: bool = False) -> None:
         """Append the owed records and ``writes`` to the log."""
@@ -252,13 +256,13 @@ class SharedStore:
 
 
 def _last_of(log: Log, written: int) -> dict[str, _Write]:
-    """The last write of each client, with the number of its rows that are in the store."""
+    """Return the last write of each client, with the number of its rows in the store."""
     last: dict[str, _Write] = {}
     for record in log.records:
         try:
             said = json.loads(record)
             if said.keys() == {"opened"}:
-                # What a crash left of the writes before is there from here on; what comes behind is none of theirs.
+                # Rows of earlier writes are in the store at this record; later rows belong to no earlier write.
                 last = {name: write.settled(int(said["opened"])) for name, write in last.items()}
                 continue
             write = _Write(**said)
@@ -271,7 +275,7 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
 
 
 def error_of(reply: Mapping[str, Any]) -> MouseError | None:
-    """The error in an answer, in its own class; None where there is none."""
+    """Return the error in an answer as an instance of its class; None if there is no error."""
     if "error" not in reply:
         return None
     kind = getattr(errors, str(reply["error"]), MouseError)

@@ -2,15 +2,16 @@
 
     b"MSC1" | length of the JSON, 4 bytes | length of the body, 8 bytes | JSON | body
 
-Numbers are little-endian. Memory becomes resident as the bytes arrive, whatever length a message announces.
+Numbers are little-endian. Memory becomes resident only as bytes arrive, whatever length a message announces.
 
-Columns of rows are a description of plain values in the JSON, and their values one behind the other in the body:
+Columns consist of a description in the JSON, and their values, one column after another, in the body:
 
 - an array ``[n, ...]`` of numbers: its dtype and shape, and its bytes
 - a list of arrays of numbers: their dtype and shapes, and their bytes
 - anything else (text, bytes, lists, dicts, None): an Arrow column
 
-A body is never larger in memory than its bytes allow: compressed and shared values are refused before they are decoded.
+The memory of decoded values is bounded by the bytes of the body: compressed and shared values raise DataError before
+they are decoded.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _MAGIC = b"MSC1"
 _MOST_SAID = 1 << 24
 _MOST_DIMENSIONS = 32
 MOST_BYTES = 1 << 31
-"""Bytes of the rows of one write, at most."""
+"""The most bytes of the rows of one write."""
 _PLAIN = "biufc"
-_TYPED = pa.Scalar, np.datetime64, np.timedelta64  # of which Python's own values would lose type or unit
-_MOST_PARTS = 512  # which the system takes at once
+_TYPED = pa.Scalar, np.datetime64, np.timedelta64  # Python values would lose the type or unit of these
+_MOST_PARTS = 512  # the limit of one system call
 _LONGEST_PATH = 100
 
 
@@ -49,7 +50,7 @@ def send(to: socket.socket, said: Mapping[str, Any], parts: Sequence[memoryview]
     """Send a message.
 
     Raises:
-        DataError: Too many bytes.
+        DataError: The message has too many bytes.
         OSError: The socket failed.
     """
     text = json.dumps(said).encode()
@@ -74,11 +75,11 @@ def receive(
 
     Args:
         source: The socket.
-        most_text, most_bytes: The most bytes of its JSON and of its body.
+        most_text, most_bytes: The most bytes of the JSON and of the body.
 
     Raises:
         ConnectionError: The connection ended.
-        DataError: Bytes that are not a message.
+        DataError: The bytes are not a message.
         OSError: The socket failed.
     """
     magic, said, nbytes = _HEAD.unpack(_exactly(source, _HEAD.size))
@@ -96,7 +97,7 @@ def receive(
 
 
 def _exactly(source: socket.socket, nbytes: int) -> memoryview:
-    memory = np.empty(nbytes, np.uint8).data  # not resident before bytes arrive
+    memory = np.empty(nbytes, np.uint8).data  # memory is not resident before bytes arrive
     done = 0
     while done < nbytes:
         count = source.recv_into(memory[done:])
@@ -108,7 +109,7 @@ def _exactly(source: socket.socket, nbytes: int) -> memoryview:
 
 @contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """A path to a socket that is short enough for the system."""
+    """Return a path to the socket that is short enough for the system."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
         return
@@ -126,7 +127,7 @@ def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
     """Describe columns, and return their bytes.
 
     Raises:
-        DataError: Values that are neither numbers, text, bytes nor lists and dicts of such.
+        DataError: A value is not a number, text, bytes, or a list or dict of these.
     """
     described: list[Any] = []
     parts: list[Buffer] = []
@@ -143,10 +144,10 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
     if np.ma.is_masked(values):
         values = [None if is_hidden(value) else value for value in values]
     if not isinstance(values, list | tuple) and hasattr(values, "__array__"):
-        values = np.asarray(values)  # of a framework, or a subclass
+        values = np.asarray(values)  # an array of a framework, or a subclass of ndarray
     if isinstance(values, np.ndarray) and values.dtype.kind in _PLAIN:
         return ["array", dtype_name(values.dtype), list(values.shape)], [_bytes_of(values)]
-    if isinstance(values, np.ndarray) and values.dtype.kind in "mM" and values.ndim == 1:  # whose items have no unit
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM" and values.ndim == 1:  # items would lose the unit
         return ["column", "", [len(values)]], _arrow_bytes(name, values)
     items: list[Any] = [None if is_hidden(value) else value for value in values]
     try:
@@ -163,7 +164,7 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
 
 
 def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
-    """A column of anything that Arrow takes, as the messages of a schema and of a record batch."""
+    """Encode a column of values that Arrow supports, as the messages of a schema and of a record batch."""
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             values.validate(full=True)
@@ -181,7 +182,7 @@ def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
 
 
 def _plain(item: Any) -> Any:
-    """An item as Arrow takes it, times as they are: Python's have no nanoseconds."""
+    """Convert an item for Arrow; times stay NumPy values, as Python times lack nanoseconds."""
     if not isinstance(item, np.ndarray | np.generic) or item.dtype.kind in "mM":
         return item
     if item.dtype.names is not None:
@@ -195,10 +196,10 @@ def _bytes_of(values: np.ndarray[Any, Any]) -> Buffer:
 
 
 def decoded(described: Any, body: Buffer) -> dict[str, Any]:
-    """The columns; arrays are views of ``body``.
+    """Return the columns; arrays are views of ``body``.
 
     Raises:
-        DataError: The description does not go with the bytes, or the values would take far more memory than the bytes.
+        DataError: The description does not match the bytes, or the values would take far more memory than the bytes.
     """
     columns: dict[str, Any] = {}
     most = _most_values(body)
@@ -224,21 +225,21 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
 
 
 def _most_values(body: Buffer) -> int:
-    """The most values of a body: nulls and rows without values have no bytes, and take memory once decoded."""
+    """Return the most values that a body may have: nulls and empty rows have no bytes, but take memory when decoded."""
     return 16 * len(body) + 4096
 
 
 def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | None = None) -> pa.RecordBatch:
-    """One record batch that a client sent, its values within ``body``.
+    """Read the record batch of a client; its values lie in ``body``.
 
     Args:
-        body: The message of the record batch; without ``schema`` the message of a schema before it.
-        schema: Its columns.
-        most: How many values it may have, those within lists and dicts included; None: by the bytes of ``body``.
+        body: The message of the record batch; without ``schema``, preceded by the message of the schema.
+        schema: The columns; None: read from ``body``.
+        most: The most values, including values in lists and dicts; None: a limit by the bytes of ``body``.
 
     Raises:
-        DataError: It is something else; or is compressed, refers to values more than once, or has more values.
-        pyarrow.ArrowException, OSError, ValueError: It is damaged.
+        DataError: The message is no record batch, is compressed, refers to values more than once, or has too many
+        values. pyarrow.ArrowException, OSError, ValueError: The message is damaged.
     """
     begin = 0
     if schema is None:

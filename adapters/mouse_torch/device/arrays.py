@@ -159,7 +159,7 @@ class TorchArrays(Arrays):
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""
         factors, shifts, pieces = (self.constants[name] for name in ("factors", "shifts", "pieces"))
-        # Without the sign, which 0 may have.
+        # Without the sign, as 0 may be negative.
         bits = priority.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
         tables = Powers(factors, shifts, pieces, bends_down=alpha < 1, most=most)
         return weights_of(plus_bits(bits, _bits_of(eps), torch), tables, torch)

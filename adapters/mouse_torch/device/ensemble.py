@@ -38,12 +38,13 @@ class ReplayEnsemble(BufferModule):
     Args:
         replays: Replays with order="random", which become parts of this module.
         batch_size: Rows or slices in a batch, B.
-        p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
-            sample.
+        p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
+            number of the sample.
         seed: In ``[0, 2**64)``.
 
     Raises:
-        ConfigError: No replays, one in which rows come in turn, several devices, or weights that are none.
+        ConfigError: There are no replays, a replay has another order than "random", replays are on several devices, or
+            weights are invalid.
 
     Example:
         >>> import torch
@@ -92,30 +93,30 @@ class ReplayEnsemble(BufferModule):
             self.constants = BufferModule(made, persistent=False).to(replays[0].device)
 
     def extra_repr(self) -> str:
-        """Arguments that the ensemble was created with."""
+        """Return the arguments of the ensemble as text."""
         return f"batch_size={self.batch_size}"
 
     def can_sample(self) -> torch.Tensor:
-        """Whether all members that give rows have something to draw: bool ``[]`` on the device."""
+        """Return whether a batch can be drawn from every member with a weight: bool ``[]`` on the device."""
         asked = [replay.can_sample() for replay, given in zip(self._members(), self.shares.given, strict=True) if given]
         return torch.stack(asked).all()
 
     @torch.no_grad()
     def sample(self, index: Any = None) -> TensorDict:
-        """The next batch, or that of any number.
+        """Return the next batch, or the batch of any number.
 
         Args:
-            index: The number of the sample, as of ``Replay.sample``; None: the next one, which is counted in
-                ``samples`` on the device.
+            index: The number of the sample, as in ``Replay.sample``; None: the number in ``samples`` on the device,
+                which the call increments.
 
         Returns:
-            A batch as of ``Replay.sample``, with the rows of the members one behind the other, and ``buffer_ids``,
-            int64, the member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1
-            there. A batch has these fields even without a row of a member that has them.
+            A batch as in ``Replay.sample``, with the rows of the members one after another, and ``buffer_ids``, int64,
+            the member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A
+            batch has these fields even without a row of a member that has them.
 
         Raises:
-            ConfigError: A number out of range; nothing to draw, where that is seen: on the host.
-            SchemaError: Members whose batches have other fields than the first one's.
+            ConfigError: The number is out of range; or a member has nothing to draw, which is checked on the host only.
+            SchemaError: The batches of a member have other fields than the batches of the first member.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)
         xp, batches = TorchArrays(self.samples.device, self.constants._buffers), {}
@@ -139,11 +140,11 @@ class ReplayEnsemble(BufferModule):
         """Set the priorities of some rows; members without priorities are left out.
 
         Args:
-            indices, priorities: As of ``Replay.set_priorities``.
+            indices, priorities: As in ``Replay.set_priorities``.
             buffer_ids: The member of each row, as in a batch.
 
         Raises:
-            ConfigError, DataError, IndexError: As there.
+            ConfigError, DataError, IndexError: As ``Replay.set_priorities``.
         """
         for member, replay in enumerate(self._members()):
             if isinstance(replay.sampler, ByPriority):

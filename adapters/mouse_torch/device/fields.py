@@ -1,4 +1,4 @@
-"""Modules whose buffers are data, and the memory of the fields of rows."""
+"""Modules whose buffers are data, and the memory of rows by field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _LINE = 64
 
 
 class BufferModule(torch.nn.Module):
-    """A module of data: it moves with the module that it is part of, and keeps its dtypes in ``half()`` and others.
+    """A module of data, which moves between devices with its parent, and keeps its dtypes in ``half()`` and similar
+    methods.
 
     Args:
         arrays: Buffers by name.
@@ -32,7 +33,7 @@ class BufferModule(torch.nn.Module):
 
     def __init__(self, arrays: Mapping[str, torch.Tensor] | None = None, *, persistent: bool = True) -> None:
         super().__init__()
-        # Buffers as arrays of NumPy, and the addresses of their memory: creating an array takes longer than reading it.
+        # Buffers as NumPy arrays, and the addresses of their memory: creating an array takes longer than looking it up.
         self._views: tuple[list[int], Arrays] = ([], {})
         for name, memory in (arrays or {}).items():
             self.register_buffer(name, memory, persistent=persistent)
@@ -47,7 +48,7 @@ class BufferModule(torch.nn.Module):
         return self._views[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for copies and pickles, without the views of the memory."""
+        """Return the state for copies and pickles, without the NumPy views of the memory."""
         return {**vars(self), "_views": ([], {})}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -55,7 +56,7 @@ class BufferModule(torch.nn.Module):
             made = fn(tensor)
             return made if made.dtype == tensor.dtype else tensor.to(made.device)
 
-        self._views = [], {}  # which would keep the memory
+        self._views = [], {}  # the views would keep the memory alive
         return super()._apply(moved, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -65,7 +66,7 @@ def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; on the host in memory of NumPy.
+    """Return a tensor of zeros; on the host, in memory that NumPy allocated.
 
     Linux gives that memory large pages: a draw from 10 million rows then finds a row without reading a page table.
     """
@@ -77,7 +78,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)
 
 
-# What torch copies to places and takes from places; of others the bits lie in integers of as many bytes.
+# Dtypes that torch can scatter and gather; values of other dtypes are stored as integers of the same size.
 _HELD = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
      torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -94,24 +95,24 @@ class Row:
 
     @property
     def held(self) -> torch.dtype:
-        """The dtype in which it lies in memory."""
+        """The dtype of the field in memory."""
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
     def as_held(self, values: torch.Tensor) -> torch.Tensor:
-        """Values as they lie in memory, in which numbers become those of the field's dtype."""
+        """Convert values to the field's dtype, and view them in the dtype of the memory."""
         made = values.to(self.dtype)
         return made if made.dtype == self.held else made.contiguous().view(self.held)
 
     def seen(self, memory: torch.Tensor) -> torch.Tensor:
-        """Memory in the field's own dtype."""
+        """Return memory viewed in the field's own dtype."""
         return memory if memory.dtype == self.dtype else memory.view(self.dtype)
 
 
 def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
-    """The structure of an example, and each of its fields.
+    """Return the structure of an example, and the shape and dtype of each field.
 
     Raises:
-        SchemaError: A field that is no tensor of numbers.
+        SchemaError: A field is no tensor of numbers.
     """
     tree = opened(as_tree(example), 0)
     fields = {}
@@ -132,16 +133,16 @@ def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 class Fields(BufferModule):
-    """The memory of all rows, a buffer ``[capacity, ...]`` for each field, by its place among them.
+    """The memory of all rows: a buffer ``[capacity, ...]`` for each field, named by the field's position.
 
-    Fields that torch cannot write row by row, such as uint16 and float8, lie there as integers of the same size.
+    Fields that torch cannot write row by row, such as uint16 and float8, are stored as integers of the same size.
 
     Args:
-        structure: How rows are nested.
-        rows: Each field of one.
-        capacity: How many rows there are.
-        num_envs: Environments side by side, or None.
-        device: Where they lie.
+        structure: The nesting of rows.
+        rows: The shape and dtype of each field.
+        capacity: The number of rows.
+        num_envs: The number of environments, or None for one stream.
+        device: The device of the memory.
     """
 
     def __init__(
@@ -150,14 +151,14 @@ class Fields(BufferModule):
         super().__init__()
         self._structure, self.rows, self._lists = structure, rows, lists_of(structure)
         self._envs = num_envs
-        # Those that are taken in another dtype: NumPy has no bfloat16 either.
+        # Fields that are gathered in another dtype: NumPy lacks bfloat16, too.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
         self.is_flat = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
         for place, row in enumerate(rows.values()):
             self.register_buffer(str(place), zeros((capacity, *row.shape), row.held, device))
 
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
-        """Every field by its name, ``[capacity, ...]``."""
+        """Return the memory of every field by name, ``[capacity, ...]``."""
         for key, memory in self._each():
             yield key, self.rows[key].seen(memory)
 
@@ -165,7 +166,9 @@ class Fields(BufferModule):
         yield from zip(self.rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: Any) -> Any:
-        """The rows in some slots, nested, ``[*slots, ...]``; those of NumPy are taken by it, in half the time."""
+        """Return the rows in ``slots``, nested, ``[*slots, ...]``. NumPy gathers slots that are NumPy arrays, in half
+        the time.
+        """
         if isinstance(slots, np.ndarray):
             seen = zip(self.rows, self.arrays().values(), strict=True)
             found = {key: torch.from_numpy(array.take(slots, 0)) for key, array in seen}
@@ -176,20 +179,21 @@ class Fields(BufferModule):
         return found if self.is_flat else self.nested(found)
 
     def outline(self, lead: list[int]) -> Any:
-        """Rows without values, nested, ``[*lead, ...]``."""
+        """Return rows without values, nested, ``[*lead, ...]``."""
         empty = {
             key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self.rows.items()
         }
         return self.nested(empty)
 
     def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
-        """Fields by name as rows are nested."""
+        """Return fields by name, nested as rows are."""
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
-        """Write time steps as they lie in memory, ``[n, (E), ...]``, each to a place of its own, int64 ``[n]``.
+        """Write time steps, ``[n, (E), ...]`` in the dtypes of the memory, to the different steps ``steps``, int64
+        ``[n]``.
 
-        Fields that are not among them stay as they are.
+        Fields that ``rows`` lacks are unchanged.
         """
         for key, memory in self._each():
             if key in rows:
@@ -198,11 +202,11 @@ class Fields(BufferModule):
                 memory.index_copy_(0, steps, rows[key])
 
     def accepted(self, rows: Any, layout: Layout) -> tuple[dict[FieldKey, torch.Tensor], int]:
-        """Rows by field as they lie in memory, ``[n, (E), ...]``, and how many time steps they are.
+        """Return rows by field in the dtypes of the memory, ``[n, (E), ...]``, and the number of time steps.
 
         Raises:
-            SchemaError: Other fields, shapes or dtypes than the example had.
-            ConfigError: More time steps than there is room for.
+            SchemaError: Fields, shapes or dtypes differ from the example.
+            ConfigError: ``rows`` has more time steps than fit.
         """
         leaves = flatten(opened(as_tree(rows), 0, lists=self._lists))
         given = {key: _tensor(key, leaf) for key, leaf in leaves.items()}
@@ -222,11 +226,11 @@ class Fields(BufferModule):
 
 
 def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values on a device, for which nothing waits that comes from the host.
+    """Return values on a device, without waiting for a copy from the host.
 
-    There they are copied to pinned memory first, which torch's allocator takes back when they are gone: from other
-    memory a copy waits for all that the device has to do, and the pinned memory of a user may be written again before
-    it is read.
+    Host values are copied to new pinned memory first, which torch's allocator reuses after the copy. A copy from
+    pageable memory would wait for all queued work of the device, and the user may overwrite pinned memory before it is
+    copied.
     """
     if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
         values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

@@ -50,28 +50,27 @@ class Replay(BufferModule):
         num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
             a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
             following rows, require it.
-        slices: What a batch consists of: slices; None: single rows, each as likely.
+        slices: The options of slices, if batches consist of slices; None: single rows, all equally likely.
         transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
-            and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
-        alignment: Which transition the action, reward and done of a row belong to.
-        priorities: Rows, or slices by their first rows, are drawn in proportion to powers of their priorities; None:
-            each as likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them.
-            ``beta`` is a number, a tensor ``[]`` on the device, or a function from the number of the sample, which is
-            such a tensor, to one, such as a ``LinearSchedule``.
-        order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
-            before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
-            the oldest first.
-        sampler: A sampler of your own in place of ``priorities`` and ``order``: a class that inherits from
-            ``mouse_core.replay.device.DeviceSampler``, or a function of ``units`` that gives one.
+            and read only the batch, such as ``NStep`` and ``NextView``, or your own.
+        alignment: The transition that the action, reward and done of a row belong to.
+        priorities: The options of priorities: rows, or slices by their first rows, are drawn in proportion to powers of
+            their priorities. None: all are equally likely. New rows have the largest priority so far, at least 1, and
+            ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device, or a function from the
+            number of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
+        order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
+            epoch, shuffled, and slices side by side; "queue": every row once, the oldest first.
+        sampler: A custom sampler in place of ``priorities`` and ``order``: a class that inherits from
+            ``mouse_core.replay.device.DeviceSampler``, or a function from ``units`` to a sampler.
         seed: In ``[0, 2**64)``.
-        device: Where rows lie; None: on the host. What computes there has int64 and float64.
+        device: The device of the rows, which must support int64 and float64; None: the host.
 
     Raises:
-        ConfigError: An argument out of range, a device that is not there, a transform that is not for one, or a pad
-            that a field cannot hold.
-        SchemaError: A field that is no tensor of numbers, or that has a name that batches need.
-        MissingFieldError: Slices of rows without a field that marks the ends of episodes.
-        MouseError: What transforms of ``mouse_core.replay`` raise of a batch of such rows.
+        ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or a
+            field cannot hold the pad.
+        SchemaError: A field is no tensor of numbers, or has a name that batches need.
+        MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
+        MouseError: An error of a transform of ``mouse_core.replay`` for a batch of such rows.
 
     Example:
         >>> import torch
@@ -112,7 +111,7 @@ class Replay(BufferModule):
         self.sampler, self.transform = layout.sampler, layout.transform
         self.beta = 0.0 if priorities is None else priorities.beta
         target, word = check_device(device), _philox.signed(check_seed(seed))
-        # A tensor that is created in inference mode can be written to only there.
+        # A tensor that is created in inference mode can be written only in inference mode.
         with torch.inference_mode(False):
             self.rows = Fields(structure, row, layout.capacity, layout.num_envs, target)
             for name, value in (("cursor", 0), ("size", 0), ("samples", 0), ("seed", word)):
@@ -127,13 +126,13 @@ class Replay(BufferModule):
         self._check_transform()
 
     def extra_repr(self) -> str:
-        """Arguments that the replay was created with."""
+        """Return the arguments of the replay as text."""
         layout = self.layout
         return f"capacity={layout.capacity}, num_envs={layout.num_envs}, batch_size={layout.batch_size}"
 
     @property
     def device(self) -> torch.device:
-        """Device that holds the rows."""
+        """The device of the rows."""
         return self.cursor.device
 
     @torch.no_grad()
@@ -145,8 +144,8 @@ class Replay(BufferModule):
                 ``[env, ...]``, or several, ``[time, env, ...]``. Rows on another device are copied.
 
         Raises:
-            SchemaError: Other fields, shapes or dtypes than those of the example.
-            ConfigError: More rows than fit.
+            SchemaError: Fields, shapes or dtypes differ from the example.
+            ConfigError: ``rows`` has more rows than fit.
         """
         given, count = self.rows.accepted(rows, self.layout)
         if not count:
@@ -161,9 +160,9 @@ class Replay(BufferModule):
         self._keep(before, self.sampler.settle(xp, state, count, ring))
 
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
-        """Whether a batch can be drawn, from at least ``min_length`` rows: bool ``[]`` on the device.
+        """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]`` on the device.
 
-        A batch needs one row or slice; where each row comes once, it needs ``batch_size`` of them.
+        A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` of them.
         """
         xp, _, state, ring = self._core()
         enough = self.sampler.left(xp, state, ring) >= self.sampler.fewest(self.layout.batch_size)
@@ -186,13 +185,13 @@ class Replay(BufferModule):
             indices: Slots of the rows, integers of any shape, as in the field ``index`` of a batch. Negative slots are
                 left out, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
             priorities: Numbers from 0, converted to float32, of the same shape, also with axes of length 1 behind it,
-                or one for each slice: ``[B]`` or ``[B, 1]``. Where values are not checked, on a device, rows with
-                negative priorities and NaN keep theirs, too large priorities weigh as much as a row may, and slots
-                without a row are left out.
+                or one for each slice: ``[B]`` or ``[B, 1]``. On other devices than the host values are not checked:
+                negative priorities and NaN change nothing, too large priorities have the largest possible weight, and
+                slots without a row are left out.
 
         Raises:
-            ConfigError: A replay without priorities, shapes that do not match, or indices that are no integers.
-            DataError, IndexError: As in ``ReplayBuffer.update_priority``, where rows lie on the host.
+            ConfigError: The replay has no priorities, shapes do not match, or indices are no integers.
+            DataError, IndexError: As in ``ReplayBuffer.update_priority``, if the rows are on the host.
         """
         given = (
             torch.as_tensor(
@@ -212,25 +211,25 @@ class Replay(BufferModule):
             self._keep(state, sampler.update(xp, state, ring, slots, values))
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
-        """The next batch, or the batch of any number.
+        """Return the next batch, or the batch of any number.
 
         Args:
             index: The number of the sample, an integer from 0 or int64 ``[]`` on the device; None: the number in
-                ``samples`` on the device, which the call increments. Where each row comes once, the number names the
-                order of an epoch that begins, and the call takes the next rows for any number.
-            batch_size: The number of rows or slices in the batch, B; by default that of the replay, which is required
-                where each row comes once.
-            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the number
-                of the sample to one; by default that of the replay.
+                ``samples`` on the device, which the call increments. In the orders "epochs" and "queue" the call
+                returns the next rows for any number; the number only determines the order of an epoch that begins.
+            batch_size: The number of rows or slices in the batch, B; by default the size of the replay, which the
+                orders "epochs" and "queue" require.
+            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the number of
+                the sample to a number; by default the exponent of the replay.
 
         Returns:
-            ``TensorDict[B]``, of slices ``TensorDict[B, S]``, with the fields of the rows and ``index``, int64: the
-            slots of the rows. Slices have ``traj_id``, unless the rows have it, and ``mask`` where they are padded.
-            With priorities there is ``priority_weight``, float32, ``(p_i / p_min) ** -beta`` to ``1e-5`` of it.
-            Rows that are no dict are the field ``data``. Transforms were applied.
+            ``TensorDict[B]``, or ``TensorDict[B, S]`` for slices, after the transforms: the fields of the rows, and
+            ``index``, int64, the slots of the rows. Slices have ``traj_id``, unless it is a field of the rows, and
+            ``mask`` if they are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min) ** -beta``
+            with a relative error of up to ``1e-5``. Rows other than dicts are the field ``data``.
 
         Raises:
-            ConfigError: A number out of range; an empty replay on the host, where no device is waited for.
+            ConfigError: A number is out of range; or the replay is empty, which is checked on the host only.
             SchemaError, MissingFieldError: An error of a transform.
         """
         default = self.layout.batch_size
@@ -242,20 +241,21 @@ class Replay(BufferModule):
         batch = self.drawn(size, None if index is None else number_of(index, self.device), beta=beta)
         if self.transform is None and self.rows.is_flat:
             index = batch["index"]
-            # All tensors were created here, of one shape and on one device: checks of a TensorDict would take 8 us.
+            # All tensors were created here, with one batch shape on one device: the checks of TensorDict would take 8
+            # us.
             found: TensorDict = TensorDict._new_unsafe(batch, batch_size=index.shape, device=index.device)
             return found
         made: TensorDict = tensor_dict(batch if self.transform is None else self.transform(batch), self.device)
         return made
 
     def drawn(self, size: int, number: Any = None, seed: Any = None, *, beta: Any = None) -> dict[str, Any]:
-        """A batch before transforms.
+        """Return a batch before transforms.
 
         Args:
             size: The number of rows or slices.
-            number: The number of the sample, int64 ``[]``; None: the next one, which is counted.
-            seed: The seed of the draw, int64 ``[]``; None: that of the replay.
-            beta: The exponent of importance weights; None: that of the replay.
+            number: The number of the sample, int64 ``[]``; None: the next number, which the call increments.
+            seed: The seed of the draw, int64 ``[]``; None: the seed of the replay.
+            beta: The exponent of importance weights; None: the exponent of the replay.
         """
         xp, counters, state, ring = self._core()
         seen, sampler, is_next = xp is _NUMPY, self.sampler, number is None
@@ -285,7 +285,7 @@ class Replay(BufferModule):
         """Save the replay to a file that buffers of NumPy, torch and JAX load, as ``ReplayBuffer.dumps`` does.
 
         Args:
-            path: A file; or a directory that exists, for the file ``replay.mouse``.
+            path: A file; or an existing directory, which then gets the file ``replay.mouse``.
 
         Raises:
             SchemaError: A dtype that NumPy does not have.
@@ -299,13 +299,13 @@ class Replay(BufferModule):
         """Load a file into an empty replay with the options of the saved replay, and continue its draws.
 
         Args:
-            path: A file of ``dumps``, of ``mouse_jax.device.dumps``, or of a buffer of any package over an
-                ``ArrayStorage`` and with the sampler that draws the same.
+            path: A file of ``dumps``, of ``mouse_jax.device.dumps``, or of a buffer of any package with an
+                ``ArrayStorage`` and the corresponding sampler.
 
         Raises:
             ConfigError: A replay that is not empty.
             SchemaError, DataError: Rows of another kind.
-            StateError: A damaged file, or a file of other parts.
+            StateError: The file is damaged, or the saved buffer has other parts.
             StorageError: The file cannot be read (also an OSError).
         """
         buffer = self._like()
@@ -363,9 +363,9 @@ class Replay(BufferModule):
             getattr(self, name).fill_(value)
 
     def _core(self) -> tuple[Arrays, Any, State, Ring]:
-        """Functions over arrays, the counters, the state of the sampler, and the ring.
+        """Return the functions over arrays, the counters, the state of the sampler, and the ring.
 
-        They are those of NumPy in the memory of the module, if the module is on the host and nothing is compiled.
+        On the host in eager code, these are NumPy functions and arrays in the memory of the module.
         """
         size: Any = self._buffers["size"]
         if not is_known(size):
@@ -375,7 +375,7 @@ class Replay(BufferModule):
         return _NUMPY, known, state, Ring(int(known["cursor"]), int(known["size"]), layout.steps, layout.num_envs)
 
     def _in_torch(self) -> tuple[TorchArrays, Any, State, Ring]:
-        """``_core`` of torch, for any device and for compiled code."""
+        """Return ``_core`` in torch, for any device and for compiled code."""
         layout, state = self.layout, {part: dict(getattr(self, part)._buffers) for part in self._parts}
         xp = TorchArrays(self.cursor.device, self.constants._buffers)
         return xp, self._buffers, state, Ring(self.cursor, self.size, layout.steps, layout.num_envs)
@@ -408,7 +408,7 @@ def _in_numpy(values: torch.Tensor) -> Any:
 
 
 def number_of(index: Any, device: torch.device) -> torch.Tensor:
-    """The number of a sample, int64 ``[]`` on a device, or ConfigError."""
+    """Return the number of a sample, int64 ``[]`` on a device; ConfigError if it is out of range."""
     if isinstance(index, torch.Tensor):
         if index.ndim or index.is_floating_point() or index.dtype == torch.bool:
             raise ConfigError(f"index: expected an integer, found {index.dtype} {[*index.shape]}")
@@ -417,5 +417,5 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
         return index.to(device, torch.int64)
     if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 63:
         raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
-    # Filled there, not copied.
+    # The device fills the tensor; nothing is copied.
     return torch.full((), int(index), dtype=torch.int64, device=device)

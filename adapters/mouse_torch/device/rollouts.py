@@ -24,7 +24,7 @@ from mouse_torch.transfer import torch_dtype
 
 
 class States(torch.nn.Module):
-    """The hidden states of actor and critic in each time step.
+    """The hidden states of the actor and the critic in each time step.
 
     Args:
         example: ``(actor, critic)`` of one step, trees of tensors; None without states.
@@ -34,8 +34,8 @@ class States(torch.nn.Module):
         arrays: The kind of arrays.
 
     Raises:
-        ConfigError: No axis.
-        SchemaError: No pair, or states of another number of environments.
+        ConfigError: States have no axis of environments.
+        SchemaError: ``example`` is no pair, or its states have another number of environments.
     """
 
     def __init__(self, example: Any, steps: int, num_envs: int, axis: int | None, arrays: TensorArrays) -> None:
@@ -58,14 +58,16 @@ class States(torch.nn.Module):
 
     @property
     def trees(self) -> Any:
-        """Arrays of all steps but the last, ``[steps - 1, ...]``, nested as the example; None without states."""
+        """Return the arrays of all steps but the last, ``[steps - 1, ...]``, nested as the example; None without
+        states.
+        """
         if self._names is None:
             return None
         arrays = {path: memory[:-1] for path, memory in self.memory.each()}
         return policy_states.tree_map(lambda _, path: arrays[path], self._names)
 
     def check(self, given: Any, step: int | None) -> dict[Any, torch.Tensor]:
-        """The states of one step by their names.
+        """Return the states of one step by their names.
 
         None stands for the states of a policy before its first step, which are zeros.
 
@@ -74,7 +76,7 @@ class States(torch.nn.Module):
             step: The number of the row, or None where it is unknown.
 
         Raises:
-            SchemaError: No states behind the first row, or states of other structures or shapes than the example.
+            SchemaError: States are missing after the first row, or differ from the example in structure or shape.
         """
         pair = isinstance(given, tuple | list) and len(given) == 2
         if self._names is None or not pair:
@@ -105,7 +107,7 @@ class States(torch.nn.Module):
 
 
 class _Arrays(TensorArrays):
-    """Tensors that are looked at where nothing waits for them, and nothing is traced."""
+    """Tensors whose values are read only if no device has to be waited for, and nothing is traced."""
 
     def may_look(self, array: torch.Tensor) -> bool:
         return is_known(array)
@@ -125,14 +127,14 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     room is left out.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis: As of ``mouse_core.rollouts.RolloutStorage``.
-        amp_cfg: Likewise; the extractors are called without gradients.
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis: As in ``mouse_core.rollouts.RolloutStorage``.
+        amp_cfg: As in ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
-        device: Where tensors are; None: on the host.
+        device: The device of the tensors; None: the host.
 
     Raises:
-        ConfigError: An argument that cannot be used.
-        SchemaError: Hidden states of other environments.
+        ConfigError: An argument is invalid.
+        SchemaError: ``hidden_states`` has another number of environments.
 
     Example:
         >>> import torch
@@ -179,7 +181,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
             rows: dict[FieldKey, Row] = {
                 name: Row(tuple(one.shape), torch_dtype(one.dtype)) for name, one in self.spec.items()
             }
-            # One step more: rows without room are written there.
+            # One more step, to which rows without room are written.
             steps = self.num_transitions_per_env + 1
             self.rows = Fields({name: Leaf(name) for name in rows}, rows, steps * self.num_envs, self.num_envs, target)
             self._states = States(hidden_states, steps, self.num_envs, hidden_axis, self._kind)
@@ -188,12 +190,12 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
             self.register_buffer("_computed", torch.zeros((), dtype=torch.bool, device=target))
 
     def extra_repr(self) -> str:
-        """Arguments that the storage was created with."""
+        """Return the arguments of the storage as text."""
         return f"num_envs={self.num_envs}, num_transitions_per_env={self.num_transitions_per_env}"
 
     @property
     def device(self) -> torch.device:
-        """Device that holds the rows."""
+        """The device of the rows."""
         return self.epoch.device
 
     # ------------------------------------------------------------------ filling it
@@ -207,8 +209,9 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
                 actor or the critic stands for zeros, on the host in the first row alone.
 
         Raises:
-            RolloutFullError: No row is left, where values are checked.
-            SchemaError, MissingFieldError, DataError: As there; values are checked on the host.
+            RolloutFullError: No row is left; checked only on the host in eager code.
+            SchemaError, MissingFieldError, DataError: As in ``mouse_core.rollouts.RolloutStorage``; values are checked
+                on the host.
         """
         step, most = self._known_step(), self.num_transitions_per_env
         if step is not None and step >= most:
@@ -222,12 +225,14 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         self._computed.fill_(False)
 
     def clear(self) -> None:
-        """Begin a new rollout; the order of rows in mini-batches goes on being new in every epoch."""
+        """Begin a new rollout; the order of rows in mini-batches still differs in every epoch."""
         self._step.zero_()
         self._computed.fill_(False)
 
     def get_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each."""
+        """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
+        each.
+        """
         arrays = self._arrays
         there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self._step
         rows = there.sum() * self.num_envs
@@ -251,8 +256,8 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
             gamma, lam: Numbers from 0 to 1, or tensors ``[]``.
 
         Raises:
-            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there; values are checked on the
-                host.
+            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As in
+                ``mouse_core.rollouts.RolloutStorage``; values are checked on the host.
         """
         self._check_returns()
         discount, decay = (
@@ -273,12 +278,13 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         shuffle: bool = False,
         num_trajectories: int | None = None,
     ) -> Iterator[MiniBatch]:
-        """Mini-batches of trajectories, padded, as in ``mouse_core.rollouts.RolloutStorage``.
+        """Yield mini-batches of padded trajectories, as in ``mouse_core.rollouts.RolloutStorage``.
 
         Args:
-            num_mini_batches, num_epochs, drop_last, shuffle: As there.
+            num_mini_batches, num_epochs, drop_last, shuffle: As in ``mouse_core.rollouts.RolloutStorage``.
             num_trajectories: K, the number of trajectories in a mini-batch; trajectories behind the last one are empty.
-                None: as many as there are on the host; on other devices and in compiled code, T times the environments.
+                None: on the host, the actual number; on other devices and in compiled code, T times the number of
+                    environments.
 
         Raises:
             RolloutError, ConfigError: As ``mini_batch_generator``.
@@ -316,4 +322,4 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         return not is_known(self._computed) or bool(self._computed.numpy())
 
     def _check_unchanged(self, version: int) -> None:
-        """Pass: compiled code and CUDA graphs cannot look."""
+        """Do nothing, as compiled code and CUDA graphs cannot read values."""

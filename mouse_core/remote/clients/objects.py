@@ -328,7 +328,7 @@ class Asking:
         finally:
             waiting.discard(task)
             under_way.discard(task)
-            del task  # refers to the error, and that to this frame
+            del task  # it refers to the error, and the error to this frame
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)

@@ -68,7 +68,8 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A requested batch: its number, its blocks, the same as a list, its pages, and when it is read."""
+    """A requested batch: its number, its blocks as an array and as a list, its pages, and the time at which it is read.
+    """
 
     batch: int
     blocks: Int64s
@@ -77,7 +78,7 @@ class _Asked(NamedTuple):
     when: int
 
     def among(self, blocks: set[int]) -> bool:
-        """Whether all of its blocks are among ``blocks``."""
+        """Whether ``blocks`` contains all blocks of the batch."""
         return blocks.issuperset(self.numbers)
 
 
@@ -107,7 +108,7 @@ class Pace:
             return sum(len(asked.blocks) for asked in islice(self._asked, _SOON))
 
     def knows(self, pages: int) -> bool:
-        """Whether ``pages`` pages are requested and not read yet, or the largest number that is kept."""
+        """Whether at least ``pages`` pages, or the largest kept number, are requested and not read yet."""
         return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _SOON
 
     def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
@@ -275,25 +276,25 @@ class Fetcher:
         self.changed = threading.Condition(lock)
         """Notified when pages came, or failed."""
         self.errors: dict[int, Exception] = {}
-        self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # not fetched yet: when, number, blocks, masks
+        self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # tasks not fetched yet: when, number, blocks, masks
         self._begun: deque[tuple[int, int]] = deque()  # fetched or in flight, and not read: when, pages
-        self._begun_pages = 0  # sum of these
+        self._begun_pages = 0  # sum of the pages above
         self._heap: list[Task] = []
         self._later: list[tuple[float, Task]] = []
         self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
         self._tasks = self._threads = self._idle = 0
         self._closed = False
         self._waiting = -1  # the time at which there was no room
-        self._came: deque[tuple[float, int]] = deque()  # when pages came, and how many
+        self._came: deque[tuple[float, int]] = deque()  # arrivals: the time, and the number of pages
         self._horizon = _FIRST_HORIZON
 
     # ------------------------------------------------------------------ requests of readers
 
     def ask(self, parts: Sequence[tuple[int, Int64s, Int64s]]) -> None:
-        """Fetch pages of some blocks until a time, or verify them if another process fetched them.
+        """Fetch pages before they are read, or verify pages that another process fetched.
 
         Args:
-            parts: For each batch the time, blocks, ascending, int64 ``[n]``, and masks.
+            parts: For each batch the time at which it is read, its blocks, ascending, int64 ``[n]``, and masks.
         """
         with self.changed:
             for when, blocks, masks in parts:
@@ -351,7 +352,7 @@ class Fetcher:
         return self._begun_pages > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
-        """Wait until pages of some blocks are there; raise the error of fetching them."""
+        """Wait until pages of ``blocks`` are present; raise the error of a failed fetch."""
         self._follow()
         table, began, pushed = self._table, time.monotonic(), -np.inf
         table.ask(pages_of(blocks, masks), table.clock + 1)
@@ -368,7 +369,7 @@ class Fetcher:
                 blocks, masks = blocks[lacking], masks[lacking]
                 self._raise(blocks)
                 now, claims = time.monotonic(), table.claim[blocks]
-                # Pages that no process fetches; and now and then those of other processes, which may have died.
+                # Pages that no process fetches; sometimes also pages of other processes, which may have died.
                 due = claims == 0 if now - pushed > _AGAIN_SECONDS / 2 else claims < 0
                 if now - pushed > 10 * _AGAIN_SECONDS:
                     due = claims >= 0
@@ -391,7 +392,7 @@ class Fetcher:
                     del error  # its traceback refers to this frame
 
     def queued(self) -> int:
-        """Return how many pages are requested and not there yet."""
+        """Return the number of pages that are requested and not present yet."""
         with self.changed:
             tasks = [*self._heap, *(task for _, task in self._later)]
             wanted = [(task.blocks, task.masks) for task in tasks] + [some[2:] for some in self._asked]
@@ -399,7 +400,7 @@ class Fetcher:
         return sum(lacking) + self.keeper.in_flight
 
     def in_time(self) -> None:
-        """Shorten how far ahead pages are fetched, as some were there in time."""
+        """Reduce the distance of readahead, as some pages arrived in time."""
         self._horizon = max(_SHRINKING * self._horizon, _FIRST_HORIZON)
 
     def close(self) -> None:
@@ -413,7 +414,7 @@ class Fetcher:
             self.changed.notify_all()
 
     def _follow(self) -> None:
-        """Extend the arrays to blocks that objects got meanwhile."""
+        """Extend the arrays to blocks that objects received in the meantime."""
         if len(self._coming) < len(self._table.rows):
             with self.changed:
                 self._coming = longer(self._coming, len(self._table.rows))
@@ -450,7 +451,7 @@ class Fetcher:
     # ------------------------------------------------------------------ threads
 
     def next(self) -> Task | None:
-        """Return the first task that is due; None if the thread ends."""
+        """Return the first task that is due; None if the thread is to end."""
         until = time.monotonic() + _IDLE_SECONDS
         with self._more:
             while not self._closed:
@@ -473,7 +474,7 @@ class Fetcher:
             return None
 
     def _is_filled(self, now: float) -> bool:
-        """Whether so many pages are in flight that more would come no sooner."""
+        """Whether further requests would not arrive earlier, as enough pages are in flight."""
         while self._came and self._came[0][0] < now - _RATE_SECONDS:
             self._came.popleft()
         rate = sum(pages for _, pages in self._came) / _RATE_SECONDS
@@ -531,7 +532,7 @@ class Fetcher:
                 self.errors.pop(block, None)
 
     def _got(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
-        """Return the bytes of some runs of pages, and the digests of the pages, which equal the known ones.
+        """Return the bytes of runs of pages, and the digests of the pages, which were compared with the known digests.
 
         Raises:
             ChangedError: An object has another version now.
@@ -872,7 +873,7 @@ class _Map:
         return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._mirror._limits.pages)
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """Whether the bytes at some addresses are there."""
+        """Whether the bytes in ranges of addresses are present."""
         process = self._mirror._process()
         if process.keeper.is_full():
             return False  # in a full mirror, each batch waits by itself
@@ -880,7 +881,7 @@ class _Map:
         return not (masks & ~self._table.state[blocks]).any()
 
     def wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Wait until the bytes at some addresses are there; return what ``still`` takes."""
+        """Wait until the bytes in ranges of addresses are present; return the token for ``still``."""
         process, table = self._mirror._process(), self._table
         blocks, masks = process.touched(begins - self.begin, ends - self.begin)
         pages, waited = pages_of(blocks, masks), False
@@ -889,7 +890,7 @@ class _Map:
             lacking = (masks & ~states) != 0
             if lacking.any():
                 waited = True
-                table.ask(pages, table.clock + 1)  # so that the other pages of these batches stay
+                table.ask(pages, table.clock + 1)  # so that other pages of these batches are not evicted
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
             unverified = process.keeper.unverified(blocks, states, masks)
@@ -914,7 +915,7 @@ class _Map:
         return bool(same_pages(self._table.state[blocks], states, masks).all())
 
     def read(self, begins: Int64s, ends: Int64s) -> list[bytes]:
-        """Return copies of the bytes at some addresses, in any order, of any objects."""
+        """Return copies of the bytes in ranges of addresses, in any order, of any objects."""
         found: list[bytes] = []
         if len(begins) and int((ends - begins).sum()) > _PIECE:
             wanted = touched(*ascending(begins - self.begin, ends - self.begin))
@@ -935,5 +936,5 @@ class _Map:
         return found
 
     def counters(self) -> dict[str, float]:
-        """As ``Mirror.counters``."""
+        """See ``Mirror.counters``."""
         return self._mirror.counters()

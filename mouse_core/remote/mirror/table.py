@@ -1,14 +1,14 @@
 """The state that processes share for a mirror, and the work of one process on it.
 
-The state is the numbers of processes, a sparse file of bytes, a table of its blocks, and the places of objects. A
-process claims blocks, evicts them, writes their bytes, and verifies pages that others wrote.
+The state consists of the numbers of processes, a sparse file of bytes, a table of its blocks, and the offsets of
+objects. A process claims blocks, evicts pages, writes bytes, and verifies pages that other processes wrote.
 
 A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. Presence and eviction are tracked per
 page, by one bit in the block's mask; fetches in progress are tracked per block.
 
-Rows of the table are changed under a lock and read without one: each word is written at once. A process that fetches a
-block claims it, writes the bytes, and then marks the pages as there. A process that is killed in between leaves a
-claim, which is void as its number is free.
+Rows of the table are changed under a lock and read without one; each word is written atomically. A process that fetches
+a block claims it, writes the bytes, and then marks the pages as present. A process that is killed in between leaves a
+claim, which is void, as no process has its number.
 """
 
 from __future__ import annotations
@@ -49,26 +49,28 @@ Int64s = npt.NDArray[np.int64]
 PAGES = 16
 BLOCK = PAGE * PAGES
 ALL_PAGES = (1 << PAGES) - 1
-# One request brings pages that lie so far apart, with those between them: another request would take longer.
+# Two pages with at most this number of pages between them are fetched by one request, as a second request would take
+# longer.
 _GAP_PAGES = 16
-# A connection is slower than all together, so no request is longer.
+# The most pages of a request: one connection is slower than several together.
 _LONGEST_RUN = 256
 
 
 def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-    """The blocks that some bytes lie in, and masks of the pages.
+    """Return the blocks that ranges of bytes touch, and the masks of the touched pages.
 
     Bytes 5,000 to 9,000 lie in pages 1 and 2 of block 0: its mask is 0b110. Bytes 65,540 to 65,550 lie in page 16, the
     first of block 1: its mask is 0b1.
 
     Args:
-        begins: Where ranges of bytes begin, ascending, int64 ``[n]``.
-        ends: Where they end, each behind its beginning and not behind the next one's.
+        begins: The begins of the ranges, ascending, int64 ``[n]``.
+        ends: The ends of the ranges. Each end is behind the begin of its range, and not behind the end of the next
+            range.
 
     Returns:
         Blocks, ascending, int64 ``[m]``, and masks, int64 ``[m]``.
     """
-    # Of ranges, and not of pages, which are many.
+    # Computed per range, as there are many more pages than ranges.
     first, last = begins // PAGE, (ends - 1) // PAGE
     blocks, low, high = first // PAGES, first % PAGES, last % PAGES
     more = last // PAGES - blocks
@@ -80,12 +82,12 @@ def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
-    """The blocks that some pages (ascending, int64 ``[n]``) lie in, and a mask of those in each."""
+    """Return the blocks of ``pages`` (ascending, int64 ``[n]``), and the mask of these pages in each block."""
     return _united(pages // PAGES, 1 << pages % PAGES)
 
 
 def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
-    """Each of some blocks (ascending, int64 ``[n]``) once, with all pages of its masks."""
+    """Return each of ``blocks`` (ascending, int64 ``[n]``) once, with the union of its masks."""
     if len(blocks) < 2:
         return blocks, masks
     is_head = np.empty(len(blocks), np.bool_)
@@ -96,7 +98,7 @@ def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
-    """The blocks of several, ascending, and masks of the pages of any: 2, 0b1, and 2, 0b100 are 2 and 0b101."""
+    """Return the union of several pairs of blocks and masks, ascending: (2, 0b1) and (2, 0b100) become (2, 0b101)."""
     if len(parts) == 1:
         return parts[0]
     blocks, masks = (np.concatenate(some) for some in zip(*parts, strict=True))
@@ -105,26 +107,27 @@ def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
 
 
 def bits(masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Return the pages of masks, bool ``[n, 16]``."""
+    """Return the bits of masks, a bool for each page, ``[n, 16]``."""
     each: npt.NDArray[Any] = np.unpackbits(masks.astype("<u2").view(np.uint8), bitorder="little")
     return each.view(np.bool_).reshape(-1, PAGES)
 
 
 def masks_of(bits: npt.NDArray[np.bool_]) -> Int64s:
-    """The masks of which ``bits`` says which pages they name, int64 ``[n]``."""
+    """Return the masks with these bits, int64 ``[n]``; the inverse of the function ``bits``."""
     masks: Int64s = np.packbits(bits, bitorder="little").view("<u2").astype(np.int64)
     return masks
 
 
 def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
-    """The pages that masks name, ascending where blocks are: of block 2 and mask 0b101, pages 32 and 34."""
+    """Return the pages in masks, ascending if ``blocks`` are: pages 32 and 34 for block 2 and mask 0b101."""
     (place,) = bits(masks).reshape(-1).nonzero()
     found: Int64s = (blocks * PAGES)[place // PAGES] + place % PAGES
     return found
 
 
 def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the runs that bring pages (ascending, int64 ``[n]``): first pages, and those behind the last ones.
+    """Return runs that contain ``pages`` (ascending, int64 ``[n]``): the first page of each, and the page behind its
+    last.
 
     Pages 3, 4, 9 and 40 are two runs, 3 to 10 and 40 to 41: between 4 and 9 lie fewer than 16 pages.
     """
@@ -140,7 +143,7 @@ def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-    """Ranges in the order in which they begin, merged where they touch; empty ones left out."""
+    """Return ranges sorted by their begin, without empty ranges; ranges that touch are merged."""
     first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
     order = np.argsort(first, kind="stable")
     order = order[last[order] > first[order]]
@@ -150,8 +153,8 @@ def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> t
 
 
 def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of some sizes, by the first of them and the one behind the last, that have at most so many bytes together;
-    one that has more for itself.
+    """Yield consecutive groups of ``sizes`` that sum to at most ``most``: the index of the first, and the index behind
+    the last. A larger size is a group of its own.
     """
     first = 0
     reached = np.cumsum(sizes)
@@ -162,17 +165,17 @@ def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
         first = behind
 
 
-# For so long what was found of another process is taken to hold.
+# Seconds for which the finding that another process lives is reused.
 _SECONDS = 0.05
 
 
 class Sharer(Descriptor):
-    """A process that shares a mirror, by a locked file whose name is its number.
+    """A process that shares a mirror, represented by a locked file whose name is the number of the process.
 
-    A forked child lets go of its parent's: it would keep the lock of a parent that ended.
+    A forked child closes the file of its parent; otherwise the lock would outlive the parent.
 
     Args:
-        folder: Where the files of all sharers are.
+        folder: The folder of the files of all sharers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -184,13 +187,13 @@ class Sharer(Descriptor):
             self._path = folder / f"{self.number:x}"
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
             lock(self._file, wait=True)
-            if is_at(self._path, self._file):  # nobody took it for one that was left behind
+            if is_at(self._path, self._file):  # no other process removed the file as that of a dead process
                 break
             self.close()
         _MINE.add(self)
 
     def lives(self, number: int) -> bool:
-        """Whether the process with a number has not ended; what it left is removed otherwise."""
+        """Whether the process with this number still runs; the file of an ended process is removed."""
         if number == self.number:
             return True
         now = time.monotonic()
@@ -213,13 +216,13 @@ class Sharer(Descriptor):
         return False
 
     def remove_dead(self) -> None:
-        """Remove what processes left that were killed."""
+        """Remove the files of processes that were killed."""
         for path in self._folder.iterdir():
             with suppress(ValueError):
                 self.lives(int(path.name, 16))
 
     def leave(self) -> None:
-        """Be a sharer no more."""
+        """Remove the file of this process, which no longer shares the mirror."""
         if self._file >= 0:
             with suppress(OSError):
                 self._path.unlink()
@@ -241,7 +244,7 @@ if hasattr(os, "register_at_fork"):
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MACOS_PUNCH = 99
-# Give room back, and keep the size.
+# FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE: free disk space, and keep the size of the file.
 _LINUX_PUNCH = 3
 
 
@@ -249,7 +252,7 @@ class SparseFile(Descriptor):
     """A file with holes.
 
     Args:
-        path: The file, made if it is not there.
+        path: The file; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -257,16 +260,16 @@ class SparseFile(Descriptor):
 
     @property
     def size(self) -> int:
-        """Bytes from its beginning to its end, holes among them."""
+        """The size of the file in bytes, including holes."""
         return os.fstat(self._file).st_size
 
     def lengthen(self, size: int) -> None:
-        """Make it so long; what is new is one hole."""
+        """Extend the file to ``size`` bytes by a hole; a longer file stays."""
         os.ftruncate(self._file, max(size, self.size))
 
     def map(self) -> mmap.mmap:
-        """All of it as memory, which sees what is written later; nothing is read ahead."""
-        # Written to by nobody, but the system lets go of parts of writable maps only.
+        """Map the whole file as memory without readahead; later writes are visible in it."""
+        # No code writes to the map, but the system frees parts of writable maps only.
         memory = mmap.mmap(self._file, self.size)
         if hasattr(memory, "madvise"):
             with suppress(OSError):
@@ -274,10 +277,10 @@ class SparseFile(Descriptor):
         return memory
 
     def write(self, parts: list[tuple[memoryview, int]]) -> None:
-        """Write some bytes, each at a place; what was written is taken out of the list.
+        """Write pairs of bytes and offset; written pairs are removed from the list.
 
         Raises:
-            OSError: There is no room.
+            OSError: The disk is full.
         """
         while parts:
             content, begin = parts.pop()
@@ -290,7 +293,9 @@ class SparseFile(Descriptor):
                 parts.append((content[written:], begin + written))
 
     def empty(self, pages: Int64s) -> None:
-        """Give back the room of some pages (ascending, int64 ``[n]``), where the system can; they are zeros then."""
+        """Free the disk space of ``pages`` (ascending, int64 ``[n]``), which become zeros, if the system supports
+        holes.
+        """
         if not len(pages):
             return
         heads = np.concatenate([[0], np.flatnonzero(np.diff(pages) > 1) + 1])
@@ -299,10 +304,10 @@ class SparseFile(Descriptor):
             self._punch(first * PAGE, (last + 1 - first) * PAGE)
 
     def _punch(self, begin: int, size: int) -> None:
-        # Where the system cannot, the room is used when the page comes again.
+        # On other systems, the space is reused when the page is fetched again.
         if sys.platform == "linux":
             if (punch := _fallocate()) is not None:
-                # Memory's own advice takes no parts of pages, which are longer than these on some machines.
+                # ``madvise`` cannot free parts of system pages, which are larger than 4 KB on some machines.
                 punch(self._file, _LINUX_PUNCH, begin, size)
         elif sys.platform == "darwin":
             import fcntl
@@ -313,7 +318,7 @@ class SparseFile(Descriptor):
 
 @cache
 def _fallocate() -> Any:
-    """The system's call that sets room aside and gives it back; None where there is none."""
+    """Return the system function ``fallocate``; None if the system lacks it."""
     library = ctypes.CDLL(None)
     found = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if found is not None:
@@ -322,7 +327,7 @@ def _fallocate() -> Any:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a file could not be written for lack of room."""
+    """Whether a write failed because the disk, a quota or a file is full."""
     return error.errno in _FULL
 
 
@@ -334,20 +339,21 @@ def address_of(memory: mmap.mmap) -> int:
 FORMAT = 1
 _MAGIC = int.from_bytes(b"mousepg1", "little")
 _HEADER = 4096
-# state: in the lowest 16 bits which of the block's pages are there, and behind them, in 3 bits each, how often each was
-# let go of, modulo 8. claim: who fetches. when: the lowest 32 bits of the time at which each page is used next, as far
-# as one was asked for, or long before it was used last. check: each page's digest and its object's salt, exclusive or.
+# state: the lowest 16 bits are the mask of present pages; above them, 3 bits for each page count its evictions, modulo
+# 8. claim: the number of the process that fetches the block. when: the lowest 32 bits of the time of each page's next
+# use if it was requested, else a time long ago, later for pages used later. check: each page's digest XOR its object's
+# salt.
 _ROW = np.dtype([("state", "<i8"), ("claim", "<i8"), ("when", "<i4", PAGES), ("check", "<u4", PAGES)])
 _SMALLEST = (1 << 30) // BLOCK
-# Further away than every time.
+# Larger than every distance between two times.
 _FAR = (1 << 31) - 1
-# How much later than was thought something may be read: who was slower than others, or had to wait.
+# How late a page may be read, in batches: its reader may be slower than others, or may have waited.
 _LATE = 512
-# What was read may be being copied for so long.
+# The number of batches for which pages that were read may still be copied by their reader.
 _COPIED = 16
-# What goes is looked for among so many blocks: what is in others is hardly needed later, and finding it takes long.
+# Pages to evict are searched in at most this many blocks: a longer search would hardly find better pages.
 _LOOKED_AT = 1 << 17
-# Of three bits each that count.
+# The highest bit of each 3-bit counter of ``state``.
 _HIGH = np.uint64(0x9249249249240000)
 
 
@@ -360,7 +366,7 @@ class Table(Descriptor):
     """The shared table of a mirror.
 
     Args:
-        folder: Where it is; made as an empty one if there is none.
+        folder: The folder of the table; an empty table is created if there is none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -376,7 +382,7 @@ class Table(Descriptor):
         if self.header[0] != _MAGIC:
             os.ftruncate(self._file, _HEADER)
             self._map()
-            # A page that was never used has the time 0, which is to be long ago.
+            # The clock starts late enough that time 0, of pages that were never used, is long ago.
             self.header[1:] = [_LATE + 1, *([0] * (len(self.header) - 2))]
             self.header[0] = _MAGIC
 
@@ -393,7 +399,7 @@ class Table(Descriptor):
 
     @property
     def clock(self) -> int:
-        """The time, in batches that were read by whoever."""
+        """The time: the number of batches that all processes have read."""
         return int(self.header[1])
 
     def tick(self, count: int) -> None:
@@ -402,7 +408,7 @@ class Table(Descriptor):
 
     @property
     def pages(self) -> int:
-        """Number of pages that are there."""
+        """Number of present pages."""
         return int(self.header[2])
 
     @property
@@ -412,20 +418,20 @@ class Table(Descriptor):
 
     @property
     def room(self) -> int:
-        """Length of the file of bytes, in blocks."""
+        """Size of the file of bytes, in blocks."""
         return int(self.header[4])
 
     def grow(self, blocks: int, lengthen: Callable[[int], None]) -> None:
-        """Give objects more blocks; under the lock.
+        """Raise the number of blocks of objects to ``blocks``; the caller holds the lock.
 
         Args:
-            blocks: How many there are to be.
-            lengthen: Makes the file of bytes so many blocks long.
+            blocks: The new number of blocks.
+            lengthen: Extends the file of bytes to a number of blocks.
         """
         if blocks > self.room:
             room = max(_SMALLEST, 1 << (blocks - 1).bit_length())
             lengthen(room)
-            # Rows have room on the disk when their blocks are given away: memory that is written never lacks it.
+            # Disk space for the rows is reserved before objects get the blocks, so writes to mapped rows never fail.
             os.ftruncate(self._file, max(_HEADER + room * _ROW.itemsize, os.fstat(self._file).st_size))
             self.header[4] = room
         set_aside(self._file, _HEADER + blocks * _ROW.itemsize, begin=_HEADER + self.blocks * _ROW.itemsize)
@@ -433,7 +439,7 @@ class Table(Descriptor):
         self.follow()
 
     def follow(self) -> None:
-        """Have those rows mapped that others made."""
+        """Map rows that other processes added."""
         if len(self.rows) < self.room:
             self._map()
 
@@ -452,17 +458,17 @@ class Table(Descriptor):
     def claim_for(
         self, me: int, blocks: Int64s, masks: Int64s, lives: Callable[[int], bool], *, steal: bool = False
     ) -> npt.NDArray[np.bool_]:
-        """Claim those of some blocks that lack pages and that nobody fetches; under the lock.
+        """Claim the blocks that lack wanted pages and that no process fetches; the caller holds the lock.
 
         Args:
-            me: Who claims.
+            me: The number of the calling process.
             blocks: The blocks, ascending, int64 ``[n]``.
             masks: The pages wanted of each, int64 ``[n]``.
-            lives: Whether someone else's claim holds.
-            steal: Whether to take over what others claimed, though they live.
+            lives: Returns whether a process still runs, so that its claim holds.
+            steal: Whether to take over blocks that running processes have claimed.
 
         Returns:
-            Which of them are claimed now, bool ``[n]``.
+            Whether each block was claimed, bool ``[n]``.
         """
         holder = self.claim[blocks]
         free: npt.NDArray[np.bool_] = holder == 0
@@ -474,22 +480,22 @@ class Table(Descriptor):
         return free
 
     def arrived(self, me: int, blocks: Int64s, masks: Int64s, checks: npt.NDArray[np.uint32]) -> Int64s:
-        """Say that pages of blocks which ``me`` claimed are there, and claim them no more; under the lock.
+        """Mark pages of claimed blocks as present, and release the claims; the caller holds the lock.
 
         Args:
-            me: Who claimed them.
+            me: The number of the process that claimed the blocks.
             blocks: The blocks, ascending, int64 ``[n]``.
-            masks: The pages, int64 ``[n]``; none of those that were there.
-            checks: Of each page what is noted of its digest, uint32 ``[n, 16]``.
+            masks: The new pages, int64 ``[n]``, without pages that were present.
+            checks: The entry ``check`` of each page, uint32 ``[n, 16]``.
 
         Returns:
-            The states of the blocks, int64 ``[n]``; 0 of those that another one had taken over.
+            The states of the blocks, int64 ``[n]``; 0 for blocks that another process had taken over.
         """
         mine = self.claim[blocks] == me
         blocks, masks = blocks[mine], masks[mine]
         came = bits(masks)
         self.check[blocks] = np.where(came, checks[mine], self.check[blocks])
-        # What nobody asked for has been used as if now.
+        # Pages that no process requested count as used now.
         unused = came & (self._until(blocks) <= -_LATE)
         self.when[blocks] = np.where(unused, _low(self.clock - _LATE), self.when[blocks])
         fence()
@@ -501,22 +507,25 @@ class Table(Descriptor):
         return states
 
     def unclaim(self, me: int, blocks: Int64s) -> None:
-        """Fetch some blocks no more; under the lock."""
+        """Release claims of this process on ``blocks``; the caller holds the lock."""
         self.claim[blocks[self.claim[blocks] == me]] = 0
 
     # ------------------------------------------------------------------ using
 
     def ask(self, pages: Int64s, when: int | Int64s) -> None:
-        """Note that pages will be used at a time, or each at its own, of which the last one counts.
+        """Record the time of the next use of pages: one time for all, or one for each. Of a repeated page the last one
+        counts.
 
-        Nobody is kept from noting other things at once: it is a guess.
+        Other processes may write at the same moment, without a lock, as the times are estimates.
         """
         place = pages // PAGES, pages % PAGES
         known = self.when[place] - _low(self.clock)
         self.when[place] = np.where((known > 0) & (known < when - self.clock), self.when[place], _low(when))
 
     def use(self, pages: Int64s, again: Int64s) -> None:
-        """Note that pages were used, and when each will be the next time, int64 ``[n]``: now where nobody knows."""
+        """Record that pages were used, and the time of the next use of each, int64 ``[n]``: the current time if
+        unknown.
+        """
         now = self.clock
         self.when[pages // PAGES, pages % PAGES] = _low(np.where(again > now, again, now - _LATE + _COPIED))
 
@@ -525,7 +534,7 @@ class Table(Descriptor):
 
         The number is below 0 for an overdue use, and -512 or less some time after the last use.
         """
-        until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # also when 32 bits have gone round
+        until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # correct across wrap-around
         return until
 
     # ------------------------------------------------------------------ letting go
@@ -533,12 +542,12 @@ class Table(Descriptor):
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
         """Return up to ``pages`` pages to evict, least needed first; the caller holds the lock.
 
-        Those whose next use nobody knows come first, longest unused ones before others; then those with the latest
-        next use, and those of which it was not long ago, as it may be late. With them come those of blocks that someone
-        claimed who died.
+        Pages of unknown next use come first, beginning with the longest unused. Pages with the latest next use follow.
+        Pages whose next use was expected not long ago come last, as their reader may be late. Pages of blocks that a
+        dead process had claimed are returned in addition.
 
-        At time 100, of pages that were used at 40, 70 and 95 and are at 109, 112 and 130, they are those of 40 and of
-        70, then 130, 112 and 109, and then that of 95, which may be being copied.
+        Example, at time 100: three pages of unknown next use were last used at 40, 70 and 95, and three pages have the
+        next use 109, 112 and 130. The order is 40, 70, 130, 112, 109, 95, as the last page may still be copied.
 
         Args:
             me: The number of the calling process.
@@ -547,18 +556,18 @@ class Table(Descriptor):
             lives: Returns whether a process's claim holds.
 
         Returns:
-            Their blocks, ascending, int64 ``[n]``, and masks.
+            The blocks of the pages, ascending, int64 ``[n]``, and their masks.
         """
         states, claims = self.state[: self.blocks], self.claim[: self.blocks]
         sizes = _sizes()[states & ALL_PAGES]
-        # Who was killed may have changed a state and not the sum.
+        # A killed process may have changed a state and not the sum.
         self.header[2] = int(sizes.sum(dtype=np.int64))
         claimed = np.flatnonzero(claims)
         dead = [claimed[claims[claimed] == one] for one in np.unique(claims[claimed]).tolist() if not lives(one)]
         left = np.concatenate([np.zeros(0, np.int64), *dead])
         blocks = np.flatnonzero((sizes > 0) & (claims == 0))
         if len(blocks) > _LOOKED_AT:
-            # Each time others, from where the last look ended on.
+            # Each search begins where the last one ended.
             blocks = np.roll(blocks, -(int(self.header[5]) % len(blocks)))[:_LOOKED_AT]
             self.header[5] += _LOOKED_AT
         until = self._until(blocks).reshape(-1)
@@ -566,7 +575,7 @@ class Table(Descriptor):
         found = np.flatnonzero(allowed & bits(states[blocks]).reshape(-1))
         if pages < len(found):
             until = until[found]
-            # A time far ahead is soon in this order.
+            # Smaller values are evicted first: a late next use gives a small value.
             order = np.where(until > -_LATE, _FAR - np.maximum(until, 0), until)
             found = found[np.argpartition(order, pages)[:pages]]
         gone, masks = by_block(np.sort(blocks[found // PAGES] * PAGES + found % PAGES))
@@ -575,25 +584,26 @@ class Table(Descriptor):
         return gone[order], masks[order]
 
     def let_go(self, me: int, blocks: Int64s, masks: Int64s) -> None:
-        """Take pages for not there, and claim their blocks until the bytes are gone; under the lock."""
+        """Mark pages as absent, and claim their blocks until their bytes are freed; the caller holds the lock."""
         self.claim[blocks] = me
         state = self.state[blocks]
         self.header[2] -= self.count(state & masks)
         counts = (state & _counts()[masks]).view(np.uint64)
-        # Each by one, and none carries into the next.
+        # Each counter grows by one, without a carry into the next counter.
         more = (counts & ~_HIGH) + _ones()[masks] ^ (counts & _HIGH)
         self.state[blocks] = (state & ~(masks | _counts()[masks])) | more.view(np.int64)
         fence()
 
 
 def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether pages that are there in some states are there in others, and were not let go of between, bool ``[n]``."""
+    """Whether the pages of ``masks`` are equally present in both states, without an eviction in between, bool ``[n]``.
+    """
     same: npt.NDArray[np.bool_] = (states ^ others) & (masks | _counts()[masks]) == 0
     return same
 
 
 def _low(times: Any) -> Any:
-    """The lowest 32 bits of times, int32."""
+    """Return the lowest 32 bits of times, int32."""
     return np.asarray(times, np.int64).astype(np.int32)
 
 
@@ -608,7 +618,7 @@ def _sizes() -> npt.NDArray[np.uint8]:
 
 @cache
 def _ones() -> npt.NDArray[np.uint64]:
-    """The lowest of the three bits that count for each page that a mask names, uint64 ``[65536]``."""
+    """Return for every mask the lowest bit of the counters of its pages, uint64 ``[65536]``."""
     ones = np.zeros(ALL_PAGES + 1, np.uint64)
     for page in range(PAGES):
         ones |= (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint64) << np.uint64(PAGES + 3 * page)
@@ -617,11 +627,11 @@ def _ones() -> npt.NDArray[np.uint64]:
 
 @cache
 def _counts() -> Int64s:
-    """All three of them, int64 ``[65536]``."""
+    """Return for every mask all three bits of the counters of its pages, int64 ``[65536]``."""
     return (_ones() * np.uint64(7)).view(np.int64)
 
 
-# More pages than any mirror has.
+# A number of pages that exceeds every mirror.
 _APART = 1 << 40
 
 
@@ -900,17 +910,17 @@ class Known:
 
 @dataclass
 class Counters:
-    """Sums since the mirror was opened here; bytes are those of whole pages.
+    """Sums since this process opened the mirror; bytes count whole pages.
 
     Args:
-        read: Bytes that were read, whether they were there or not.
+        read: Bytes that were read, present or not.
         fetched: Bytes that came over the network.
         wanted: Fetched bytes that this process had requested.
         evicted: Evicted bytes.
         requests: Requested ranges.
         retries: Repeated requests after a failure.
-        damaged: Blocks of the cache, and requests, with other bytes than were written.
-        waits: Reads of pages that were not there yet.
+        damaged: Blocks of the cache, and requests, whose bytes differ from the written bytes.
+        waits: Reads that waited for absent pages.
         seconds: Seconds of waiting in these reads.
     """
 
@@ -941,7 +951,7 @@ class Counters:
 _SPARE = 128
 # In a full mirror, at most this part of all pages is in flight.
 _COMING = 32
-# On a full disk, at least so many pages are evicted at once; without any, another process may be evicting.
+# On a full disk, at least this many pages are evicted at once; if none can be evicted, another process may be evicting.
 _FEW, _TRIES, _PAUSE = 64, 20, 0.02
 
 
@@ -951,7 +961,7 @@ class Limits:
 
     Args:
         pages: The most pages that are kept.
-        fail: Whether requests that fail are made again for ever ("retry"), or for ``patience`` seconds ("raise").
+        fail: Whether failed requests are repeated without end ("retry"), or for ``patience`` seconds ("raise").
         patience: Seconds.
     """
 
@@ -1171,7 +1181,7 @@ class Keeper:
     def _is_whole(self, placed: Placed, block: int) -> bool:
         """Whether the pages of a block have the noted digests; the result is kept."""
         state, checks = int(self.table.state[block]), self.table.check[block].tolist()
-        assert self.memory is not None  # as there are blocks
+        assert self.memory is not None  # one entry for each block
         with memoryview(self.memory) as memory:
             for page, check in enumerate(checks, block * PAGES):
                 if state >> page % PAGES & 1:
