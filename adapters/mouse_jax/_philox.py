@@ -1,6 +1,6 @@
-"""The random numbers of ``mouse_core.randomness``, computed by JAX: the same ones, also under ``jax.jit``.
+"""The random numbers of ``mouse_core.randomness``, computed by JAX with equal bits, also under ``jax.jit``.
 
-JAX without x64 has no 64-bit integers, so every one here is a pair of 32-bit halves (high, low).
+JAX without x64 has no 64-bit integers, so every 64-bit integer in this module is a pair of 32-bit halves (high, low).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 
 SHUFFLED_UP_TO = 1 << 14
-"""So many elements are shuffled outright, in ``mouse_core.randomness.Order``."""
-# Its rounds where there are more, and the numbers of SplitMix64.
+"""The largest number of elements that ``mouse_core.randomness.Order`` shuffles as a whole."""
+# The rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _ORDER_ROUNDS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> jax.Array:
-    """The order of ``n`` rows in an epoch, as ``mouse_core.rollouts.permutation`` gives it.
+    """Return the order of ``n`` rows in an epoch, as ``mouse_core.rollouts.permutation`` does.
 
     Args:
-        seed: Its halves, uint32 ``[2]``, high first.
+        seed: The halves of the seed, uint32 ``[2]``, high first.
         epoch: Integer ``[]``, below 2**32; may be traced.
         n: Number of rows, below 2**31.
-        call: Tells several orders for one epoch apart.
+        call: Distinguishes several orders for one epoch.
 
     Returns:
         int32 ``[n]``.
@@ -45,16 +45,16 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> 
 
 
 def integers(bits: Pair, high: jax.Array) -> jax.Array:
-    """Random words as integers in ``[0, high)``, as ``Key.integers`` makes them of the same words.
+    """Convert random words to integers in ``[0, high)``, as ``Key.integers`` does for the same words.
 
-    There a word's upper 53 bits, m, are the float64 ``m * 2**-53``, which is multiplied by ``high`` and cut off. The
-    product is rounded to 53 bits first: one that lies within half a unit of its last place below an integer becomes
-    that integer. Here it is computed exactly. Its integer part q, of b bits, leaves 53 - b bits for the fraction, so
-    the product is rounded up to q + 1 where the fraction is at least ``1 - 2**(b - 54)``; a tie goes to q + 1, too,
-    which is even in its last place.
+    ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
+    truncates. The product is first rounded to 53 bits: a product within half a unit of its last place below an integer
+    becomes that integer. This function computes the product exactly. Its integer part q, of b bits, leaves 53 - b bits
+    for the fraction, so the product is rounded up to q + 1 where the fraction is at least ``1 - 2**(b - 54)``; a tie
+    goes to q + 1, too, which is even in its last place.
 
     Args:
-        bits: Words, uint32 ``[n]`` each half.
+        bits: The two halves of the words, uint32 ``[n]`` each.
         high: Int32, ``[]`` or ``[n]``, at least 1.
 
     Returns:
@@ -65,10 +65,10 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
     carry, last = _product(bits[1] & jnp.uint32(0xFFFFF800), factor)
     whole, middle = _product(bits[0], factor)
     whole, middle = _added((whole, middle), (jnp.zeros_like(whole), carry))
-    # What the fraction lacks to 1, less 2**-64: below 2**(b + 10 - 64) where it is to be rounded up.
+    # 1 minus the fraction, minus 2**-64: below 2**(b + 10 - 64) if the product is rounded up.
     lacking = ~middle, ~last
     shift = 42 - jax.lax.clz(whole)
-    # Of the two only the one is meant whose shift is below 32.
+    # Of the two shifts, only the one below 32 bits is used.
     near = jnp.where(shift >= 32, lacking[0] >> (shift - 32), lacking[0] | (lacking[1] >> shift))
     rounded = whole + (near == 0).astype(jnp.uint32)
     return jnp.minimum(rounded, factor - 1).astype(jnp.int32)
@@ -80,25 +80,25 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
 
 
 def nothing(*numbers: jax.Array) -> jax.Array:
-    """Zero, uint32 ``[]``, that differs from shard to shard in the eyes of ``jax.shard_map`` where one of these does.
+    """Return zero, uint32 ``[]``, which ``jax.shard_map`` treats as varying over shards if one of ``numbers`` varies.
 
-    There what a loop carries must be so from its beginning on.
+    In ``jax.shard_map``, values that a loop carries must be varying from the beginning.
     """
     return jnp.asarray(sum(number.astype(jnp.uint32) * jnp.uint32(0) for number in numbers), jnp.uint32)
 
 
 def shuffled(seed: jax.Array, purpose: Purpose, index: jax.Array, n: jax.Array, *, most: int) -> jax.Array:
-    """The elements of an ``Order`` that is shuffled outright, for ``in_order``: int32 ``[min(most, 16384)]``.
+    """Return the elements of an ``Order`` that is shuffled as a whole, for ``in_order``: int32 ``[min(most, 16384)]``.
 
     Args:
-        seed, purpose, index: Name the order, as for ``words``.
+        seed, purpose, index: The key of the order, as in ``words``.
         n: Number of elements, int32 ``[]``, from 1 to ``most``.
-        most: Elements there may be.
+        most: The largest possible ``n``.
     """
     size = min(most, SHUFFLED_UP_TO)
     place = jnp.arange(size, dtype=jnp.int32)
     high, low = words(seed, purpose, index, size)
-    # The words of fewer elements are the first of those of more.
+    # A smaller ``n`` has the first words of a larger one.
     return jax.lax.sort((place >= n, high, low, place), num_keys=3, is_stable=True)[3]
 
 
@@ -112,18 +112,18 @@ def in_order(
     *,
     most: int,
 ) -> jax.Array:
-    """The elements at some positions of ``Order(Key(seed, purpose, index), n)``, int32 ``[B]``.
+    """Return the elements at ``positions`` of ``Order(Key(seed, purpose, index), n)``, int32 ``[B]``.
 
     Args:
-        seed, purpose, index, n, most: As for ``shuffled``.
+        seed, purpose, index, n, most: As in ``shuffled``.
         positions: Int32 ``[B]``, each in ``[0, n)``.
-        table: What ``shuffled`` gave.
+        table: The result of ``shuffled``.
     """
     found: jax.Array = table.at[jnp.minimum(positions, len(table) - 1)].get(mode="promise_in_bounds")
     if most <= SHUFFLED_UP_TO:
         return found
     size = jnp.maximum(n, SHUFFLED_UP_TO + 1).astype(jnp.uint32)
-    # The root, rounded up; float32 is wrong by less than 2.
+    # The square root, rounded up; the error of float32 is less than 2.
     near = jnp.sqrt(size.astype(jnp.float32)).astype(jnp.uint32) - 2
     rows = near + sum(((near + more) ** 2 < size).astype(jnp.uint32) for more in range(5))
     columns = (size + rows - 1) // rows
@@ -156,12 +156,12 @@ def _mixed(number: jax.Array, key: Pair) -> Pair:
 
 
 def _shifted(number: Pair, by: int) -> Pair:
-    """Shifted to the right by 1 to 31 bits."""
+    """Return a number shifted to the right by 1 to 31 bits."""
     return number[0] >> by, (number[1] >> by) | (number[0] << (32 - by))
 
 
 def _remainder(number: Pair, divisor: jax.Array) -> jax.Array:
-    """Remainder of a 64-bit number divided by a number below 2**16."""
+    """Return the remainder of a 64-bit number divided by a number below 2**16."""
     above = (jnp.uint32(0xFFFFFFFF) % divisor + 1) % divisor
     left: jax.Array = (number[0] % divisor * above % divisor + number[1] % divisor) % divisor
     return left
@@ -173,7 +173,7 @@ def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose
     number = jnp.asarray(epoch).astype(jnp.uint32)
     none = nothing(seed[0], number)
     zero = jnp.zeros(blocks, jnp.uint32) + none
-    # NumPy counts before it computes: the first block is number 1.
+    # NumPy increments the counter before it computes: the first block is number 1.
     counter: list[Pair] = [
         (zero, zero + jnp.arange(1, blocks + 1, dtype=jnp.uint32)),
         (zero + jnp.uint32(call >> 32), zero + jnp.uint32(call & 0xFFFFFFFF)),
@@ -181,7 +181,7 @@ def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose
         (zero, zero),
     ]
     keys: list[Pair] = [(seed[0] + none, seed[1] + none), (none, none + jnp.uint32(purpose))]
-    # A loop, for XLA would merge rounds into one expression, in which it computes everything anew for every use.
+    # A loop: XLA would merge unrolled rounds into one expression, and recompute every value for each use.
     counter, _ = jax.lax.fori_loop(0, _ROUNDS, _round, (counter, keys))
     high, low = (jnp.stack([word[half] for word in counter], axis=1).reshape(-1)[:n] for half in (0, 1))
     return high, low
@@ -207,13 +207,13 @@ def _xor(*pairs: Pair) -> Pair:
 
 
 def _added(one: Pair, other: Pair) -> Pair:
-    """The sum, modulo 2**64."""
+    """Return the sum, modulo 2**64."""
     low = one[1] + other[1]
     return one[0] + other[0] + (low < one[1]).astype(jnp.uint32), low
 
 
 def _multiplied(number: Pair, multiplier: int) -> tuple[Pair, Pair]:
-    """The high and the low 64 bits of a product."""
+    """Return the high and the low 64 bits of a product."""
     high, low = _halves(multiplier)
     lowest = _product(number[1], low)
     middle, other = _product(number[1], high), _product(number[0], low)
@@ -228,7 +228,7 @@ def _multiplied(number: Pair, multiplier: int) -> tuple[Pair, Pair]:
 
 
 def _product(one: jax.Array, other: jax.Array) -> Pair:
-    """The 64 bits of a product of 32-bit numbers, from products of 16-bit ones."""
+    """Return the 64 bits of a product of 32-bit numbers, computed from products of 16-bit numbers."""
     half = jnp.uint32(0xFFFF)
     one_high, one_low, other_high, other_low = one >> 16, one & half, other >> 16, other & half
     low = one_low * other_low

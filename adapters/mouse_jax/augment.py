@@ -15,31 +15,31 @@ __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", 
 
 
 class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
-    """Augments batches of ``jax.Array``, ``{field: [B, S, ...]}``, where they are.
+    """Augments batches of ``jax.Array``, ``{field: [B, S, ...]}``, on their devices.
 
     ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
-    fresh masks. Numbers are drawn on the host, the same as in ``mouse_core`` for the same seed, and values are those of
-    NumPy to the bit (subnormal numbers aside, which XLA flushes to zero on the CPU).
+    fresh masks. Random numbers are drawn on the host, equal to those of ``mouse_core`` for the same seed, and values
+    equal the values of NumPy bit by bit (except subnormal numbers, which XLA flushes to zero on the CPU).
 
-    In a compiled step, take the draws out and apply them inside: draws are a pytree, and for one shape of batch
-    ``jax.jit`` compiles once.
+    For a compiled step, draw outside of the step and apply the draws inside: draws are a pytree, and ``jax.jit``
+    compiles once for each shape of batch.
 
         augmenter.update_augmentations(batch)
         state = train_step(state, batch, augmenter.next_draws(batch))  # calls mouse_core.augment.apply
 
     Args:
-        augment: What is augmented.
-        max_num_actions: Number of actions; 0: as ``augment`` says, or as many as ``q_star`` has columns.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
-        device: Ignored here: draws go where the batch is.
+        augment: The augmentations.
+        max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
+        device: Ignored: draws are transferred to the device of the batch.
         seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped, or of several fields by name.
-        validate: Whether actions, done codes and states out of range are an error. None: on the CPU, yes; on a device,
-            no, since the check waits for everything queued there. Where it is not checked, such a code stays as it is.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` to crop, or of several fields by name.
+        validate: Whether actions, done codes and states out of range raise an error. None: True on the CPU; False on
+            other devices, as the check waits for all queued work. Without the check, codes out of range are unchanged.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as a source with ``windows=`` delivers.
 
     Raises:
-        ConfigError: Arguments of another kind.
+        ConfigError: An argument is invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -63,7 +63,7 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         return {**step_stream, **changed}
 
     def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
-        # Not committed to a device: operations take them to where the batch is.
+        # Not committed to a device, so that operations move the draws to the device of the batch.
         return draws.map(jnp.asarray)
 
     def _checks(self, fields: Mapping[str, Any]) -> bool | None:

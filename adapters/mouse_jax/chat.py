@@ -1,9 +1,9 @@
 """Chats, and pairs for DPO and reward models, as padded batches of JAX arrays.
 
-The functions have the arguments and results of those in ``mouse_core.text.chat``, and two more. ``device`` says where
-the arrays go, by default JAX's default device. ``sharding`` lays them out over devices of this process, each array
-alike. Arrays are int32 without x64. A jitted step compiles anew for every shape, of which ``pad_to_multiple_of``
-leaves few.
+The functions take the arguments of the same functions in ``mouse_core.text.chat``, and two more. ``device`` is the
+device of the arrays, by default JAX's default device. ``sharding`` distributes every array over devices of this
+process. Arrays are int32 without x64. A jitted step compiles again for every new shape; ``pad_to_multiple_of`` reduces
+the number of shapes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _placed(
 
 
 collate_chats = on_device(chat.collate_chats, _placed)
-"""Chats as a padded batch; see ``mouse_core.text.chat.collate_chats``."""
+"""Collate chats to a padded batch; see ``mouse_core.text.chat.collate_chats``."""
 
 collate_preferences = on_device(chat.collate_preferences, _placed)
-"""Pairs for DPO as a padded batch; see ``mouse_core.text.chat.collate_preferences``."""
+"""Collate pairs for DPO to a padded batch; see ``mouse_core.text.chat.collate_preferences``."""
 
 collate_rewards = on_device(chat.collate_rewards, _placed)
-"""Pairs for a reward model as a padded batch; see ``mouse_core.text.chat.collate_rewards``."""
+"""Collate pairs for a reward model to a padded batch; see ``mouse_core.text.chat.collate_rewards``."""

@@ -20,29 +20,31 @@ REPLACED_DTYPES: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
         np.dtype(np.float64): np.dtype(np.float32),
     }
 )
-"""What is delivered instead of each dtype that JAX cannot hold without x64."""
+"""The delivered dtype for each dtype that JAX cannot hold without x64."""
 
 
 def replaced_dtypes() -> dict[np.dtype[Any], np.dtype[Any]]:
-    """``REPLACED_DTYPES``, or nothing where x64 is enabled: ``BatchSource(replace_dtypes=...)`` of batches for JAX.
+    """Return ``REPLACED_DTYPES``, or an empty mapping with x64 enabled, for ``BatchSource(replace_dtypes=...)``.
 
-    JAX by itself narrows silently, so that 2**40 + 5 becomes 5. A source that knows this table refuses the value.
+    JAX itself narrows silently, so that 2**40 + 5 becomes 5. A source with this table raises an error for the value.
     """
     return {} if x64_enabled() else dict(REPLACED_DTYPES)
 
 
 def x64_enabled() -> bool:
-    """Whether JAX holds 64-bit numbers here and now: ``jax_enable_x64``, or inside ``jax.enable_x64(True)``."""
+    """Whether JAX holds 64-bit numbers in this thread: by ``jax_enable_x64``, or inside ``jax.enable_x64(True)``."""
     return bool(jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of random keys of JAX, which are no numbers."""
+    """Whether a dtype is the dtype of JAX's random keys, which are no numbers."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def as_key(value: jax.Array) -> jax.Array:
-    """A random key ``[]`` for one as ``jax.random.PRNGKey`` makes them, uint32 ``[2]``; all else as it is."""
+    """Convert a raw key of ``jax.random.PRNGKey``, uint32 ``[2]``, to a random key ``[]``; return other values
+    unchanged.
+    """
     if value.dtype != jnp.uint32 or value.ndim != 1:
         return value
     try:
@@ -55,11 +57,13 @@ def as_key(value: jax.Array) -> jax.Array:
 WIDER: Mapping[str, type[np.generic]] = MappingProxyType(
     {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float16}
 )
-"""In what NumPy has dtypes of less than a byte."""
+"""The NumPy dtype for each dtype of less than a byte."""
 
 
 def as_numbers(leaf: jax.Array) -> jax.Array:
-    """Numbers that NumPy has: what ``jax.random.key_data`` gives of random keys, and at least a byte for each."""
+    """Convert values to NumPy's dtypes: random keys by ``jax.random.key_data``, and dtypes of less than a byte to a
+    byte.
+    """
     if is_key(leaf.dtype):
         return jax.random.key_data(leaf)
     wider = WIDER.get(str(leaf.dtype))
@@ -67,16 +71,16 @@ def as_numbers(leaf: jax.Array) -> jax.Array:
 
 
 def known(value: Any) -> int | None:
-    """A number, where it is not traced."""
+    """Return a number as int; None if it is traced."""
     return None if isinstance(value, jax.core.Tracer) else int(value)
 
 
 def are_known(*arrays: Any, anywhere: bool = False) -> bool:
-    """Whether values can be looked at: none is traced, and all are on the host, so that no device is waited for.
+    """Whether values can be read without waiting: none is traced, and all are on the host.
 
     Args:
         arrays: The values.
-        anywhere: Whether they may be on any device.
+        anywhere: Whether the values may be on any device.
     """
     for array in arrays:
         if isinstance(array, jax.core.Tracer):
@@ -91,10 +95,10 @@ def are_known(*arrays: Any, anywhere: bool = False) -> bool:
 
 
 def seed_halves(seed: Any) -> jax.Array:
-    """The halves of a seed, uint32 ``[2]``, high first; the seed, or a random key of JAX, may be traced.
+    """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument may be traced.
 
     Raises:
-        ConfigError: Not an integer in ``[0, 2**64)``, as far as that is known, nor a key.
+        ConfigError: The seed is no random key, and no integer in ``[0, 2**64)``, if the value is known.
     """
     if isinstance(seed, jax.Array):
         seed = as_key(seed)
@@ -105,7 +109,7 @@ def seed_halves(seed: Any) -> jax.Array:
                 f"seed: expected an integer in [0, 2**64) or a random key, found {seed.dtype} {list(seed.shape)}"
             )
         if isinstance(seed, jax.core.Tracer):
-            # JAX has 64-bit integers only where they were asked for.
+            # JAX has 64-bit integers only with x64.
             high = (seed >> 32).astype(jnp.uint32) if seed.dtype.itemsize == 8 else jnp.uint32(0)
             return jnp.stack([high, seed.astype(jnp.uint32)])
         seed = int(seed)

@@ -1,10 +1,10 @@
-"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other, and in streams by rank.
+"""Examples of rollout groups as JAX arrays: padded, packed or concatenated, and in streams by rank.
 
-``pad``, ``pack`` and ``concatenate`` have the arguments and results of those in ``mouse_core.groups``, and two more.
-``device`` says where the arrays go, by default JAX's default device. ``sharding`` lays arrays ``[B, L]`` out over
-devices of this process; columns with a value per turn or example are laid out along ``B``. Without x64 arrays have 32
-bits at most.
-A jitted step compiles anew for every length and number of rows, which ``length`` and ``capacity`` hold.
+``pad``, ``pack`` and ``concatenate`` take the arguments of the same functions in ``mouse_core.groups``, and two more.
+``device`` is the device of the arrays, by default JAX's default device. ``sharding`` distributes arrays ``[B, L]`` over
+devices of this process; columns with a value per turn or example are distributed along ``B``. Without x64, dtypes have
+at most 32 bits. A jitted step compiles again for every new length and number of rows; fix them with ``length``,
+``num_rows`` and ``capacity``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _placed(
             for name, values in own.items()
         ]
     try:
-        # On a host JAX may keep the very memory, which is given away.
+        # On a host, JAX may share the memory, which is never modified later.
         placed = jax.device_put(list(own.values()), where, may_alias=True)
     except ValueError as error:
         raise ConfigError(
@@ -45,7 +45,7 @@ def _placed(
 
 
 def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-    """Number of leading axes that an array shares with the tokens."""
+    """Return the number of leading axes that an array shares with the tokens."""
     common = 0
     for size, other in zip(shape, tokens, strict=False):
         if size != other:
@@ -67,28 +67,30 @@ def _of_examples(arrays: Arrays, target: Any, examples: Sequence[RLExample]) -> 
 
 
 pad = on_device(groups.pad, _of_examples)
-"""One example a row, filled up at the end; see ``mouse_core.groups.pad``."""
+"""Put one example into each row, padded at the end; see ``mouse_core.groups.pad``."""
 
 pack = on_device(groups.pack, _of_examples)
-"""Several examples a row, one behind the other; see ``mouse_core.groups.pack``."""
+"""Put several examples into each row, one after another; see ``mouse_core.groups.pack``."""
 
 concatenate = on_device(groups.concatenate, _of_examples)
-"""All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``."""
+"""Put all examples one after another, without padding; see ``mouse_core.groups.concatenate``."""
 
 
 class RolloutStream(groups.RolloutStream):
     """``mouse_core.groups.RolloutStream`` with micro-batches as JAX arrays on a device or a sharding.
 
-    All have one shape, so a jitted step is compiled once; see there for what breaks that.
+    All micro-batches have one shape, so a jitted step is compiled once; for the conditions see ``collate`` of
+    ``mouse_core.groups.RolloutStream``.
 
     Args:
-        batches, max_tokens: As there.
-        device: Where the arrays go; None: JAX's default.
-        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
-        **options: All else, as there.
+        batches, max_tokens: As in ``mouse_core.groups.RolloutStream``.
+        device: The device of the arrays; None: JAX's default device.
+        sharding: The sharding of arrays ``[B, L]`` over devices of this process; None: arrays are on ``device``.
+        **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: As there; a device that is not there, or both arguments.
+        ConfigError: As ``mouse_core.groups.RolloutStream``; or the device does not exist, or ``device`` and
+            ``sharding`` are both given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A batch source as a dataset of grain's, for pipelines of one's own."""
+"""Conversion of a batch source to a grain dataset, for custom pipelines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from mouse_core.prefetch import Source
 
 
 def to_grain(source: Source) -> grain.MapDataset:
-    """The batches of a source as a ``grain.MapDataset``, for pipelines built from grain's own transformations.
+    """Return the batches of a source as a ``grain.MapDataset``, for pipelines of grain's transformations.
 
-    Element ``i`` is ``source[i]``, a dict of NumPy arrays, across epochs without end: the next epoch follows by itself,
-    in its own order. An iterator's state ``{"next_index": i}`` counts batches, as ``state_dict()`` of our loaders does.
+    Element ``i`` is ``source[i]``, a dict of NumPy arrays, across epochs without end: each epoch is followed by the
+    next one, in a new order. An iterator's state ``{"next_index": i}`` counts batches, as the ``state_dict()`` of a
+    loader does.
 
-    Elements are whole batches, and grain reads 500 ahead unless told otherwise: give
-    ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit
-    numbers silently; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` does it with a check.
+    Elements are whole batches, and grain reads 500 elements ahead by default. Use
+    ``to_iter_dataset(grain.ReadOptions(num_threads=2,
+    prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit numbers silently; ``BatchSource(...,
+    replace_dtypes=mouse_jax.replaced_dtypes())`` narrows them with a check.
 
-    ``mp_prefetch`` fails in programs that do not parse flags with absl; this function marks absl's flags as parsed
-    where nobody has parsed them.
+    ``mp_prefetch`` fails in programs that do not parse flags with absl; this function marks absl's flags as parsed, if
+    they are not.
 
     Args:
-        source: Where batches come from: a ``BatchSource``, or any other ``mouse_core.prefetch.Source``.
+        source: The source of batches: a ``BatchSource``, or another ``mouse_core.prefetch.Source``.
 
     Returns:
         A dataset of length ``sys.maxsize``.
@@ -41,7 +43,8 @@ def to_grain(source: Source) -> grain.MapDataset:
 
 
 class _Endless:
-    """Random access for grain, which takes an index modulo the length: a real length would repeat the first epoch."""
+    """Random access for grain, which reduces an index modulo the length: the true length would repeat the first epoch.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source

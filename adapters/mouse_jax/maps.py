@@ -14,17 +14,18 @@ from mouse_jax.trees import as_arrays, as_jax
 
 
 class RowMap(maps.RowMap):
-    """``mouse_core.maps.RowMap`` that takes and gives pytrees of ``jax.Array``.
+    """``mouse_core.maps.RowMap`` that accepts and returns pytrees of ``jax.Array``.
 
-    Rows lie in the host's memory, and calls are made outside of ``jax.jit``. The same rows have the same indices in
-    NumPy and torch. Without x64 (``jax_enable_x64``) 64-bit values and indices come as ``REPLACED_DTYPES`` says.
+    Rows are kept in the host's memory, and calls are made outside of ``jax.jit``. The same rows have the same indices
+    in NumPy and torch. Without x64 (``jax_enable_x64``), 64-bit values and indices have the dtypes in
+    ``REPLACED_DTYPES``.
 
     Args:
-        *args, **options: As ``mouse_core.maps.RowMap`` takes them: keys, values, capacity, full, storage, seed.
-        device: Where results arrive: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, full, storage, seed.
+        device: The device of results: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.maps.RowMap``.
+        ConfigError: The device does not exist; else see ``mouse_core.maps.RowMap``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,15 +47,15 @@ class RowMap(maps.RowMap):
         return self._target
 
     def index(self, rows: Any) -> Any:
-        """The index of each row; see the core's."""
+        """Return the index of each row; see ``mouse_core.maps``."""
         return as_jax(super().index(rows), self._target)
 
     def extend(self, rows: Any, values: Any = None) -> Any:
-        """Write values under rows, and give the index of each; see the core's."""
+        """Write the values of rows, and return the index of each row; see ``mouse_core.maps``."""
         return as_jax(super().extend(rows, values), self._target)
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
-        """Add values to those that stand under rows, and give the index of each; see the core's."""
+        """Combine values with the values of rows; return the index of each row; see ``mouse_core.maps``."""
         return as_jax(super().accumulate(rows, values, how), self._target)
 
     def _accept(self, rows: Any) -> Any:

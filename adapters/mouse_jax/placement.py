@@ -1,4 +1,4 @@
-"""Placement of batches in JAX: one device, or a sharding over several devices, also of several processes."""
+"""Placement of batches in JAX: on one device, or by a sharding over devices of one or several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError
 
-# Copying so many bytes takes half as long as putting the six arrays of a usual batch.
+# The number of bytes whose copy takes half as long as ``device_put`` of the six arrays of a usual batch.
 _MOST_COPIED = 1 << 20
 
 
@@ -24,8 +24,8 @@ class Placement:
 
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
-        parts: Which rows of a whole batch this process needs, as shards ``(rank, count)`` in ascending order, all of
-            one count. None: those of the source.
+        parts: The rows of a whole batch that this process needs, as shards ``(rank, count)`` of one count, in ascending
+            order. None: the rows of the source.
     """
 
     target: jax.Device | Sharding | None = None
@@ -40,7 +40,7 @@ class Placement:
         return all(device.platform == "cpu" for device in devices)
 
     def sources(self, source: BatchSource) -> tuple[BatchSource, ...]:
-        """The sources of this process's rows.
+        """Return the sources of this process's rows.
 
         Raises:
             ConfigError: As ``check_layout``.
@@ -51,11 +51,11 @@ class Placement:
         return tuple(source if part == source.shard else source.with_options(shard=part) for part in self.parts)
 
     def put(self, arrays: Sequence[npt.NDArray[Any]], *, recurring: bool = False) -> list[jax.Array]:
-        """This process's rows of some arrays ``[b, ...]`` in their place; nobody may write to them any more.
+        """Transfer this process's rows of arrays ``[b, ...]`` to their devices; the rows must not be modified later.
 
         Args:
             arrays: The rows.
-            recurring: Whether arrays of these shapes come so often that it is worth compiling a function for them.
+            recurring: Whether arrays of these shapes recur, so that compiling a function for them is worthwhile.
         """
         if self.parts is not None and not self._fully_addressable:
             own, count = len(self.parts), self.parts[0][1]
@@ -65,7 +65,7 @@ class Placement:
         if recurring and self.target is None and self.on_host and _copying_will_do(arrays):
             copied: list[jax.Array] = _copied(list(arrays))
             return copied
-        # On a host JAX may keep the very memory, which is given away. Saying so halves the time that this takes.
+        # On a host, JAX may share the memory, which is never modified later; ``may_alias`` halves the time of the call.
         placed: list[jax.Array] = jax.device_put(list(arrays), self.target, may_alias=True)
         return placed
 
@@ -82,8 +82,8 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
     """Whether a compiled function may copy arrays to JAX's default device, and is faster than ``device_put``.
 
-    ``device_put`` takes 50 us an array, most of it in Python, and no copy. It gives the same, but where a setting of
-    JAX says something of compiled functions or of what goes into them.
+    ``device_put`` takes 50 us for each array, mostly in Python, and copies nothing. Both results are equal, unless a
+    setting of JAX applies to compiled functions or their arguments.
     """
     config: Any = jax.config
     return (
@@ -95,16 +95,17 @@ def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
 
 
 def find_placement(device: jax.Device | str | None, sharding: Sharding | None, source: BatchSource) -> Placement:
-    """The placement that a loader's arguments name.
+    """Return the placement for the arguments of a loader.
 
     Args:
-        device: A device of this process, its platform ("cpu", "gpu"), or both ("gpu:1"); None: JAX's default.
-        sharding: How whole batches are laid out; None: on ``device``.
-        source: Where batches come from.
+        device: A device of this process, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's
+            default device.
+        sharding: The sharding of whole batches; None: batches are on ``device``.
+        source: The source of batches.
 
     Raises:
-        ConfigError: A device that is not there; both arguments; a sharding beside a shard, without devices of this
-            process, or as in ``check_layout``.
+        ConfigError: The device does not exist; device and sharding are both given; the source has a shard beside the
+            sharding; the sharding has no device of this process; or as in ``check_layout``.
     """
     target = find_target(device, sharding)
     if sharding is None:
@@ -116,10 +117,10 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
 
 
 def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> jax.Device | Sharding | None:
-    """The device or the sharding that is meant; None: JAX's default device.
+    """Return the device or the sharding; None: JAX's default device.
 
     Raises:
-        ConfigError: A device that is not there; both arguments; a sharding that is none.
+        ConfigError: The device does not exist, both arguments are given, or ``sharding`` is no sharding.
     """
     if sharding is None:
         return find_device(device)
@@ -156,10 +157,10 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
 
 
 def check_layout(target: object, source: BatchSource) -> None:
-    """See that every batch of an epoch, also a short last one, can be laid out.
+    """Check that a sharding divides every batch of an epoch, also a short last one.
 
     Raises:
-        ConfigError: A sharding that does not divide the shape of a field, which the message names.
+        ConfigError: The sharding does not divide the shape of a field; the message names the field.
     """
     if not isinstance(target, Sharding):
         return
@@ -179,14 +180,15 @@ def check_layout(target: object, source: BatchSource) -> None:
 
 
 def _axes(source: BatchSource, rows: int) -> tuple[int, ...]:
-    """The axes of so many windows that come before those of fields."""
+    """Return the leading axes of ``rows`` windows, in front of the axes of fields."""
     return (rows, source.sequence_length)[: source.spec.batch_dims]
 
 
 def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
-    """The rows that this process's devices hold: one shard where they are one stretch, else one for each device's.
+    """Return the rows of this process's devices as shards: one shard if the rows are contiguous, else one for each
+    device.
 
-    Where batches are padded it is one for each device's always, as each is padded by itself.
+    Padded batches always have one shard for each device, as each shard is padded separately.
     """
     padded = source.uneven == "pad"
     size = _parts_of(sharding, source) if padded else source.batch_size
@@ -202,7 +204,9 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
 
 
 def _parts_of(sharding: Sharding, source: BatchSource) -> int:
-    """In how many parts a sharding cuts the windows of a batch; ConfigError where it cuts no batch of this length."""
+    """Return the number of parts into which a sharding divides the windows of a batch; ConfigError if it cannot divide
+    them.
+    """
     devices = len(sharding.device_set)
     try:
         return devices // sharding.shard_shape(_axes(source, devices))[0]
@@ -213,7 +217,7 @@ def _parts_of(sharding: Sharding, source: BatchSource) -> int:
 
 
 def find_device(device: jax.Device | str | None) -> jax.Device | None:
-    """The device that is meant; None: JAX's default. ConfigError where it is not there."""
+    """Return the device; None: JAX's default device. ConfigError if the device does not exist."""
     if device is None:
         return None
     if isinstance(device, jax.Device):

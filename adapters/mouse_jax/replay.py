@@ -16,7 +16,7 @@ Target: TypeAlias = jax.Device | Sharding | str | None
 
 
 class _InJax(BaseBuffer):
-    """Takes arrays of any kind, and delivers batches to a device."""
+    """Accepts arrays of any kind, and delivers batches to a device."""
 
     _target: jax.Device | Sharding | None
 
@@ -39,23 +39,23 @@ class _InJax(BaseBuffer):
 
 
 class ReplayBuffer(_InJax, buffer.ReplayBuffer):
-    """``mouse_core.replay.ReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
+    """``mouse_core.replay.ReplayBuffer`` that accepts and returns pytrees of ``jax.Array``.
 
-    Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses
-    come back as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws are those of NumPy and
-    torch for the same seed. Rows lie in the host's memory, and every batch in memory of its own that nobody writes to
-    again, since JAX may keep that very memory.
+    Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses are
+    returned as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws equal the draws of NumPy
+    and torch for the same seed. Rows are kept in the host's memory. Every batch has new memory that is never modified,
+    since JAX may share that memory.
 
-    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``REPLACED_DTYPES`` says; a value that does not fit
-    is an error. Transforms work on NumPy arrays, before that.
+    Without x64 (``jax_enable_x64``) 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``; a value that does
+    not fit raises an error. Transforms receive NumPy arrays, before this conversion.
 
     Args:
         storage, sampler, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
-        device: Where batches arrive: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or one with a number
-            ("gpu:1"); None: JAX's default device.
+        device: The device of batches: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or a platform with a
+            number ("gpu:1"); None: JAX's default device.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBuffer``.
+        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBuffer``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +75,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
 
 
 class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
-    """``mouse_core.replay.PrioritizedReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
+    """``mouse_core.replay.PrioritizedReplayBuffer`` that accepts and returns pytrees of ``jax.Array``.
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
@@ -84,7 +84,7 @@ class PrioritizedReplayBuffer(buffer.PrioritizedReplayBuffer, ReplayBuffer):
 
 
 class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
-    """``mouse_core.replay.ReplayBufferEnsemble`` that gives pytrees of ``jax.Array``.
+    """``mouse_core.replay.ReplayBufferEnsemble`` that returns pytrees of ``jax.Array``.
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
@@ -92,5 +92,5 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
-        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBufferEnsemble``.
     """

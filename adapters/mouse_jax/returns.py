@@ -1,8 +1,9 @@
 """Returns and advantages as scans: ``mouse_core.rollouts.returns`` for long rollouts under ``jax.jit``.
 
-Arguments, formulas and results are those of the functions of the same names in ``mouse_core.rollouts``, which JAX can
-trace too. There the rows become so many copies of the operations; here they are one ``jax.lax.scan``, which compiles in
-the same time however many rows there are. ``n_step_returns`` needs none, and is the same function.
+Arguments, formulas and results equal those of the functions of the same names in ``mouse_core.rollouts``, which JAX can
+trace, too. A trace of those functions contains the operations once for each row. These functions are one
+``jax.lax.scan``, which compiles in the same time for any number of rows. ``n_step_returns`` needs no scan, and is the
+function of ``mouse_core.rollouts``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["discounted_returns", "gae", "lambda_returns", "n_step_returns", "nor
 
 
 def scan(terms: jax.Array, decays: jax.Array, last: jax.Array) -> jax.Array:
-    """x_t = terms_t + decays_t x_{t+1} from the last row to the first, as a ``jax.lax.scan``.
+    """Return x_t = terms_t + decays_t x_{t+1}, from the last row to the first, by a ``jax.lax.scan``.
 
     Args:
         terms, decays: ``[T, ...]``.
@@ -39,7 +40,7 @@ def scan(terms: jax.Array, decays: jax.Array, last: jax.Array) -> jax.Array:
 
 
 gae = partial(returns.gae, recurrence=scan)
-"""Generalized advantage estimates, and their returns; see ``mouse_core.rollouts.gae``."""
+"""Return generalized advantage estimates and the returns; see ``mouse_core.rollouts.gae``."""
 
 lambda_returns = partial(returns.lambda_returns, recurrence=scan)
 """Lambda-returns; see ``mouse_core.rollouts.lambda_returns``."""

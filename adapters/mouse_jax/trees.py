@@ -1,4 +1,4 @@
-"""Nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
+"""Conversion of nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mouse_jax.dtypes import is_key, replaced_dtypes
 
 
 def as_arrays(rows: Any) -> Any:
-    """Rows with JAX's arrays as NumPy's on the host, and dataclasses as dicts.
+    """Convert JAX arrays in rows to NumPy arrays on the host, and dataclasses to dicts.
 
     Raises:
-        SchemaError: Random keys, which NumPy has not.
+        SchemaError: Rows contain random keys, which NumPy lacks.
     """
     if isinstance(rows, jax.Array):
         if is_key(rows.dtype):
@@ -42,13 +42,13 @@ def as_arrays(rows: Any) -> Any:
 
 
 def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
-    """A batch, or rows, with its numbers as JAX's arrays in their place; what is no array of numbers stays.
+    """Convert arrays of numbers in a batch, or rows, to JAX arrays on their device; other values are unchanged.
 
-    Without x64 64-bit numbers are narrowed. What differs in length from row to row becomes lists, of JAX's arrays where
-    they are numbers.
+    Without x64, 64-bit numbers are narrowed. Fields of differing length become lists, of JAX arrays if they are
+    numbers.
 
     Args:
-        batch: Arrays in memory that nobody writes to any more: on a host JAX may keep it.
+        batch: Arrays whose memory is never modified later, as on a host JAX may share it.
         target: A device or a sharding; None: JAX's default device.
 
     Raises:
@@ -72,12 +72,12 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
 
 
 def is_tree(batch: Any) -> bool:
-    """Whether a batch has leaves below it."""
+    """Whether a batch is a tree with nodes."""
     return batch is not None and is_node(batch) and len(batch) > 0
 
 
 def narrowed(batch: Any) -> Any:
-    """A batch with the values that ``as_jax`` gives it, still in NumPy's arrays on the host; for a digest of it.
+    """Return a batch with the values of ``as_jax`` as NumPy arrays on the host, for a digest.
 
     Raises:
         DataError: A number that does not fit; the message names the field.
@@ -103,7 +103,7 @@ def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], k
 
 
 def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:
-    """Rows' values one by one; a sharding is for whole batches."""
+    """Convert the values of rows one by one, without a sharding, which applies to whole batches only."""
     where = None if isinstance(target, Sharding) else target
     return [_lists(value, where) if is_varying(value) else as_jax(value, where) for value in values]
 

@@ -62,8 +62,7 @@ class TensorArrays(HostArrays):
 
 @untraced("add_transitions", "mini_batch_generator", "recurrent_mini_batch_generator", "generator", "_read", "_steps")
 class RolloutStorage(rollouts.RolloutStorage):
-    """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are stored, computed and delivered on one
-    device.
+    """``mouse_core.rollouts.RolloutStorage`` with torch tensors on one device.
 
     The class has the same arguments and methods, and the same order of rows for one seed, which is computed on the
     device of the rows. Added values are detached from the graph and moved to the device. Only two operations wait for a
