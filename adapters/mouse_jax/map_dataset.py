@@ -43,8 +43,7 @@ def to_grain(source: Source) -> grain.MapDataset:
 
 
 class _Endless:
-    """Random access for grain, which reduces an index modulo the length: the true length would repeat the first epoch.
-    """
+    """Random access for grain, which takes an index modulo the length: the true length would repeat the first epoch."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -121,8 +121,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         super().update_priority(on_host(index), on_host(priority), on_host(generation))
 
     def generation_of(self, index: Any) -> Any:
-        """Return the generations of rows as a tensor on the device of batches; see ``mouse_core.replay``.
-        """
+        """Return the generations of rows as a tensor on the device of batches; see ``mouse_core.replay``."""
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:

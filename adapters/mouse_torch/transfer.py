@@ -21,8 +21,7 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """Return the function from an index to a TensorDict on the host, in pinned memory with ``pin``; see ``batch_dims``.
-    """
+    """Return the function from an index to a TensorDict on the host, pinned with ``pin``; see ``batch_dims``."""
     if pin:
         return partial(_make_pinned, source)
     return Staged(source.__getitem__, partial(_tensors, batch_dims(source.spec)))
@@ -179,8 +178,7 @@ class InFlight:
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream for copies to a device, which overlap with the training step; None for devices without streams.
-    """
+    """Return a stream for copies that overlap with the training step; None for devices without streams."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 

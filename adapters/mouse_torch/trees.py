@@ -25,8 +25,7 @@ from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
-    """Return rows with TensorDicts converted to dicts of tensors, and the field ``host`` to a NumPy array for samplers.
-    """
+    """Convert TensorDicts in rows to dicts of tensors, and the field ``host`` to a NumPy array for samplers."""
     path = (host,) if isinstance(host, str) else host
     return _opened_tree(rows, lambda place, leaf: to_numpy(leaf) if path and place[: len(path)] == path else leaf)
 
@@ -97,8 +96,7 @@ def _field(rows: Any, name: str) -> Any:
 
 
 def as_state(tree: Any) -> Any:
-    """Convert arrays in a state to tensors, and NumPy numbers to Python numbers, which ``torch.load`` reads by default.
-    """
+    """Convert arrays in a state to tensors, and NumPy numbers to Python numbers, for the defaults of ``torch.load``."""
     if isinstance(tree, np.ndarray):
         if is_number(tree.dtype) and tree.dtype.isnative:
             return from_numpy(tree if tree.flags.writeable else tree.copy())

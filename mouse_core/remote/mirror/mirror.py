@@ -68,8 +68,7 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A requested batch: its number, its blocks as an array and as a list, its pages, and the time at which it is read.
-    """
+    """A requested batch: its number, its blocks as an array and a list, its pages, and the time at which it is read."""
 
     batch: int
     blocks: Int64s

@@ -596,8 +596,7 @@ class Table(Descriptor):
 
 
 def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether the pages of ``masks`` are equally present in both states, without an eviction in between, bool ``[n]``.
-    """
+    """Whether both states agree on the presence and the evictions of the pages in ``masks``, bool ``[n]``."""
     same: npt.NDArray[np.bool_] = (states ^ others) & (masks | _counts()[masks]) == 0
     return same
 
