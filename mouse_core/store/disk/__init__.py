@@ -1,1 +1,1 @@
-"""Stores that lie in a folder: one writer, any number of readers, and files of which none is ever changed."""
+"""Stores in a folder: one writer, any number of readers, and files that never change."""

@@ -1,4 +1,4 @@
-"""Whether every byte of a store's folder is what was written, and a folder without what is not."""
+"""Check every byte of a store's folder, and repair a folder by removing its damaged files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"
-"""The folder, in that of a store, that ``repair`` puts damaged files into."""
+"""Name of the folder, in a store's folder, that ``repair`` moves damaged files to."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Checked:
     """Result of checking the files of a store.
 
     Args:
-        rows: How many are whole.
-        files: How many were looked at.
-        wrong: What is wrong with each that is damaged, by its name in the folder.
-        not_flushed: How many rows are written behind those, and not shown to readers yet.
+        rows: Number of whole rows.
+        files: Number of files that were checked.
+        wrong: The error of each damaged file, by the file's name in the folder.
+        not_flushed: Number of rows behind those rows that are written but not visible to readers yet.
     """
 
     rows: int
@@ -63,9 +63,9 @@ class Repaired:
 
     Args:
         path: The folder.
-        rows: How many are there now.
-        dropped_rows: How many are not any more, as far as it is known.
-        said: What was done, a sentence each; empty where all was whole.
+        rows: Number of rows after the repair.
+        dropped_rows: Number of rows that were lost, as far as it is known.
+        said: The steps that were done, a sentence each; empty if the store was whole.
     """
 
     path: str
@@ -75,16 +75,16 @@ class Repaired:
 
 
 def check_store(folder: Path, *, progress: bool = False) -> Checked:
-    """Read all files of a store's folder, and hold them against the checksums that were noted when they were written.
+    """Read all files of a store's folder, and compare them with the checksums from the time of writing.
 
     Args:
-        folder: The folder; somebody may be writing to it.
-        progress: Whether a bar shows how far it is.
+        folder: The folder; another process may be writing to it.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: There is no store.
-        DataError: The manifest is damaged, without which nothing is known of the other files.
-        StorageError: The system cannot read a file now.
+        ConfigError: The folder holds no store.
+        DataError: The manifest is damaged; without it the other files cannot be checked.
+        StorageError: A file cannot be read at present.
     """
     read = ReadFolder(folder)
     manifest, not_flushed = read.manifest, 0
@@ -101,10 +101,10 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
             not_flushed += reader.not_flushed()
             reader.close()
         except StorageError:
-            raise  # of a system that has no room for another open file: nothing is known of this one
+            raise  # the system has no room for another open file, so the state of this file is unknown
         except MouseError as error:
             wrong[tail.name] = str(error)
-    # Until here nobody may remove what the manifest names.
+    # Until here no process may remove files that the manifest names.
     read.close()
     return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong, not_flushed)
 
@@ -112,16 +112,16 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
 def check_sealed(
     manifest: Manifest, check: Callable[[int, Sealed], None], label: Callable[[Sealed], str], *, progress: bool
 ) -> Checked:
-    """Check every sealed file of a store, wherever it lies.
+    """Check every sealed file of a store, local or remote.
 
     Args:
         manifest: The manifest of the store.
-        check: Reads a file, given its number and its entry, and raises an error where it is not what was written.
+        check: Reads a file, given its number and its entry; raises an error if the file differs from the written file.
         label: Returns the path or address of a file, for messages.
-        progress: Whether a bar shows how far it is.
+        progress: Whether to show a progress bar.
 
     Raises:
-        StorageError: A file cannot be read now.
+        StorageError: A file cannot be read at present.
     """
     rows, wrong, total = 0, dict[str, str](), sum(one.bytes for one in manifest.segments)
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
@@ -143,25 +143,25 @@ def _table(folder: Path, manifest: Manifest, number: int, *, verify: bool = Fals
     return SealedFile(folder, sealed, manifest.schemas[sealed.schema], manifest.firsts()[number], verify=verify).table
 
 
-# ---------------------------------------------------------------------- without what is damaged
+# ---------------------------------------------------------------------- repair
 
 
 def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: bool = False) -> Repaired:
-    """Make a store of what is whole in a folder.
+    """Restore a store from the whole files of a damaged folder.
 
-    Files that are damaged are put into a folder ``damaged`` beside the others. Rows behind a gap follow, from the first
-    on that an episode begins with, so that no window goes across it; the rest of the broken episode is dropped, too. A
-    manifest that is lost or damaged is put back from its copy.
+    Damaged files are moved to a folder ``damaged`` beside the others. Rows behind a gap are kept from the next
+    beginning of an episode on, so that no window crosses the gap; the rest of the broken episode is dropped. A lost or
+    damaged manifest is restored from its copy.
 
     Args:
-        path: The folder; nobody may be writing to it, also where all is whole.
-        dry_run: Whether nothing is changed, and only what would be is said.
-        progress: Whether a bar shows how far it is.
+        path: The folder; no other process may be writing to it, even if all files are whole.
+        dry_run: Whether to report the steps without changing any file.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: There is no store, or another process writes to it.
-        DataError: The manifest is damaged, and so is its copy; nothing is known of the other files without them.
-        StorageError: The folder cannot be written; it is as it was.
+        ConfigError: The folder holds no store, or another process writes to it.
+        DataError: The manifest and its copy are damaged; without them the other files cannot be interpreted.
+        StorageError: The folder cannot be written; it is unchanged.
     """
     folder = Path(path)
     said = _manifest_again(folder, dry_run)
@@ -180,9 +180,9 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
 
 
 def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
-    """Put the copy of a manifest in its place if that is lost or damaged; what was done.
+    """Restore a lost or damaged manifest from its copy; return the steps that were done.
 
-    Files that the copy does not name may hold rows that came after it: they are put aside, and not removed.
+    Files that the copy does not name may hold newer rows: they are moved aside and not removed.
     """
     if not looks_like_store(folder):
         return ()
@@ -215,24 +215,24 @@ def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
 
 
 class _Repair:
-    """A folder without the files that something is wrong with.
+    """The repair of a folder: all files except the damaged ones.
 
     Args:
         written: The folder.
-        wrong: What is wrong with each, by its name.
+        wrong: The error of each damaged file, by name.
         dry_run: See ``repair``.
     """
 
     def __init__(self, written: WrittenFolder, wrong: dict[str, str], dry_run: bool) -> None:
         self.written, self.folder, self.wrong, self.dry_run = written, written.path, wrong, dry_run
         self.before = written.manifest
-        # Rows get other numbers: who reads the store before must not go on with them.
+        # Rows get other numbers, so readers of the store before the repair must not continue with them.
         self.after = replace(self.before, segments=(), tails=(), identity=new_identity())
         self.said: list[str] = []
         self.dropped, self.after_gap = 0, False
 
     def run(self) -> Repaired:
-        """Write what is to be written again, and have a manifest of what is whole."""
+        """Write the rows that must be written again, and replace the manifest by one of the whole files."""
         for number, one in enumerate(self.before.segments):
             if one.name in self.wrong:
                 self.said.append(f"{self.wrong[one.name]}: its {one.rows:,} rows are dropped")
@@ -251,11 +251,11 @@ class _Repair:
         return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
 
     def _take_tail(self, tail: Tail, first: int) -> int:
-        """Seal the rows of a file that was appended to, those that are whole; how many there were.
+        """Seal the whole rows of a tail file, and return how many there were.
 
         Args:
             tail: The file.
-            first: How many rows were before it in the store.
+            first: Number of rows of the store before the file.
         """
         path = self.folder / tail.name
         if tail.name not in self.wrong:
@@ -276,12 +276,12 @@ class _Repair:
         self._drop_of(tail, first + at, None if known is None else known - at)
         if len(self.said) == said:
             self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are whole")
-        # There may have been more.
+        # The file may have held more rows.
         self.after_gap = True
         return known or 0
 
     def _drop_of(self, tail: Tail, first: int, rows: int | None) -> None:
-        """Say that rows of a file are dropped, from that on which has the number ``first`` in the store."""
+        """Record that rows of a file are dropped, from the store's row ``first`` on."""
         lost = "its rows, of which it is not known how many they are,"
         if rows is not None:
             lost = f"{rows:,} rows, from row {first:,} of the store on,"
@@ -291,7 +291,7 @@ class _Repair:
             self.after_gap = True
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
-        """Take the rows of a file, behind a gap from the first on that an episode begins with."""
+        """Add the rows of a file; behind a gap, add the rows from the next beginning of an episode on."""
         first = _first_episode(table, self.before) if self.after_gap else 0
         if first:
             self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")
@@ -311,7 +311,7 @@ class _Repair:
         return sealed._replace(schema=which)
 
     def _put_aside(self) -> None:
-        """Give damaged files another name, under which they stay when the manifest does not name them."""
+        """Rename damaged files, so that they stay although the manifest does not name them."""
         with storing(f"store {self.folder}"):
             make_folder(self.folder / ASIDE)
             for file in self._damaged():
@@ -327,7 +327,7 @@ class _Repair:
 
 
 def _first_episode(table: pa.Table, manifest: Manifest) -> int:
-    """The first row that an episode begins with, as far as rows say so; all rows if none does."""
+    """Return the first row at which an episode begins, as far as rows show it; the number of rows if none shows it."""
     segment, dims = Segment(table), {"max_action_dim": None, "max_obs_continuous_dim": None}
     try:
         schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.metadata)])
@@ -339,5 +339,5 @@ def _first_episode(table: pa.Table, manifest: Manifest) -> int:
             return 0
     except (MouseError, ValueError):
         return 0
-    # Row 0 is the first of any rows, whether an episode begins there or goes on.
+    # Row 0 is always first in its table, whether an episode begins or continues there.
     return int(starts[1]) if len(starts) > 1 else table.num_rows

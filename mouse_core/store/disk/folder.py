@@ -1,27 +1,27 @@
-"""A store's folder: its manifest, which state of it readers look at, and the lock and the files of its one writer.
+"""A store's folder: its manifest, the states that readers hold, and the lock and files of its one writer.
 
-The manifest names the files that rows lie in, in their order, and what is known of them. It is one JSON file that is
-replaced, never edited, so a reader sees one state of the store. It begins with the digest of its own text, as
+The manifest lists the files of rows, in order, with their metadata. It is one JSON file that is replaced and never
+edited, so a reader sees one state of the store. It begins with the digest of its own text, as
 ``files.checksum.json_with_digest`` writes it::
 
     {"digest": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
 
-Facts of segments are lists, with an entry for each segment, so that ten thousand of them are read in 20 ms::
+Metadata of segments are lists with an entry for each segment, so that ten thousand entries are read in 20 ms::
 
     "segments": {"number": [3, 4], "rows": [65536, 65536], "bytes": [...], ...}
 
-A reader that opened a manifest may open the files that it names much later, when a batch needs their rows. A writer
-that drops old rows, or puts one file in the place of several, removes a file only when no reader looks at a state that
-names it. States are numbered by ``next_number`` of their manifests, which grows whenever a file is dropped::
+A reader that opened a manifest may open its files much later, when a batch needs their rows. A writer that drops old
+rows or merges files removes a file only when no reader holds a state that names it. States are numbered by
+``next_number`` of their manifests, which grows whenever a file is dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
     state 9 names the file 8            which is 4, 5 and 6 in one; they can be needed in states 5..7, 6..7 and 7..7,
                                         and byte 7 is locked, so these three stay
     the reader looks again              it locks byte 9 and lets go of byte 7: they are removed
 
-The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux), so that the system frees them when their
-holder ends, however it ends, and a read-only folder will do. Where a system has none, files are removed at once, and
-opening a removed file raises an error.
+The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux). So the system releases them when their holder
+ends, for whatever reason, and readers need no right to write to the folder. On a system without such locks, files are
+removed at once, and opening a removed file raises an error.
 """
 
 from __future__ import annotations
@@ -63,32 +63,32 @@ LOCK = "lock"
 """Name of the file that the one writer locks."""
 
 FORMAT = 1
-"""The version of the form."""
+"""The version of the manifest's format."""
 
 _KEY = "mouse_store"
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
 # A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
-"""Most bytes of a manifest."""
+"""Largest size of a manifest in bytes."""
 
 
 class Sealed(NamedTuple):
-    """A sealed segment: an Arrow file, which is never changed.
+    """A sealed segment: an Arrow file, which never changes.
 
     Args:
-        number: Which its name has; those of a store only grow, and none is used for two files.
-        rows: How many it holds.
+        number: Number in the file's name; the numbers of a store only grow, and no number is used for two files.
+        rows: Number of rows.
         bytes: The size of the file.
-        digest: Of the file's bytes; of a file of many record batches, of the bytes behind them, which hold a checksum
-            of each; see ``files.ipc.summed``.
-        schema: Which of the manifest's schemas it has.
-        appended: Whether its rows were appended to the store, and are not those of a dataset.
-        nulls: Columns that have no value at all in it.
-        batch_rows: How many rows a record batch has, the last maybe fewer; 0: it is all in one.
-        stride: How many bytes after each other record batches of all those rows begin, where each has its values as far
-            behind its beginning as the others; 0: that is not so.
-        load: Of the rows of a dataset, which one it was: rows of another one do not go on from them. Numbers are the
-            same where the rows themselves say so. 0 for rows that were appended.
+        digest: Digest of the file's bytes. For a file of many record batches, digest of the bytes behind them, which
+            hold a checksum of each record batch; see ``files.ipc.summed``.
+        schema: Number of its schema among the manifest's schemas.
+        appended: Whether its rows were appended to the store, not taken from a dataset.
+        nulls: Columns that are null throughout the file.
+        batch_rows: Number of rows of a record batch, the last may have fewer; 0: all rows are in one record batch.
+        stride: Distance in bytes between the begins of consecutive full record batches, if all of them have their
+            values at equal offsets; 0: the distances or offsets differ.
+        load: Number of the dataset that the rows were taken from: episodes never continue across datasets. Datasets
+            whose rows mark the ends of episodes share a number. 0 for rows that were appended.
     """
 
     number: int
@@ -112,10 +112,10 @@ class Tail(NamedTuple):
     """A file of appended rows that are not sealed yet.
 
     Args:
-        number: Which its name has; see ``Sealed``.
-        schema: Which of the manifest's schemas its rows have.
-        rows: How many it holds, where no more come; None: it is appended to.
-        identity: What its head says that no other file's does.
+        number: Number in the file's name; see ``Sealed``.
+        schema: Number of the rows' schema among the manifest's schemas.
+        rows: Number of rows, if the file takes no more rows; None: rows are still appended.
+        identity: The identity in the file's head, which no other file has.
     """
 
     number: int
@@ -134,14 +134,14 @@ class Manifest:
     """One state of a store.
 
     Args:
-        metadata: What the rows say of themselves.
-        schemas: Names and Arrow types of columns, of which each segment has one.
-        segments: The sealed ones, in the order of their rows.
-        tails: The files of rows behind them that are not sealed yet; at most the last is appended to.
-        dropped: How many rows there were before the first segment that are not kept any more.
-        next_number: Which no file has yet, nor any that was there before.
-        identity: What no other store has: another one whose rows have other numbers, made anew or repaired, has
-            another; "" of none yet.
+        metadata: The metadata of the rows.
+        schemas: Names and Arrow types of columns; each segment has one of these schemas.
+        segments: The sealed segments, in the order of their rows.
+        tails: The files of rows behind the segments that are not sealed yet; rows are appended to the last one at most.
+        dropped: Number of dropped rows before the first segment.
+        next_number: The smallest number that no file has or had.
+        identity: The identity of the store; a store that was created again or repaired, whose rows have other numbers,
+            gets a new one. "" means none yet.
     """
 
     metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
@@ -170,7 +170,7 @@ class Manifest:
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
-        """Return the rows before each segment, dropped ones included: of (40, 30, 30), 0, 40 and 70."""
+        """Return the number of rows before each segment, dropped rows included: of (40, 30, 30), 0, 40 and 70."""
         rows = (one.rows for one in self.segments[:-1])
         return list(accumulate(rows, initial=self.dropped)) if self.segments else []
 
@@ -179,7 +179,7 @@ class Manifest:
         return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
-        """Return the manifest with a schema among its schemas, and the number of the schema."""
+        """Return the manifest with ``schema`` among its schemas, and the number of ``schema``."""
         bare = bare_schema(schema)
         for number, known in enumerate(self.schemas):
             if known.equals(bare):
@@ -187,7 +187,7 @@ class Manifest:
         return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
 
     def with_schemas(self, segments: Sequence[Sealed], schemas: tuple[pa.Schema, ...]) -> tuple[Manifest, list[Sealed]]:
-        """Return the manifest with the schemas of segments, and the segments with its numbers for them."""
+        """Return the manifest with the schemas of ``segments``, and the segments with the numbers of these schemas."""
         known, numbered = self, []
         for one in segments:
             known, which = known.with_schema(schemas[one.schema])
@@ -195,7 +195,7 @@ class Manifest:
         return known, numbered
 
     def to_bytes(self) -> bytes:
-        """The text of the file."""
+        """Return the text of the file."""
         said = {
             "format": FORMAT,
             "metadata": self.metadata.to_json(),
@@ -211,26 +211,26 @@ class Manifest:
 
 
 def bare_schema(schema: pa.Schema) -> pa.Schema:
-    """Names and types alone."""
+    """Return a schema with names and types alone."""
     return pa.schema([pa.field(one.name, one.type) for one in schema])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Put a manifest in the place of the one there is, and wait until it is on the disk.
+    """Replace the manifest of a folder, and wait until the new one is on the disk.
 
     Raises:
-        StorageError: It cannot be written; the one before is still there.
+        StorageError: The manifest cannot be written; the previous one is still in place.
     """
     content = manifest.to_bytes()
     write_file(folder / NAME, content, only_writer=True)
-    # Nobody waits for it, and nobody is told where there is no room.
+    # The copy is not synced, and a full disk raises no error here.
     with suppress(StorageError):
         write_file(folder / COPY, content, sync=False, only_writer=True)
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder looks like that of a store; never fails."""
-    if not (folder / NAME).is_file():  # a pipe would be waited for
+    """Whether a folder looks like a store's folder; never raises."""
+    if not (folder / NAME).is_file():  # opening a pipe would block
         return False
     try:
         with (folder / NAME).open("rb") as stream:
@@ -241,21 +241,21 @@ def is_store(folder: Path) -> bool:
 
 
 def looks_like_store(folder: Path) -> bool:
-    """Whether a folder is that of a store, be it whole or not; never fails."""
+    """Whether a folder belongs to a store, whole or damaged; never raises."""
     files = any((folder / name).is_file() for name in (NAME, COPY, LOCK))
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
 
 def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None) -> Manifest:
-    """The manifest that a file's text is.
+    """Parse the text of a manifest.
 
     Args:
         file: The path or address of the file, for messages.
-        text: What it holds.
-        before: An earlier state of the store, of which most segments may still be there.
+        text: The content of the file.
+        before: An earlier state of the store, which may share most segments.
 
     Raises:
-        DataError: It is damaged, or a newer release wrote it.
+        DataError: The text is damaged, or a newer release wrote it.
     """
     with reading(file):
         if len(text) > MOST_BYTES:
@@ -318,18 +318,18 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
 
 
 def _known(lists: Mapping[str, list[Any]], before: Manifest) -> int:
-    """Return how many first segments equal those before: comparing ten thousand takes 1 ms."""
+    """Return how many leading segments equal those of ``before``: comparing ten thousand takes 1 ms."""
     same = common_start(before.lists["number"], lists["number"])
     return same if all(values[:same] == before.lists[name][:same] for name, values in lists.items()) else 0
 
 
 def new_identity() -> str:
-    """Return an identity that no store has yet."""
+    """Return a new, unique identity."""
     return os.urandom(8).hex()
 
 
 def check_identity(folder: str | Path, known: str, found: str) -> None:
-    """Raise DataError if a folder's store is another one than was known; "" is any."""
+    """Raise DataError if the store of a folder has another identity than the known one; "" accepts any."""
     if known and known != found:
         raise DataError(
             f"store {folder}: expected the store {known} that rows were read from, found {found or 'another'}, which "
@@ -340,9 +340,9 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
 def _check_files(
     lists: Mapping[str, list[Any]], tails: Sequence[Tail], next_number: int, schemas: int, others: list[int]
 ) -> None:
-    """Raise DataError unless what is said of files can be so, beside segments of the numbers ``others`` that are known.
+    """Raise DataError unless the entries of files are consistent, beside known segments with the numbers ``others``.
 
-    List by list, as they may be long.
+    The check works list by list, since the lists may be long.
     """
     numbers = [*lists["number"], *(tail.number for tail in tails)]
     known = [*lists["schema"], *(tail.schema for tail in tails)]
@@ -365,7 +365,8 @@ def _check_counts(counts: Sequence[Any], *, lowest: int = 0) -> None:
 READERS = "readers"
 """Name of the file in a store's folder that readers lock."""
 
-# Of Linux: type, whence, start, length, process. 16 bits, 16 bits, then as the machine aligns 64 bits.
+# Fields of Linux's ``flock``: type, whence, start, length, process. 16 bits, 16 bits, then 64 bits with native
+# alignment.
 _LOCK = "hhqqi4x"
 
 
@@ -374,36 +375,36 @@ def _can_lock() -> bool:
 
 
 class Lease(Descriptor):
-    """A reader's lock on one state of a folder, for as long as this object lives.
+    """A reader's lock on one state of a folder; the lock lasts as long as this object.
 
-    A forked child has it too, and keeps it as long as it lives itself.
+    A forked child shares the lock, and keeps it until it ends.
 
     Args:
-        folder: The store's; None: nobody looks at anything.
-        state: ``next_number`` of its manifest.
+        folder: The store's folder; None: no lock is taken.
+        state: ``next_number`` of the state's manifest.
     """
 
     def __init__(self, folder: Path | None = None, state: int = 0) -> None:
         if folder is not None and _can_lock():
-            # Readers of a folder that was made elsewhere, or is copied, are no worse off than without locks.
+            # Readers of a folder that was created on another system, or copied, are no worse off than without locks.
             try:
                 self._file = os.open(folder / READERS, os.O_RDONLY)
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, os.SEEK_SET, state, 1, 0))
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # without a lease rows may be dropped under a reader
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # without a lease, rows may be dropped under a reader
                     with storing(f"store {folder}"):
                         raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Files stay for another process as long as whoever sent it there keeps what it sent.
+        # Files stay for another process as long as the sender keeps the object that it sent.
         return Lease, ()
 
 
 class Shared:
-    """A lease that the files of one state share: whoever looks at a later state has another for all of them at once.
+    """A lease that the files of one state share; replacing the lease moves all of them to a later state at once.
 
     Args:
-        lease: The first.
+        lease: The first lease.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -411,10 +412,10 @@ class Shared:
 
 
 class Unneeded:
-    """Files that the manifest does not name any more, each kept as long as a reader's lock says that it may be needed.
+    """Files that the manifest no longer names; each is kept while a reader's lock covers a state that names it.
 
     Args:
-        folder: The store's. The file that readers lock is made if it is not there.
+        folder: The store's folder. The file that readers lock is created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -422,12 +423,12 @@ class Unneeded:
         self._files: dict[Path, tuple[int, int]] = {}
 
     def add(self, file: Path, number: int, state: int) -> None:
-        """Have a file removed.
+        """Register a file for removal.
 
         Args:
             file: The file.
-            number: Its own; states up to that did not name it.
-            state: The last that did.
+            number: The number of the file; states up to this number did not name it.
+            state: The last state that named the file.
         """
         self._files.setdefault(file, (number + 1, state))
 
@@ -439,7 +440,7 @@ class Unneeded:
                 del self._files[file]
 
     def is_free(self, first: int, last: int) -> bool:
-        """Whether no reader looks at a state among ``first``..``last``."""
+        """Whether no reader holds a state among ``first``..``last``."""
         if first > last or not _can_lock():
             return True
         try:
@@ -450,7 +451,7 @@ class Unneeded:
         return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
 
     def forget(self) -> None:
-        """Keep all files: where the folder was, another writer may have files of the same names."""
+        """Keep all files, because another writer may have files of the same names in the folder's place."""
         self._files.clear()
 
     def close(self) -> None:
@@ -461,14 +462,14 @@ class Unneeded:
 
 CLIENTS = "clients.log"
 """Name of the log that records which client sent which rows; see ``collect.shared``."""
-# What a writer makes: a crash may leave some that no manifest names.
+# Files that a writer creates: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
 
 
 @contextmanager
 def repairable(folder: Path) -> Iterator[None]:
-    """Say in errors over damaged files what to do about them."""
+    """Add the remedy to errors about damaged files."""
     try:
         yield
     except DataError as error:
@@ -476,25 +477,25 @@ def repairable(folder: Path) -> Iterator[None]:
 
 
 class ReadFolder(Descriptor):
-    """A folder as its readers see it: the manifest that is there, read again once it was replaced.
+    """A folder as its readers see it: its present manifest, which is read again after a replacement.
 
     Args:
         path: The folder.
 
     Attributes:
-        lease: Keeps the files that the manifest names, for whoever has it.
+        lease: Keeps the files that the manifest names, as long as this object is referenced.
 
     Raises:
-        ConfigError: There is no store.
-        DataError: Its manifest is lost or damaged.
+        ConfigError: The folder holds no store.
+        DataError: The manifest is lost or damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self._name = path, str(path / NAME)
         self.manifest, self.lease = Manifest(), Lease()
-        # Of the file that was read, which stays open.
+        # State of the manifest file that was read; the file stays open.
         self._number: tuple[int, int] | None = None
-        # Looked for before the manifest is: a writer makes this folder and its lock first, then the manifest, then the
+        # Looked up before the manifest: a writer creates this folder and its lock first, then the manifest, then the
         # copy and files of rows.
         had_one, being_made = (path / COPY).exists() or bool(files_of(path)), (path / LOCK).exists()
         if not (path / NAME).exists():
@@ -505,23 +506,23 @@ class ReadFolder(Descriptor):
             what = (
                 "nothing" if not path.exists() else (_shown(path) or "an empty folder") if path.is_dir() else "a file"
             )
-            # Where something else lies, no store is made.
+            # No store is created in a folder with other files.
             makes = not path.exists() or (path.is_dir() and all(map(_is_ours, os.listdir(path))))
             remedy = f"{str(path)!r}, 'a') makes one" if makes else f"{str(path)!r}).to_store() reads other formats"
             opens = "DatasetStore.open(" if makes else "mouse_core.formats.open("
-            if not (path / NAME).exists():  # made while its folder was looked at
+            if not (path / NAME).exists():  # created meanwhile
                 raise ConfigError(f"{path}: expected a folder with a store ({NAME}), found {what}; {opens}{remedy}")
         check_inside([path / NAME, path / READERS], path)
         self.look()
 
     def look(self) -> bool:
-        """Read the manifest if it is another one than before; whether it was. DataError if it is another store's.
+        """Read the manifest if it was replaced; return whether it was. DataError: it belongs to another store.
 
-        The file that was read stays open: so no other file can have its number, and two that differ are told apart.
+        The file that was read stays open, so that no other file gets its inode number and a replacement is detected.
         """
         if self._is_read():
             return False
-        # Until a lease is had, its writer may remove what a manifest names.
+        # Until the lease is taken, the writer may remove files that a manifest names.
         while True:
             self._read()
             self.lease = Lease(self.path, self.manifest.next_number)
@@ -529,7 +530,7 @@ class ReadFolder(Descriptor):
                 return True
 
     def _is_read(self) -> bool:
-        """Whether the manifest that was read is still the one there is."""
+        """Whether the manifest that was read is still the present one."""
         try:
             there = os.stat(self._name)
         except OSError as error:
@@ -561,20 +562,20 @@ class WrittenFolder:
     """A folder with its writer's lock.
 
     Args:
-        path: The folder; made if it is not there.
+        path: The folder; created if it is missing.
 
     Raises:
-        ConfigError: Another one writes to it, or it holds something else.
-        DataError: The manifest is damaged, or is not there beside files of rows.
-        StorageError: It cannot be written.
+        ConfigError: Another writer has the folder, or it holds other files.
+        DataError: The manifest is damaged, or is missing although files of rows exist.
+        StorageError: The folder cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock_path, self._manifest_path = path, str(path / LOCK), str(path / NAME)
         self.manifest = Manifest()
-        # The number of the next file, and who may take it.
+        # The number of the next file, and the lock for taking it.
         self._next, self._numbers = 0, threading.Lock()
-        # Files that a manifest names which may be on the disk, and is not the one that memory has.
+        # Files named by a manifest that may be on the disk although memory holds another one.
         self._doubted: frozenset[int] = frozenset()
         file = path / NAME
         with storing(f"store {path}"):
@@ -583,7 +584,7 @@ class WrittenFolder:
                 if any(not _is_ours(name) for name in os.listdir(path)):
                     raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
             self._lock = Held(path / LOCK, f"store {path}")
-            make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its name
+            make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its final name
         try:
             with storing(f"store {path}"):
                 self._unneeded = Unneeded(path)
@@ -592,7 +593,8 @@ class WrittenFolder:
                     self.manifest = parse_manifest(file, file.read_bytes())
                 self.remove_unnamed()
             else:
-                # A store's first file is its manifest: where there are others it was lost, and they must not be.
+                # A store's first file is its manifest: if other files exist, the manifest was lost, and the files must
+                # not be.
                 rows = sorted(files_of(path))
                 if rows:
                     raise damaged(
@@ -606,22 +608,22 @@ class WrittenFolder:
             raise
 
     def replace(self, manifest: Manifest) -> None:
-        """Have another manifest, on the disk; see ``write_manifest``. What it does not name is for ``clean``.
+        """Replace the manifest on the disk; see ``write_manifest``. ``clean`` removes files that it no longer names.
 
         Raises:
-            StorageError: It cannot be written; the one before is there, or, if ``may_name`` says so of a file, it may
-                be this one.
+            StorageError: The manifest cannot be written. The previous one is in place, or possibly the new one: see
+                ``may_name``.
         """
         before = self.manifest
         self.check_there()
         if self._doubted:
-            # A manifest may be on the disk that is not the one that memory has; from here on it is.
+            # The disk may hold another manifest than memory; from here on both are the same.
             write_manifest(self.path, before)
             self._doubted = frozenset()
         manifest = replace(manifest, next_number=max(self._next, before.next_number))
         dropped = before.file_numbers() - manifest.file_numbers()
         if dropped and manifest.next_number == before.next_number:
-            # Readers of the state before may need them: it must be told from this one.
+            # Readers of the previous state may need these files, so the two states need different numbers.
             manifest = replace(manifest, next_number=manifest.next_number + 1)
         try:
             write_manifest(self.path, manifest)
@@ -636,7 +638,7 @@ class WrittenFolder:
                 self._unneeded.add(self.path / name, number, before.next_number)
 
     def _put_back(self, before: Manifest, failed: Manifest) -> None:
-        """Have the manifest before again, where another has taken its place and may not be on the disk."""
+        """Restore the previous manifest after the new one took its place but may not be on the disk."""
         self._doubted = frozenset(failed.file_numbers() - before.file_numbers())
         with suppress(OSError):
             if (self.path / NAME).read_bytes() == before.to_bytes():
@@ -647,16 +649,16 @@ class WrittenFolder:
             self._doubted = frozenset()
 
     def may_name(self, number: int) -> bool:
-        """Whether the manifest on the disk may name a file, be it that memory's does or not."""
+        """Whether the manifest on the disk may name a file, even if the manifest in memory does not."""
         return number in self._doubted or number in self.manifest.file_numbers()
 
     def clean(self) -> None:
-        """Remove files that no manifest names any more, and whose rows nobody has any more."""
+        """Remove files that no manifest names any more and no reader needs."""
         if self._is_there():
             self._unneeded.remove_free()
 
     def check_there(self) -> None:
-        """Raise StorageError where the folder was removed or moved, and another writer may have one in its place."""
+        """Raise StorageError if the folder was removed or moved; another writer may have a folder in its place."""
         if not self._is_there():
             found = "another one" if os.path.exists(self.path) else "none"
             raise StorageError(
@@ -665,24 +667,24 @@ class WrittenFolder:
             )
 
     def have_manifest(self) -> None:
-        """Write the manifest again where somebody removed it: without it nobody finds the rows.
+        """Write the manifest again if it was removed: without it the rows cannot be found.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The manifest cannot be written.
         """
         if not os.path.exists(self._manifest_path):
             self.check_there()
             write_manifest(self.path, self.manifest)
 
     def _is_there(self) -> bool:
-        # One that was closed writes nothing any more.
+        # A closed folder writes nothing.
         return self._lock.file < 0 or is_at(self._lock_path, self._lock.file)
 
     def take_number(self) -> int:
-        """A number that no file has had that was ever named.
+        """Return a number that no named file has or had.
 
         Raises:
-            StorageError: The folder is not there any more; a file of this number may be another writer's.
+            StorageError: The folder is missing; a file of this number may belong to another writer.
         """
         self.check_there()
         with self._numbers:
@@ -691,25 +693,26 @@ class WrittenFolder:
             return number
 
     def remove_unnamed(self) -> None:
-        """Remove files that no manifest names any more, or yet: what a crash left, and what was sealed or dropped."""
+        """Remove files that no manifest names: the remains of a crash, and sealed, merged or dropped files."""
         remove_leftovers(self.path, only_writer=True)
         remove_leftovers(self.path / _SEGMENTS, only_writer=True)
         named = self.manifest.file_numbers()
         unnamed = {name: number for name, number in files_of(self.path).items() if number not in named}
         if unnamed:
-            # Whoever put the manifest there may have died before it was on the disk, where an older one names them.
+            # The previous writer may have ended before its manifest was on the disk, where an older manifest names
+            # these files.
             sync_folders([self.path])
         for name, number in unnamed.items():
             self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
 
     def note_opened(self, rows: int) -> None:
-        """Write down, for clients, how many rows there ever were as the folder was opened.
+        """Record, for clients, how many rows were ever written when the folder was opened.
 
-        Where a crash left 60 of a client's 100 rows, the 61st may be the owner's by the time the clients come back.
+        If a crash left 60 of a client's 100 rows, the owner may append a 61st row before the client reconnects.
 
         Raises:
-            StorageError: It cannot be written; the folder is let go.
+            StorageError: The number cannot be written; the folder is released.
         """
         if not (self.path / CLIENTS).exists():
             return
@@ -722,13 +725,13 @@ class WrittenFolder:
             finally:
                 log.close()
         except DataError:
-            return  # whoever serves the clients says so
+            return  # the server of the clients reports the error
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the writer's lock."""
         if not self._is_there():
             self._unneeded.forget()
         self._unneeded.close()
@@ -736,7 +739,7 @@ class WrittenFolder:
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """The files of rows in a store's folder, named by its manifest or not, and the number of each."""
+    """Return the files of rows in a store's folder by number, whether the manifest names them or not."""
     found: dict[str, int] = {}
     for part in ("", _SEGMENTS):
         try:

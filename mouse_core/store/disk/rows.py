@@ -1,4 +1,4 @@
-"""The rows of a folder: as readers see them, who follow what the writer flushes, and as the one writer has them.
+"""The rows of a folder: a reader's view, which follows the writer's flushes, and the view of the one writer.
 
 The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging replace the manifest and
 change no file. Rows are dropped a whole file at a time, the oldest first::
@@ -6,13 +6,13 @@ change no file. Rows are dropped a whole file at a time, the oldest first::
     max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
     -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
 
-A file that is much larger than an eighth, as a writer without that limit left it, is cut, and its newest rows are
-written again in files that are small enough::
+A file that is much larger than an eighth of the limit, as a writer without that limit may have left it, is cut. Its
+newest rows are written again in files that are small enough::
 
     max_rows=300, one file of 400 rows, room for 37 more   137 go, and 263 stay in files of 37
 
-Files are put together where eight or more neighbours have no file among them as large as the others together, so that
-a row is written again only into a file at least twice as large as the one that it was in::
+Eight or more neighbouring files are merged if no file among them is as large as the others together. So a row is only
+ever copied into a file at least twice as large as its previous file::
 
     sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight become one of 8
     sizes 64, 9, 8, 8                        too few; with eight of 8 they become one of 64
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
-    """The schema of the rows that a manifest names, which are to fit what a store was told of them."""
+    """Return the schema of a manifest's rows, which must fit the schema that the store was opened with."""
     metadata = manifest.metadata
     if told.told.alignment is None and metadata.alignment is not None:
         told = copy.copy(told)
@@ -73,13 +73,13 @@ def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
 
 
 class FolderRows(StoreBackend):
-    """Rows that lie in a folder, with a schema and segments as its manifest has them.
+    """Rows in a folder; their schema and segments come from the manifest.
 
     Args:
-        folder: It.
-        told: What the store was told of the rows, which are to fit.
-        budget: Of the memory for dense copies.
-        verify: Whether files are held against their digests when they are first read.
+        folder: The folder.
+        told: The schema that the store was opened with; the rows must fit it.
+        budget: The limit of memory for dense copies.
+        verify: Whether files are compared with their digests at the first read.
     """
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
@@ -88,27 +88,27 @@ class FolderRows(StoreBackend):
         self._told, self._verify = told, verify
         # See ``Segment.place``.
         self._token = object()
-        # How many rows were before the first that is in no sealed segment, those included that were dropped.
+        # Number of rows before the first row that is in no sealed segment, dropped rows included.
         self._end = 0
         self._together: list[Segment] = []
-        # The manifest that segments were taken over from last, and what keeps their files.
+        # The manifest that the present segments come from, and the lease that keeps their files.
         self._taken, self._shared = Manifest(), Shared(Lease())
         self._videos: Any = None
 
     def shown(self) -> list[Segment]:
-        """See ``StoreBackend``; of many sealed files one."""
+        """See ``StoreBackend``; joins many sealed files to one segment."""
         shown = together(self.segments, self._together)
-        # Without segments of one file, which would be kept here when they were dropped.
+        # Segments of one file are left out, since this list would keep their files after a drop.
         self._together = [one for one in shown if len(one.sealed_files) > 1]
         return shown
 
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
-        """Take over what a manifest says of columns and sealed segments, with those that are known already."""
+        """Take over the columns and sealed segments of a manifest; known segments are reused."""
         self.schema = settled(self._told, manifest, f"store {self.path}")
         self._take_over(manifest, lease)
 
     def _take_over(self, manifest: Manifest, lease: Lease) -> None:
-        """Have the sealed segments of a manifest; those that it has as the one before are not looked at."""
+        """Take over the sealed segments of a manifest; segments of the previous manifest are reused."""
         before, self._taken = self._taken, manifest
         same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
         last = self.segments[same - 1].place if same else None
@@ -126,7 +126,7 @@ class FolderRows(StoreBackend):
         self._end, self.count, self._kept = first, first - manifest.dropped, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
-        """Keep the files of a state; those that only the one before named are kept by whoever still has their rows."""
+        """Keep the files of a state; segments that use a file of the previous state alone keep that file themselves."""
         if now.segments[: len(before.segments)] != before.segments:
             shared, named = Shared(self._shared.lease), now.file_numbers()
             for file in (file for segment in self.segments for file in segment.sealed_files):
@@ -135,14 +135,14 @@ class FolderRows(StoreBackend):
         self._shared.lease = lease
 
     def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
-        """A sealed segment, of which ``first`` rows were before."""
+        """Return a sealed segment; ``first`` rows of the folder precede it."""
         schema = manifest.schemas[sealed.schema]
         file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
         file.kept = self._shared
         roots, videos = self.schema.image_roots, manifest.metadata.videos
         if not videos:
             return SealedSegment([file], roots, self._token)
-        from mouse_core.video.frames import VideoFiles  # loaded where there are some
+        from mouse_core.video.frames import VideoFiles  # imported only for rows with videos
 
         if self._videos is None or self._videos.files != videos:
             self._videos = VideoFiles(videos)
@@ -154,20 +154,20 @@ class FolderRows(StoreBackend):
 
 
 class ReadRows(FolderRows):
-    """The rows of a folder as a reader has them."""
+    """The rows of a folder as a reader sees them."""
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
         self._folder = ReadFolder(folder)
         self._tails: list[TailReader] = []
         self._sealed = 0
-        # Of each tail, as far as rows were seen.
+        # The number of rows that were seen of each tail.
         self._shown_tails: list[TailSegment] = []
         self.error = partial(_refused, self.folder_path)
         self._follow()
 
     def seen(self) -> Self:
-        """The rows that were flushed by now."""
+        """Return the rows that were flushed so far."""
         with self.lock:
             if self._folder.look():
                 self._follow()
@@ -190,7 +190,7 @@ class ReadRows(FolderRows):
                     self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
                 break
             except (ConfigError, DataError) as error:
-                # It was sealed after the manifest was read, or another writer has another of its name by now.
+                # The tail was sealed after the manifest was read, or another writer now uses its name.
                 if not self._folder.look():
                     if isinstance(error, DataError):
                         raise
@@ -201,7 +201,7 @@ class ReadRows(FolderRows):
         self._look_at_tails()
 
     def _look_at_tails(self) -> None:
-        """Have the rows of tails that were committed; those behind a tail that is not whole do not follow any."""
+        """Take over the committed rows of tails, up to the first tail that is not whole."""
         first = self._end
         for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
             with repairable(self.folder_path):
@@ -222,7 +222,7 @@ class ReadRows(FolderRows):
         self.count = first - self._folder.manifest.dropped
 
     def close(self) -> None:
-        """Let go of the manifest, which is opened again if somebody asks."""
+        """Release the manifest; the next access opens it again."""
         self._folder.close()
 
 
@@ -233,30 +233,31 @@ def _refused(path: Path) -> ConfigError:
     )
 
 
-# The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
+# The first file of rows is small, since many stores are small; each next file is twice as large, up to a sealed
+# segment.
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
-# Rows of so many bytes are few pages of a file between two flushes.
+# Rows of this size in bytes fill few pages of a file between two flushes.
 _FEW_BYTES = 1 << 10
-# Rows that come together are taken together, in one file, up to so many bytes.
+# Rows of one call are written together into one file, up to this size in bytes.
 _MOST_TOGETHER = 1 << 30
 
 
 PARTS = 8
-"""Files that the rows kept by ``max_rows`` or ``max_bytes`` lie in, at least: one of them is dropped at a time."""
+"""Least number of files for the rows kept by ``max_rows`` or ``max_bytes``; rows are dropped one file at a time."""
 
 LEAST_BYTES = 1 << 16
-"""Least ``max_bytes``: no file of rows is smaller than some pages."""
+"""Least ``max_bytes``: the smallest file of rows takes some pages."""
 
 _FEWEST = 8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The rows or bytes that a folder keeps of its newest rows.
+    """The limit of rows or bytes of a folder, which keeps its newest rows.
 
     Args:
         max_rows: The largest number of rows; None for no limit.
-        max_bytes: The largest size of their files in bytes; None for no limit.
+        max_bytes: The largest total size of the files in bytes; None for no limit.
 
     Raises:
         ConfigError: A limit is invalid.
@@ -277,20 +278,20 @@ class Limits:
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
     def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> tuple[int, int]:
-        """Return how many of the oldest files are to go, and how many rows of the next, which is too large to go.
+        """Return how many of the oldest files to drop, and how many rows to cut from the next file.
 
-        The newest stays, or a part of it.
+        Rows are cut from a file that is too large to drop. The newest file stays, or a part of it.
 
         Args:
-            files: Rows and bytes of each, the oldest first.
-            rows: Rows that there are or will be beside them.
-            size: Bytes, likewise.
+            files: Rows and bytes of each file, the oldest first.
+            rows: Rows outside of `files` that count towards the limit.
+            size: Bytes outside of `files` that count towards the limit.
         """
         rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
         for number, (of_rows, of_bytes) in enumerate(files):
             cut = 0 if self.max_rows is None else rows - self.max_rows
             if self.max_bytes is not None:
-                # Bytes are taken to be as many in each row.
+                # All rows of a file are assumed to have equal size.
                 cut = max(cut, -((self.max_bytes - size) * of_rows // max(of_bytes, 1)))
             if cut <= 0:
                 return number, 0
@@ -302,7 +303,7 @@ class Limits:
         return 0, 0
 
     def _is_large(self, rows: int, size: int) -> bool:
-        """Whether a file is larger than those that are written with these limits, whose bytes are not exact."""
+        """Whether a file is larger than files that are written under these limits; sizes in bytes are approximate."""
         too_long = self.max_rows is not None and rows > self.max_rows // PARTS
         return too_long or (self.max_bytes is not None and size > 2 * (self.max_bytes // PARTS))
 
@@ -314,15 +315,15 @@ ALL = Limits()
 def small_run(
     segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None, damaged: Set[int] = frozenset()
 ) -> range:
-    """Return which neighbours are to be merged into one file; an empty range if none are.
+    """Return the range of neighbouring files to merge into one file; an empty range if there are none.
 
-    Only the newest are looked at, as far as they would go into one segment.
+    Only the newest files are examined, as far as they fit into one segment.
 
     Args:
-        segments: Those there are.
-        most_bytes: How large a segment may be.
-        most_rows: How many rows a segment may have; None: any number.
-        damaged: The numbers of segments that stay as they are.
+        segments: The sealed segments.
+        most_bytes: The largest size of a segment in bytes.
+        most_rows: The largest number of rows of a segment; None: any number.
+        damaged: The numbers of segments that are never merged.
     """
     found, size, rows, largest = range(0), 0, 0, 0
     for first in range(len(segments) - 1, -1, -1):
@@ -336,7 +337,7 @@ def small_run(
     return found
 
 
-# The last thread of each folder; one whose store is gone ends with the file that it is at.
+# The last thread of each folder; a thread whose store was released ends after its present file.
 _sealing: weakref.WeakValueDictionary[str, threading.Thread] = weakref.WeakValueDictionary()
 
 
@@ -348,37 +349,37 @@ def wait_for_sealing(folder: Path) -> None:
 
 
 def seal_in_background(rows: WrittenRows, folder: Path) -> None:
-    """Start a thread that calls ``rows.seal_one`` as long as it says that it did something; none where Python ends.
+    """Start a thread that calls ``rows.seal_one`` until it returns False; starts none while Python exits.
 
-    Whoever ends waits for it, for the time of a file: a thread that is cut off in Arrow would end the process.
+    Python waits at exit for the file in progress: cutting off a thread inside Arrow would crash the process.
     """
     thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(rows),), name="mouse-sealing")
-    # It is known before it starts: after an interrupt in between, the folder's next writer waits for it all the same.
+    # Registered before the thread starts: after an interrupt in between, the folder's next writer still waits for it.
     rows.sealing = _sealing[str(folder)] = thread
     with suppress(RuntimeError):
         thread.start()
 
 
 def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
-    # Between two files the store may be let go of, or the process end.
+    # Between two files the store may be released, or the process may end.
     while threading.main_thread().is_alive() and (rows := rows_of()) is not None:
         try:
             if not rows.seal_one():
                 return
         except (DataError, StorageError, MemoryError):
-            return  # the rows are where they are; the next flush tries again, and closing says what is wrong
+            return  # the rows are unchanged; the next flush tries again, and closing reports the error
         finally:
             del rows
 
 
 class WrittenRows(FolderRows):
-    """The rows of a folder that is written, in sealed segments and in files that wait to be sealed.
+    """The rows of a folder that is written: in sealed segments, and in files that wait for sealing.
 
     Args:
         folder, told, budget, verify: See ``FolderRows``.
         sync: See ``DatasetStore.open``.
-        limits: Which rows stay.
-        layout: How rows lie in what is sealed; None: as in what was sealed last.
+        limits: The limit of rows and bytes.
+        layout: The layout of sealed files; None: the layout of the newest sealed file.
     """
 
     def __init__(
@@ -396,17 +397,18 @@ class WrittenRows(FolderRows):
         self._folder = WrittenFolder(folder)
         self._layout = layout or self._folder.manifest.layout
         self._process = os.getpid()
-        # Files that take no more rows and are not sealed yet, in their order, with their segments.
+        # Files that take no more rows and are not sealed yet, in order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self.sealing: threading.Thread | None = None
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
-        # The numbers of files that were found damaged, which nothing is put together with.
+        # The numbers of files that were found damaged; these files are never merged.
         self._damaged: set[int] = set()
-        # The file that is appended to, of which ``_first`` rows were before; a file for a row that may be refused.
+        # The open file, which rows are appended to and which ``_first`` rows precede; a file for a row that may be
+        # rejected.
         self.tail: TailFile | None = None
         self._candidate: TailFile | None = None
         self._number = self._first = 0
-        # What is interrupted before the rows are sealed, in the order in which it came.
+        # Recordings to interrupt before the rows are sealed, in the order of their registration.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
@@ -420,7 +422,7 @@ class WrittenRows(FolderRows):
         self._seal_in_background()
 
     def _recover(self) -> None:
-        """Take over the files of rows that the last writer left, up to one that is not whole."""
+        """Take over the tail files of the previous writer, up to the first that is not whole."""
         manifest, whole = self._folder.manifest, True
         tails: list[Tail] = []
         for said in manifest.tails:
@@ -442,7 +444,7 @@ class WrittenRows(FolderRows):
             self._folder.clean()
 
     def _replace(self, manifest: Manifest) -> None:
-        """Have another manifest, whose files are kept from now on; who has others' rows keeps those."""
+        """Replace the manifest and keep its files from now on; a segment in use keeps its own files."""
         before = self._folder.manifest
         self._folder.replace(manifest)
         self._have(self._folder.lease, before, self._folder.manifest)
@@ -455,7 +457,7 @@ class WrittenRows(FolderRows):
         return self._folder.manifest.dropped + self.count
 
     def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
-        """The rows of a file so far, of which ``first`` were before in the folder."""
+        """Return the present rows of a tail file; ``first`` rows of the folder precede them."""
         identities = tail.layout.identity, self._folder.manifest.identity
         where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
         show, lease = partial(_show, weakref.ref(self)), self._folder.lease
@@ -469,40 +471,40 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ sealing
 
     def _seal_in_background(self) -> None:
-        """Have the files that wait sealed by a thread, which ends with the last of them."""
+        """Start a thread that seals the waiting files and then ends."""
         if (self._waiting or self._small()) and not self.is_sealing():
             seal_in_background(self, self.folder_path)
 
     def is_sealing(self) -> bool:
-        """Whether a thread is at work in the folder."""
+        """Whether a thread is sealing files of the folder."""
         return self.sealing is not None and self.sealing.is_alive()
 
     def seal_one(self) -> bool:
-        """Seal a file that waits, or put small ones together; whether there was anything to do.
+        """Seal one waiting file or merge small files, and return whether there was any work.
 
         Raises:
-            StorageError: It cannot be written; the rows are where they are.
+            StorageError: The file cannot be written; the rows are unchanged.
         """
         if self._seal_next():
             return True
         return self._merge_next()
 
     def _wait_for_sealing(self) -> None:
-        if self.sealing is not None and self.is_sealing():  # one that an interrupt kept from starting cannot be joined
+        if self.sealing is not None and self.is_sealing():  # a thread that never started cannot be joined
             self.sealing.join()
 
     def seal_waiting(self) -> None:
-        """Seal the files that wait, now; not while the lock is held.
+        """Seal the waiting files now; the caller must not hold the lock.
 
         Raises:
-            StorageError: They cannot be; the rows are where they are.
+            StorageError: A file cannot be written; the rows are unchanged.
         """
         self._wait_for_sealing()
         while self._seal_next():
             pass
 
     def _seal_next(self) -> bool:
-        """Seal the first file that waits; whether there was one."""
+        """Seal the first waiting file; return whether there was one."""
         waiting = self._waiting[:1]
         if not waiting:
             return False
@@ -515,14 +517,14 @@ class WrittenRows(FolderRows):
         return True
 
     def _have_sealed(self, tail: TailFile, segment: TailSegment, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Have sealed segments in the place of the first file that waits."""
+        """Put sealed segments in the place of the first waiting file."""
         first = segment.place[1] if segment.place else 0
         self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
         at = self.segments.index(segment)
         self.segments[at : at + 1] = self._segments_of(sealed, first)
         self._kept = None
         del self._waiting[0]
-        # For whoever is sent an older snapshot.
+        # For a process that receives an older snapshot.
         with suppress(StorageError):
             tail.commit(sync=False)
         tail.close()
@@ -530,27 +532,27 @@ class WrittenRows(FolderRows):
         self._folder.clean()
 
     def drop(self) -> None:
-        """Forget the oldest rows, where there are more than are to stay, with those that the open file may take."""
+        """Drop the oldest rows above the limit; the capacity of the open file counts as rows."""
         while self._drop_some():
-            pass  # what was cut takes more bytes a row
+            pass  # the cut rows take more bytes each than before
 
     def _drop_some(self) -> bool:
-        """Forget the oldest files, and rows of the next; whether that one was cut."""
+        """Drop the oldest files, and cut rows of the next file; return whether a file was cut."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
         tail = self.tail
         number, cut = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
-        # One that waits is cut once it is sealed.
+        # A waiting file is cut after it is sealed.
         kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
         if not number and not kept:
             return False
         try:
-            # A power cut must not find the old rows dropped and the new ones not there yet.
+            # After a power cut, the new rows must be on the disk if the old rows are dropped.
             self.commit()
         except StorageError:
             self._remove(kept)
-            return False  # they go when there is room
+            return False  # the rows are dropped when the disk has room
         gone = sum(of_rows for of_rows, _ in files[:number]) + (cut if kept else 0)
         tails = max(0, number - len(before.segments))
         if kept:
@@ -561,7 +563,7 @@ class WrittenRows(FolderRows):
         for tail, _ in self._waiting[:tails]:
             tail.close()
         del self._waiting[:tails]
-        # Snapshots have a list of their own.
+        # Snapshots hold lists of their own.
         self.segments[:number] = self._segments_of(kept, after.dropped)
         self.count -= gone
         self._kept = None
@@ -569,16 +571,16 @@ class WrittenRows(FolderRows):
         return bool(kept)
 
     def _without_first(self, number: int, rows: int) -> tuple[list[Sealed], tuple[pa.Schema, ...]]:
-        """A sealed file's rows but the first ``rows``, in files that are small enough; none where that cannot be."""
+        """Write all but the first ``rows`` rows of a sealed file to small enough files; empty if that fails."""
         manifest = self._folder.manifest
         one, first = manifest.segments[number], manifest.firsts()[number]
         try:
-            # What is damaged must not get checksums of its own.
+            # Damaged rows must not get valid checksums.
             table = SealedFile(self.folder_path, one, manifest.schemas[one.schema], first, verify=True).table
             pieces = self._pieces_of([Segment(table.slice(rows))], [one.load])
             sealed, known = self._written(pieces, appended=one.appended)
         except (DataError, StorageError):
-            return [], ()  # it goes once none of its rows is to stay
+            return [], ()  # the file is dropped once all its rows exceed the limit
         return sealed, known.schemas
 
     # ------------------------------------------------------------------ merging
@@ -586,28 +588,28 @@ class WrittenRows(FolderRows):
     def _small(self) -> range:
         """Return which neighbouring files are to be merged."""
         segments = self._folder.manifest.segments
-        if segments is not self._looked_at[0]:  # every flush asks
+        if segments is not self._looked_at[0]:  # every flush calls this method
             self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
         return self._looked_at[1]
 
     def _merge_next(self) -> bool:
-        """Put small neighbours together; whether there were some."""
+        """Merge small neighbouring files; return whether there were any."""
         with self.lock:
             run, before = self._small(), self._folder.manifest
-            # As long as this list has a file, the file is there, though it may be dropped meanwhile.
+            # While this list holds a file, the file exists, even if another thread drops it meanwhile.
             files = [file for one in self.segments[run.start : run.stop] for file in one.sealed_files]
         if not run:
             return False
         parts = before.segments[run.start : run.stop]
         tables = [table for _ in run if (table := self._whole(files.pop(0))) is not None]
         if len(tables) < len(run):
-            return True  # whoever reads the damaged file is told, and nobody else
+            return True  # only a reader of the damaged file gets the error
         sealed, _ = write_segment(self.folder_path, self._folder.take_number(), pa.concat_tables(tables), self._layout)
         sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended, load=parts[0].load)
         with self.lock:
             now = self._folder.manifest
             at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
-            if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
+            if at < 0 or now.segments[at : at + len(parts)] != parts:  # some files were dropped meanwhile
                 self._remove([sealed])
                 return True
             first = now.firsts()[at]
@@ -618,7 +620,7 @@ class WrittenRows(FolderRows):
         return True
 
     def _whole(self, file: SealedFile) -> pa.Table | None:
-        """The rows of a file; None where it is damaged, which must not get checksums of its own."""
+        """Return the rows of a file; None if it is damaged, since damaged rows must not get valid checksums."""
         try:
             return SealedFile(self.folder_path, file.sealed, file.schema, file.first, verify=True).table
         except DataError:
@@ -627,7 +629,7 @@ class WrittenRows(FolderRows):
             return None
 
     def _pieces_of(self, segments: Sequence[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
-        """The rows of segments as those of the files that they are to be in, with the ``load`` of each."""
+        """Yield the rows of segments as tables, one for each file to write, with the ``load`` of each."""
         for segment, load in zip(segments, loads, strict=True):
             for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
                 yield piece, load
@@ -635,10 +637,10 @@ class WrittenRows(FolderRows):
     def _written(
         self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool, only_newest: bool = False
     ) -> tuple[list[Sealed], Manifest]:
-        """Tables as sealed segments that no manifest names yet, and a manifest that knows their schemas.
+        """Write tables as sealed segments that no manifest names yet; return them, and a manifest with their schemas.
 
-        With ``only_newest`` those that are not to stay are removed as soon as others follow, and are among the rows
-        that the manifest says are dropped.
+        With ``only_newest``, segments above the limit are removed as soon as newer segments follow. The manifest counts
+        their rows as dropped.
         """
         manifest, written = self._folder.manifest, []
         try:
@@ -664,7 +666,7 @@ class WrittenRows(FolderRows):
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
     ) -> None:
-        """Have a manifest that names sealed segments behind the others."""
+        """Replace the manifest by one that names more sealed segments behind the others."""
         now, places = self._folder.manifest.with_schemas(sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
@@ -682,7 +684,7 @@ class WrittenRows(FolderRows):
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
     def _keep_newest(self) -> None:
-        """Drop rows that an older limit let stay, or none; files are cut, as they may be larger than is to stay."""
+        """Drop the rows above the limit, which an earlier writer may have kept; files above the limit are cut."""
         if self.limits == ALL:
             return
         try:
@@ -690,9 +692,9 @@ class WrittenRows(FolderRows):
             with self.lock:
                 self.drop()
         except StorageError:
-            pass  # they go when there is room
+            pass  # the rows are dropped when the disk has room
 
-    # ------------------------------------------------------------------ what the store asks for
+    # ------------------------------------------------------------------ operations of the store
 
     def flush(self) -> None:
         """See ``DatasetStore.flush``."""
@@ -707,7 +709,7 @@ class WrittenRows(FolderRows):
         if self.error is not None:
             return
         with ExitStack() as ends:
-            ends.callback(self._seal_and_let_go)  # also where a recording cannot be ended
+            ends.callback(self._seal_and_let_go)  # also if a recording cannot be ended
             for recording in reversed(list(self._recordings)):
                 ends.callback(recording.interrupt)
 
@@ -720,7 +722,7 @@ class WrittenRows(FolderRows):
             with self.lock:
                 if self.error is not None:
                     return
-                # A thread that merges must be done before another process may write.
+                # A merging thread must end before another process may write.
                 if self._is_sealed() and not self.is_sealing():
                     uninterrupted(self._finish)
                     return
@@ -736,7 +738,7 @@ class WrittenRows(FolderRows):
         self._refuse(partial(_closed, self.folder_path))
 
     def _is_sealed(self) -> bool:
-        """Whether all rows are in sealed segments; another thread may have appended some meanwhile."""
+        """Whether all rows are in sealed segments; another thread may append rows meanwhile."""
         return not self._waiting and self.tail is None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
@@ -755,7 +757,7 @@ class WrittenRows(FolderRows):
             self.seal_waiting()
 
     def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
-        """The ``load`` of each of some datasets: that of the rows before where the rows show the end of an episode."""
+        """Return the ``load`` of each dataset; it equals the one before if rows mark the end of an episode there."""
         known = self._folder.manifest.segments
         newest = max((one.load for one in known), default=0)
         before: Segment | None = self.segments[-1] if known else None
@@ -778,16 +780,16 @@ class WrittenRows(FolderRows):
             raise
 
     def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Have segments that no manifest names yet behind all others.
+        """Name segments behind all others that no manifest names yet.
 
         Args:
-            sealed: Them.
-            manifest: Which knows their schemas, and how many rows before them are dropped.
+            sealed: The segments.
+            manifest: The manifest with their schemas, and with the number of dropped rows before them.
         """
         now, first = self._folder.manifest, self.end
         dropped = manifest.dropped - now.dropped
         if dropped:
-            # All that were before these are older.
+            # All rows before these rows are older.
             _, places = now.with_schemas(sealed, manifest.schemas)
             known = replace(manifest, metadata=self.schema.metadata(), segments=tuple(places), tails=())
             self._replace(replace(known, dropped=first + dropped))
@@ -800,7 +802,7 @@ class WrittenRows(FolderRows):
         self.drop()
 
     def clear(self) -> None:
-        """Forget all rows; the files go once the manifest no longer names them."""
+        """Drop all rows; their files are removed once no manifest names them."""
         with self.lock:
             self.check_open()
         self._wait_for_sealing()
@@ -813,19 +815,19 @@ class WrittenRows(FolderRows):
         self.segments, self.count, self._kept, self._extent, self.tail = [], 0, None, None, None
         self._folder.clean()
 
-    # ------------------------------------------------------------------ the file that is appended to
+    # ------------------------------------------------------------------ the open file
 
     def open_segment(self) -> Segment | None:
         """See ``StoreBackend``."""
         return None if self.tail is None or not self.open_count else self.tail_segment(self.tail, self._first)
 
     def seal_open(self) -> None:
-        """Have the open file sealed, soon; other rows go into another file."""
+        """Close the open file for rows and seal it soon; later rows go into another file."""
         if self.tail is not None and self.open_count:
             self._wait(self.tail, self._first)
             self._seal_in_background()
         elif self.tail is not None:
-            # No row came, for an interrupt or a full disk.
+            # No row came, because of an interrupt or a full disk.
             manifest, name = self._folder.manifest, self.tail.path.name
             tails = tuple(one for one in manifest.tails if one.name != name)
             if tails != manifest.tails:
@@ -839,7 +841,7 @@ class WrittenRows(FolderRows):
             self.commit()
 
     def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
-        if self._candidate is not None:  # made for a row that was refused
+        if self._candidate is not None:  # created for a row that was rejected
             self._candidate.remove()
             self._candidate = None
         row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
@@ -858,14 +860,14 @@ class WrittenRows(FolderRows):
         return extent
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
-        # dropped a file at a time, and these are too many for one.
+        # Rows of one call lie in one file, so that all of them count or none. Exception: a limit drops old rows one
+        # file at a time, and these rows are too many for one file.
         room = extent.rows - extent.count
         return room >= max(coming, 1) or (room > 0 and self.limits != ALL and coming > extent.rows // 2)
 
     def _open(self, extent: Extent) -> None:
         if extent is not self._extent:
-            # The manifest and memory must speak of the same files, whatever comes between.
+            # The manifest and memory must name the same files, whatever interrupts this code.
             uninterrupted(partial(self._open_new, extent))
 
     def _open_new(self, extent: Extent) -> None:
@@ -873,7 +875,7 @@ class WrittenRows(FolderRows):
         assert tail is not None
         assert tail.extent is extent
         known = dict(self.schema.types), dict(self.schema.arrow_types)
-        # Rows of a call that is not at its end are not among ``end`` yet.
+        # Rows of an unfinished call are not part of ``end`` yet.
         first = self.end if self._extent is None else self._first + self.open_count
         try:
             self._know(extent)
@@ -890,12 +892,12 @@ class WrittenRows(FolderRows):
         self.drop()
 
     def _name_tail(self, number: int, tail: TailFile) -> None:
-        """Replace the manifest by one that names a new file of rows; the file before takes no more rows."""
+        """Replace the manifest by one that names a new tail file; the tail file before takes no more rows."""
         manifest, schema = self._folder.manifest.with_schema(tail.extent.to_table(0).schema)
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
             last = tails.pop()
-            # One that was left by another writer waits.
+            # A tail file of an earlier writer waits for sealing.
             waiting = [one.extent.count for one, _ in self._waiting if one.path.name == last.name]
             rows = waiting[0] if waiting else self.open_count or None
             tails += [] if rows is None else [last._replace(rows=rows)]
@@ -903,7 +905,7 @@ class WrittenRows(FolderRows):
         self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
     def commit(self) -> None:
-        """Let readers see the rows so far, once they are on the disk unless ``sync`` of the store is "none"."""
+        """Show the present rows to readers; unless ``sync`` of the store is "none", after they are on the disk."""
         sync = self.sync != "none"
         for tail, _ in self._waiting:
             tail.commit(sync=sync)
@@ -912,34 +914,34 @@ class WrittenRows(FolderRows):
         self._folder.check_there()
         self._folder.have_manifest()
 
-    # ------------------------------------------------------------------ who may write
+    # ------------------------------------------------------------------ the right to write
 
     def recount(self) -> None:
-        """See ``StoreBackend``; those that count after an interrupt are there for whoever opens the folder, too."""
+        """See ``StoreBackend``; after an interrupt, rows that count become visible to readers of the folder, too."""
         super().recount()
         if self.tail is not None:
             try:
                 self.tail.extent.settle()
             except StorageError:
-                super().recount()  # their objects cannot be written, and they are taken back
+                super().recount()  # the objects of these rows cannot be written, so the rows are removed
 
     def _refuse(self, error: Callable[[], Exception]) -> None:
-        """Take no more rows."""
+        """Reject all further rows."""
         self.error, self._extent, self.tail = error, None, None
         self._folder.close()
 
     def let_go(self) -> None:
-        """In a forked child: the parent is the one writer."""
+        """Give up writing in a forked child, since the parent is the one writer."""
         if self.error is not None:
             return
-        # What the parent appends from now on is behind these rows.
+        # The parent appends later rows behind these rows.
         segment = self.open_segment()
         self.segments += [] if segment is None else [segment]
         self._refuse(partial(_forked, self.folder_path, self._process))
 
 
 class SyncedRows(WrittenRows):
-    """The rows of a folder whose writer waits for the disk, row by row."""
+    """The rows of a folder whose writer waits for the disk after each row."""
 
     def append(self, row: Mapping[str, Any]) -> None:
         """See ``StoreBackend``."""
@@ -948,12 +950,12 @@ class SyncedRows(WrittenRows):
 
 
 def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
-    """Whether a manifest says so of files; that no more rows come to the last one may be said with its next change."""
+    """Whether a manifest describes these tail files; that the last takes no more rows may still be missing."""
     return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
 
 
 def _show(rows_of: weakref.ref[WrittenRows]) -> None:
-    """Let other processes see the rows, once they are on the disk if the store promises that of what they see."""
+    """Make the rows visible to other processes, after syncing them to the disk if the store promises synced rows."""
     rows = rows_of()
     if rows is not None:
         with rows.lock:
@@ -972,7 +974,7 @@ def open_rows(
     limits: Limits = ALL,
     layout: str | None = None,
 ) -> StoreBackend:
-    """The rows of a folder, in a store that was told ``told`` of them, which is empty."""
+    """Return the rows of a folder, for an empty store with the schema ``told``."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"open: expected the path of a folder, found {path!r:.80}")
     if mode not in ("r", "a"):
@@ -981,7 +983,7 @@ def open_rows(
         raise ConfigError(f"open: expected sync among {list(_SYNC)}, found {sync!r}")
     if layout not in (None, *LAYOUTS):
         raise ConfigError(f"open: expected layout among {list(LAYOUTS)}, found {layout!r:.80}")
-    # As it is now: whoever changes the folder that the process is in does not move the store.
+    # The absolute path: a change of the working directory must not move the store.
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":
         if limits != ALL:
@@ -994,7 +996,7 @@ def open_rows(
     return kind(folder, told.schema, told.budget, verify, sync, limits, layout)
 
 
-# Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.
+# Refers to the path alone: a store inside a reference cycle of its own errors would keep files until a collection.
 def _closed(path: Path) -> ClosedError:
     return ClosedError(f"store {path}: expected an open one, found it closed")
 

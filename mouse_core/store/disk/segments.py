@@ -1,8 +1,8 @@
-"""Files of a store's folder as segments: sealed ones, many sealed ones together, and one that rows are appended to.
+"""Files of a store's folder as segments: sealed files, many sealed files as one segment, and the open tail file.
 
 A sealed file is an Arrow file that is written once and opened when its rows are read. In the layout "columns" a file
-has one record batch, in which all values of a column lie side by side. In the layout "windows" it has many small ones,
-so that all columns of a window lie together: fewer and larger reads where rows come from a disk, or from further away.
+has one record batch, in which all values of a column are contiguous. In the layout "windows" it has many small record
+batches, so that all columns of a window lie together. Disks and remote storage then serve fewer and larger reads.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ if TYPE_CHECKING:
     from mouse_core.files.ipc.summed import SummedFile
 
 MOST_BYTES = 64 << 20
-"""About how many bytes a sealed segment has, at most, unless a row has more."""
+"""Largest size of a sealed segment in bytes, approximately; a single row may be larger."""
 
 _SIZED_BY = 64
 
 LAYOUTS = ("columns", "windows")
-"""How rows lie in sealed segments."""
+"""Layouts of the rows in sealed segments."""
 
-# Record batches that were made last are kept, so many of each file.
+# The newest record batches are cached, up to this number for each file.
 _KEPT = 64
-# A record batch of the layout "windows" has so many bytes, about, as far as so many rows are enough, and not too many.
+# The target size of a record batch of the layout "windows" in bytes, and the least and the largest number of its rows.
 _BATCH_BYTES, _FEWEST_ROWS, _MOST_ROWS = 1 << 15, 128, 256
 
 
 def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tuple[Sealed, pa.Schema]:
-    """Write rows as a sealed segment, and wait until it is on the disk.
+    """Write rows as a sealed segment, and wait until the file is on the disk.
 
     Args:
-        folder: The store's.
-        number: Which no file has had.
+        folder: The store's folder.
+        number: A number that no file has had.
         table: The rows, at least one.
-        layout: Of ``LAYOUTS``.
+        layout: One of ``LAYOUTS``.
 
     Returns:
-        What a manifest says of it, apart from the number of its schema, and that schema.
+        The manifest's entry of the segment, without the number of its schema, and that schema.
 
     Raises:
-        StorageError: It cannot be written; nothing is left.
+        StorageError: The file cannot be written; no part of it remains.
     """
     batch = one_batch(table)
     nulls = tuple(name for name in batch.schema.names if batch.column(name).null_count == batch.num_rows)
@@ -84,9 +84,9 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
 
 
 def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
-    """Write a file; what is known of it then."""
+    """Write a file, and return its entry for the manifest."""
     if sealed.batch_rows:
-        from mouse_core.files.ipc.summed import write_summed  # loaded where it is used
+        from mouse_core.files.ipc.summed import write_summed  # imported where it is used
 
         stride, written = write_summed(path, batch, sealed.batch_rows)
         return sealed._replace(bytes=os.path.getsize(path), digest=written, stride=stride)
@@ -107,7 +107,7 @@ def _rows_of_batch(batch: pa.RecordBatch) -> int:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """The rows side by side, in types that every process knows."""
+    """Return the table as one record batch, in types that every process knows."""
     columns = [_plain(column).combine_chunks() for column in table.columns]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     names = table.schema.names
@@ -116,28 +116,28 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without extension types, which only a process knows that has imported who made them."""
+    """Return a column without extension types, which only processes with the defining library know."""
     storage = getattr(column.type, "storage_type", None)
     return column if storage is None else pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
 
 
 def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | None = None) -> Iterator[pa.Table]:
-    """The rows of a segment in tables, each about as large as a sealed segment is to be."""
+    """Yield the rows of a segment as tables, each about as large as a sealed segment."""
     origin, row = segment.origin, 0
     rows = min(_SIZED_BY, most_rows or _SIZED_BY)
     while row < segment.num_rows:
         count = min(rows, segment.num_rows - row)
         if origin is not None and segment.has_indices:
-            table = origin.with_format("arrow")[row : row + count]  # which knows how to pick many rows at once
+            table = origin.with_format("arrow")[row : row + count]  # which picks many rows at once
             check_rows(table, f"dataset, rows {row}..{row + count - 1}", whole=False)
         else:
             table = segment.take(row, count)
         if count == rows and rows == _SIZED_BY and row == 0 and segment.num_rows > rows:
-            # The first rows say how large others are.
+            # The first rows give an estimate of the size of the others.
             rows = max(1, min(most_rows or segment.num_rows, most_bytes // max(table.nbytes // count, 1)))
             continue
         if count > 1 and table.nbytes > 2 * most_bytes:
-            # Larger than those before: fewer of them.
+            # These rows are larger than the rows before: take fewer of them.
             rows = max(1, count * most_bytes // table.nbytes)
             continue
         yield table
@@ -148,20 +148,20 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
 
 
 class SealedFile:
-    """The file of a sealed segment, opened when its table is asked for and then held against its digest, once.
+    """The file of a sealed segment. The first access to its table opens it and compares it with its digest, once.
 
     Args:
-        folder: The store's.
-        sealed: What the manifest says of it.
-        schema: Its columns.
-        first: How many rows of the folder were before its first.
+        folder: The store's folder.
+        sealed: The manifest's entry of the file.
+        schema: The columns of the file.
+        first: Number of rows of the folder before the file's first row.
         identity: The identity in the store's manifest.
-        verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
+        verify: Whether to check every byte before use, which takes as long as reading the file once.
     """
 
-    # Keeps the file where it lies, for as long as this object may be asked for rows.
+    # Keeps the file on the disk as long as this object may be asked for rows.
     kept: Shared | None = None
-    # The first address and the bytes of the mapped file, once it was opened.
+    # The first address and the size of the mapped file, once it was opened.
     mapped: tuple[int, int] | None = None
 
     def __init__(
@@ -181,7 +181,7 @@ class SealedFile:
         """The segment's rows over the mapped file; many record batches are rebuilt at each access to save memory.
 
         Raises:
-            DataError: The file differs from the one that was written.
+            DataError: The file differs from the file that was written.
         """
         if isinstance(self.opened, pa.Table):
             return self.opened
@@ -189,10 +189,10 @@ class SealedFile:
 
     @memo
     def opened(self) -> pa.Table | SummedFile:
-        """The segment's rows, as a table or as record batches that are created on demand; raises as ``table``."""
+        """Return the segment's rows, as a table or as record batches created on demand; raises like ``table``."""
         path, sealed = self.path, self.sealed
         if not path.exists():
-            # The manifest that spoke of it may be an old one.
+            # The entry may come from an old manifest.
             return rows_of(self.folder, self.first, sealed.rows, self.identity, but=sealed.number)
         check_inside([path], self.folder)
         with reading(path):
@@ -211,7 +211,7 @@ class SealedFile:
         return opened
 
     def _summed(self, memory: mmap.mmap) -> SummedFile:
-        from mouse_core.files.ipc.summed import SummedFile  # loaded where it is used
+        from mouse_core.files.ipc.summed import SummedFile  # imported where it is used
 
         sealed = self.sealed
         expected = sealed.digest if self.verify else None
@@ -220,7 +220,7 @@ class SealedFile:
         return file
 
     def _whole(self, buffer: pa.Buffer) -> pa.Table:
-        """The rows of a file of one record batch."""
+        """Return the rows of a file of one record batch."""
         sealed = self.sealed
         if self.verify:
             check(self.path, "the file", sealed.digest, digest(buffer))
@@ -236,7 +236,7 @@ class SealedFile:
         return pa.Table.from_batches([batch])
 
     def take(self, row: int, count: int) -> pa.Table:
-        """Some of its rows; makes the record batches that they are in and no others."""
+        """Return ``count`` rows from ``row`` on; creates only the record batches that hold them."""
         if isinstance(self.opened, pa.Table):
             return self.opened.slice(row, count)
         size = self.opened.batch_rows
@@ -245,14 +245,14 @@ class SealedFile:
         return taken.slice(row - numbers.start * size, count)
 
     def chunk(self, name: str, number: int) -> pa.Array:
-        """One column of a record batch, without a copy."""
+        """Return one column of a record batch, without a copy."""
         if not isinstance(self.opened, pa.Table):
             return self._batch(number).column(name)
         size = self.sealed.batch_rows or self.sealed.rows
         return self.opened.column(name).slice(number * size, size).chunk(0)
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        """A record batch of a file of many; the last ones are kept, as one is asked for column by column."""
+        """Return a record batch of a file of many; the newest are cached, as columns are asked for one by one."""
         with self._lock:
             if number in self._made:
                 return self._made[number]
@@ -265,10 +265,10 @@ class SealedFile:
         return made
 
     def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Record batches whose values lie as far from their beginning as those of the first, and how far each is from
-        that, int64 ``[n]`` each: those among ``numbers``, held against their checksums, or more where nothing is.
+        """Return record batches laid out like the first, and their distances in bytes from it, int64 ``[n]`` each.
 
-        Of none where that is not known.
+        If checksums are compared, only batches among ``numbers`` are returned, after a check; else possibly more. Both
+        arrays are empty if the distances are unknown.
         """
         stride = self.sealed.stride
         if not stride or isinstance(self.opened, pa.Table):
@@ -285,7 +285,7 @@ class SealedFile:
         return pa.chunked_array([one.column(name) for one in self.opened.batches(range(len(self.opened)))])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens the file; rows do not travel.
+        # Another process opens the file itself; rows are not pickled.
         return partial(SealedFile, verify=self.verify), (
             self.folder,
             self.sealed,
@@ -296,17 +296,17 @@ class SealedFile:
 
 
 def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: int = -1) -> pa.Table:
-    """Rows that lie in sealed segments by now, in one chunk.
+    """Return rows that are in sealed segments by now, in one chunk.
 
     Args:
-        folder: The store's.
-        first: How many rows were before them.
-        count: How many they are.
+        folder: The store's folder.
+        first: Number of rows before them.
+        count: Number of rows to return.
         identity: The identity in the store's manifest.
-        but: The number of a segment that is not there.
+        but: The number of a segment whose file is missing.
 
     Raises:
-        DataError: They are not all kept, or another store is there.
+        DataError: Not all of the rows are kept, or the folder holds another store.
     """
     manifest = ReadFolder(folder).manifest
     check_identity(folder, identity, manifest.identity)
@@ -328,15 +328,17 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 
 
 FEWEST = 64
-"""Sealed files that are one segment together, at least; fewer are a segment each, but for those of many record batches,
-of which two are one: what is known of their chunks is kept once.
+"""Least number of sealed files that are joined to one segment.
+
+Fewer files are a segment each. Exception: of files with many record batches, two are joined, so that their chunks are
+recorded once.
 """
 
 
 class TailSegment(Segment):
-    """Rows of a file that is appended to, as many as there were."""
+    """Rows of a tail file: the rows at the time of creation."""
 
-    # Keeps the file where it lies, for other processes that open it later.
+    # Keeps the file on the disk for other processes that open it later.
     lease = Lease()
     _source: tuple[Path, str, int, str, str]
     _show: Callable[[], None] | None = None
@@ -351,16 +353,16 @@ class TailSegment(Segment):
         show: Callable[[], None] | None = None,
         lease: Lease | None = None,
     ) -> TailSegment:
-        """The rows that an extent has now.
+        """Return the present rows of an extent.
 
         Args:
-            extent: It.
+            extent: The extent.
             image_roots: See ``Segment``.
             place: See ``Segment``.
-            source: The folder, the name of the file, how many rows of the folder were before its first, and the
+            source: The folder, the name of the file, the number of rows of the folder before its first row, and the
                 identities of file and store.
-            show: Lets other processes see the rows.
-            lease: Of the state of the folder that names the file.
+            show: Makes the rows visible to other processes.
+            lease: The lease of the folder's state that names the file.
         """
         segment = cls.of_extent(extent, image_roots)
         assert isinstance(segment, TailSegment)
@@ -370,22 +372,22 @@ class TailSegment(Segment):
         return segment
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens the file, or the one that has the rows by then.
+        # Another process opens this file, or the sealed file that has the rows by then.
         if self._show is not None:
             self._show()
         return rows_at, (self._source, self.num_rows, self._named_roots)
 
 
 def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tuple[str, ...]) -> Segment:
-    """Rows of a folder, wherever they lie by now.
+    """Return rows of a folder, from the tail file or from the sealed segments that have them by now.
 
     Args:
         source: See ``TailSegment.of``.
-        count: How many they are.
+        count: Number of rows.
         image_roots: See ``Segment``.
 
     Raises:
-        DataError: They are not kept any more.
+        DataError: The rows are not kept any more.
     """
     folder, name, first, file_identity, identity = source
     try:
@@ -393,20 +395,20 @@ def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tu
         if tail.committed() >= count:
             return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), source)
     except (ConfigError, DataError):
-        pass  # it was sealed since, or another store is there
+        pass  # the file was sealed since, or the folder holds another store
     segment = Segment(rows_of(folder, first, count, identity), image_roots=image_roots)
-    segment.extent = object()  # appended rows, which go on from those before
+    segment.extent = object()  # appended rows, which continue the rows before
     return segment
 
 
 class PartOfFiles(ColumnPart):
-    """One column of some files; a file is opened, and a record batch made, when a chunk of it is touched.
+    """One column of several files; access to a chunk opens its file and creates its record batch.
 
     Args:
-        files: The files. A part that refers to its segment would keep files mapped for too long.
-        first: The number of the first chunk of each, int64 ``[files]``.
-        name: The column's.
-        segment: Which it is a part of.
+        files: The files. A reference to the segment instead would keep files mapped for too long.
+        first: The number of the first chunk of each file, int64 ``[files]``.
+        name: The name of the column.
+        segment: The segment of the column.
     """
 
     few = 1
@@ -419,7 +421,7 @@ class PartOfFiles(ColumnPart):
         self.videos = segment._videos
 
     def _of(self, chunk: int) -> int:
-        """Return the number of the file that a chunk is in."""
+        """Return the number of the file that holds a chunk."""
         return int(np.searchsorted(self._first, chunk, side="right")) - 1
 
     def chunk(self, number: int) -> pa.Array:
@@ -428,7 +430,7 @@ class PartOfFiles(ColumnPart):
         return self._files[file].chunk(self._name, number - int(self._first[file]))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """See ``ColumnPart``; those of each file."""
+        """See ``ColumnPart``; returns the chunks of each file."""
         ends = np.searchsorted(chunks, [*self._first[1:], len(self._starts) - 1])
         for file, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
             if begin < end:
@@ -439,16 +441,16 @@ class PartOfFiles(ColumnPart):
 
 
 class SealedSegment(FileSegment):
-    """The rows of sealed files that follow each other; making one opens no file.
+    """The rows of consecutive sealed files; creating a segment opens no file.
 
-    What a loader does once for every segment, it does once for the ten thousand files of such a segment.
+    A loader does its work for each segment once for all files of such a segment, which may be ten thousand.
 
     Args:
         files: The files, with the same columns.
-        image_roots: Folders in which images that rows name by path may lie, and videos.
-        folder: Stands for the store's folder; see ``Segment.place``.
+        image_roots: Folders in which images that are named by path, and videos, may lie.
+        folder: Identity of the store's folder; see ``Segment.place``.
         videos: The videos that frames refer to, if there are any.
-        earlier: Segments that may have some of these files: what they know of the places of values is taken over.
+        earlier: Segments that may share some of these files; their known positions of values are reused.
     """
 
     def __init__(
@@ -475,7 +477,7 @@ class SealedSegment(FileSegment):
             self._take_over(other)
 
     def _take_over(self, other: SealedSegment) -> None:
-        """Take over what another segment knows of common files."""
+        """Copy known positions of values from another segment, for files that both have."""
         numbers = {id(file): number for number, file in enumerate(self.sealed_files)}
         common = [(theirs, numbers[id(file)]) for theirs, file in enumerate(other.sealed_files) if id(file) in numbers]
         theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
@@ -489,7 +491,7 @@ class SealedSegment(FileSegment):
 
     @property
     def table(self) -> pa.Table:
-        """The steps; opens every file."""
+        """Return the steps; opens every file."""
         return pa.concat_tables([file.table for file in self.sealed_files])
 
     def column(self, name: str) -> pa.ChunkedArray | None:
@@ -503,7 +505,7 @@ class SealedSegment(FileSegment):
 
     def _find_first(self, name: str) -> int | None:
         for number, file in enumerate(self.sealed_files):
-            # A column that is known to be null throughout a file is not looked into.
+            # A column that is null throughout a file is skipped.
             first_chunk, end = self._first_chunk[number : number + 2].tolist()
             for chunk in range(first_chunk, end) if name not in file.sealed.nulls else ():
                 values = file.chunk(name, chunk - first_chunk)
@@ -512,7 +514,7 @@ class SealedSegment(FileSegment):
         return None
 
     def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``; whether all values of a column are null is known of whole files."""
+        """See ``Segment``; the manifest records which columns are null throughout a file."""
         if rows != self.num_rows or name not in self.types:
             return super().has_value(name, rows)
         return any(name not in file.sealed.nulls for file in self.sealed_files)
@@ -531,20 +533,20 @@ class SealedSegment(FileSegment):
 
 
 def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
-    """Return the chunks of some files; if theirs begin at 0, 3, 5 and 9, files 1 and 2 have 3, 4, 5, 6, 7, 8."""
+    """Return the chunks of ``files``; if chunks begin at 0, 3, 5 and 9, files 1 and 2 have 3, 4, 5, 6, 7, 8."""
     parts = [np.arange(first[file], first[file + 1]) for file in files.tolist()]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
-    """Return segments, where many sealed files that follow each other are one segment.
+    """Return segments in which many consecutive sealed files are joined to one segment.
 
-    New files are segments of their own, until there are enough of them for one more. Such a one takes in those before
-    it that are not larger, so that there are few, and a row is taken into another one few times.
+    New files are segments of their own until they are numerous enough for a joined segment. A new joined segment
+    includes preceding ones that are not larger. So there are few segments, and each row is joined few times.
 
     Args:
         segments: A segment for each file.
-        before: The result for the segments that there were earlier; segments of equal files are used again.
+        before: The previous result; its segments of equal files are reused.
     """
     earlier = [one for one in before if isinstance(one, SealedSegment) and len(one.sealed_files) > 1]
     made: list[Segment] = []
@@ -574,7 +576,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """Return the key that segments share that can be one; last, whether they have many record batches."""
+    """Return the key that segments must share to be joined; its last item is whether they have many record batches."""
     if not segment.sealed_files:
         return None
     sealed: Sealed = segment.sealed_files[0].sealed

@@ -1,7 +1,7 @@
 """Appended rows in a mapped file and its file of objects, while a store is open; one process writes, others read.
 
-A row that counts is in the page cache without a system call: it survives the process, however that ends.
-It survives the machine once a synced commit covers it.
+A row that counts is in the page cache without a system call: it survives the end of the process, whatever the cause. It
+survives a failure of the machine once a synced commit covers it.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from mouse_core.files.writing import remove, storing, sync_folders, write_at
 
 PAGE = 4096
 FORMAT = 1
-"""The version of the format; a file of a newer one is refused."""
+"""The version of the format; a file of a newer version is rejected."""
 _MAGIC = b"mousetai"
 # The magic, the version, how many bytes describe the columns, and their checksum.
 _HEAD = struct.Struct("<8sIIQ")
 # Numbers of the live page before those of the columns.
 LIVE = 8
-# Rows that share a checksum, which one flipped bit costs: some 100 kB.
+# Rows that share a checksum: some 100 kB. One flipped bit costs all rows of such a block.
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
-# Where rows of an array end is kept in int32.
+# The ends of rows of an array are stored as int32.
 _MOST_VALUES = (1 << 31) - 1
-# Attributes of a column that stand in the head as they are.
+# Attributes of a column that the head stores unchanged.
 _PLAIN: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("nullable", "image", "whole", "single"), bool),
     "allowed": str,
@@ -78,7 +78,8 @@ class ColumnBuffer:
 
     Args:
         column: Number of the column.
-        kind: "values", "nulls" (a byte a row), "ends" (of rows that differ in length), "sizes" (of objects, in bytes).
+        kind: "values", "nulls" (a byte for each row), "ends" (of rows that differ in length), "sizes" (of objects, in
+            bytes).
         shape: Shape of the array.
         dtype: Dtype of the array.
     """
@@ -90,18 +91,18 @@ class ColumnBuffer:
 
     @property
     def name(self) -> str:
-        """Name of the array among all."""
+        """Name of the array, unique in the file."""
         return f"{self.column}.{self.kind}"
 
 
 @dataclass(frozen=True)
 class TailLayout:
-    """The layout of a tail file: what lies where.
+    """The layout of a tail file: the offset and shape of each array.
 
     Args:
-        columns: How each column is kept, by name.
-        rows: Rows that the file has room for.
-        identity: 16 digits that no other file has; the seed of checksums.
+        columns: The storage of each column, by name.
+        rows: Capacity of the file in rows.
+        identity: 16 digits that are unique to this file; they give the seed of its checksums.
         block_rows: Rows that share a checksum.
     """
 
@@ -133,17 +134,17 @@ class TailLayout:
 
     @property
     def has_objects(self) -> bool:
-        """Whether some column's values lie in a file of their own."""
+        """Whether the values of any column lie in the objects file."""
         return bool(self.objects)
 
     @property
     def sums(self) -> int:
-        """Checksums of a block: one for each part, and one for its bytes in the file of objects."""
+        """Checksums of a block: one for each array, and one for the block's bytes in the objects file."""
         return len(self.parts) + self.has_objects
 
     @memo
     def seed(self) -> int:
-        """The seed of checksums, so that those of another file differ."""
+        """The seed of checksums, so that the checksums of two files differ."""
         return int(self.identity, 16)
 
     @memo
@@ -172,7 +173,7 @@ class TailLayout:
 
     @memo
     def begins(self) -> Mapping[str, int]:
-        """Offset of each part of the file, in whole pages, and of its end."""
+        """Offset of each array of the file, in whole pages, and the end of the last."""
         place, live = 8 * self.place_words, 8 * (LIVE + len(self.columns))
         sizes = {
             "head": _HEAD.size + len(self.description),
@@ -221,20 +222,20 @@ class TailLayout:
 
 
 def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
-    """Return how many rows share a checksum in a new file: some 100 kB, and 1024 rows at most."""
+    """Return how many rows share a checksum in a new file: about 100 kB of rows, at most 1024 rows."""
     row_bytes = sum(column.row_bytes for column in columns.values())
     return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
 
 
 def may_differ(column: TailColumn) -> bool:
-    """Whether rows of a column may differ in length; a null has none."""
+    """Whether rows of a column may differ in length; a null row has length 0."""
     if not column.shape:
         return False
     return column.nullable or (column.widths is not None and column.widths[0] != column.widths[1])
 
 
 def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
-    """Raise ConfigError if there cannot be room for so many rows."""
+    """Raise ConfigError if a file cannot have room for `rows` rows."""
     widest = max((column.width for column in columns.values() if column.shape and not column.is_object), default=1)
     if not 0 < rows <= _MOST_VALUES // max(widest, 1) - 1:
         raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
@@ -245,11 +246,11 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
 
     Args:
         path: The file, for messages.
-        read: Returns ``count`` bytes of the file from an offset on, or fewer at its end.
+        read: Returns ``count`` bytes of the file from an offset on, or fewer bytes at the end of the file.
         image_roots: Folders in which images that are named by path may lie.
 
     Raises:
-        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
+        DataError: The file is not a tail file, is damaged, or was written by a newer version.
     """
     head = read(0, _HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
@@ -324,17 +325,17 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
 # Those of the block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line
 # in the table, for rows 0..4095, and checksums of its own for rows 4096..4999.
 #
-# There are four places for commits. Commits that wait for the disk take turns in two, the others in the other two: so
-# while one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may
-# not.
+# There are four places for commits. Commits that wait for the disk alternate between two places, the other commits
+# between the other two. So while one commit is written, the previous commit of its kind is whole, and a commit on the
+# disk is never overwritten by one that may not reach the disk.
 #
-# The live page beside the commits says how many rows count, were committed, and are known to be on the disk. So a
-# commit that is missing was either cut off by a crash, or is missed.
+# The live page beside the commits holds the numbers of rows that count, that were committed, and that are known to be
+# on the disk. A reader can so tell a commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
 """The prime whose multiples stand in the live page; its product with a number below it is an int64."""
 
-# Of each kind of commit there are two places.
+# Each kind of commit has two places.
 _EACH = 2
 
 
@@ -350,7 +351,7 @@ class LivePage:
     """Rows that count."""
 
     origin = Word(1, UNIT)
-    """The origin of the file, which tells it from a copy; see ``mouse_core.files.mapped.origin``."""
+    """The origin of the file, which differs between a file and its copy; see ``mouse_core.files.mapped.origin``."""
 
     synced = Word(2, UNIT)
     """Rows that are on the disk."""
@@ -364,11 +365,11 @@ class LivePage:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, as it stands in one of the places.
+    """A commit, as one of the places stores it.
 
     Args:
         rows: Rows that count.
-        since: For each column, from which row on rows differ in length; see ``NumbersExtent``.
+        since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
         sums: The checksums of the block in progress.
         place: Number of the place.
     """
@@ -385,14 +386,14 @@ class Commit:
 
 
 def next_places(commits: Sequence[Commit], rows: int, synced: int) -> list[int]:
-    """Return the places of the next commits: of one that does not wait for the disk, and of one that does.
+    """Return the places of the next two commits: one that does not wait for the disk, and one that does.
 
-    Until the next commit is whole, the best one of its kind stays in the other place.
+    Until the next commit is whole, the newest commit of its kind stays in the other place.
 
     Args:
-        commits: The commits that are whole, of most rows first.
-        rows: Rows of the best commit that does not wait.
-        synced: Rows of the best commit that waits: if it has more rows, the disk may not have them.
+        commits: The whole commits; the commit with the most rows is first.
+        rows: Rows of the newest commit that does not wait.
+        synced: Rows of the newest commit that waits; if it has more rows than `rows`, the disk may not have them.
     """
     places = [0, _EACH]
     for waits, most in ((False, rows), (True, synced)):
@@ -418,7 +419,7 @@ def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Comm
 
 
 def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
-    """Return the whole commits of more than ``known`` rows, the one of most rows first."""
+    """Return the whole commits with more than ``known`` rows; the commit with the most rows is first."""
     found = []
     for number, place in enumerate(places):
         words = place.copy()  # the writer may change the place meanwhile
@@ -438,11 +439,11 @@ class Sums:
     Args:
         layout: The layout of the file.
         memory: The memory of the file.
-        objects: Returns the bytes of the file of objects from one offset to another.
+        objects: Returns the bytes of the objects file between two offsets.
 
     Attributes:
         rows: Rows that the checksums cover.
-        objects_end: Offset behind the objects of these rows.
+        objects_end: Offset of the end of the objects of these rows.
     """
 
     def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
@@ -473,7 +474,7 @@ class Sums:
         return [RunningChecksum(seed=self._layout.seed) for _ in range(self._layout.sums)]
 
     def copy(self) -> Sums:
-        """Return a copy, which advances by itself."""
+        """Return a copy, which advances independently."""
         copied = Sums.__new__(Sums)
         copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
         return copied
@@ -486,10 +487,10 @@ class Sums:
     def advance(
         self, rows: int, since: npt.NDArray[np.int64], full: Callable[[int, npt.NDArray[np.uint64]], None]
     ) -> None:
-        """Cover the rows before row ``rows``.
+        """Extend the checksums to all rows before row ``rows``.
 
         Args:
-            rows: Rows that are covered then.
+            rows: Number of rows that the checksums cover afterwards.
             since: See ``Commit``.
             full: Called with the number of the first full block, and the checksums of full blocks, uint64
                 ``[blocks, sums]``.
@@ -511,7 +512,7 @@ class Sums:
                 self._states = self._new_states()
 
     def skip(self, rows: int) -> None:
-        """Go on behind row ``rows`` without covering rows before it; raises DataError for impossible sizes."""
+        """Continue behind row ``rows`` without covering the rows before it; raises DataError for impossible sizes."""
         sizes = [sizes[self.rows : rows] for sizes in self._sizes]
         if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
             raise DataError("expected sizes of objects, found others")
@@ -538,9 +539,9 @@ class Sums:
             self._states[-1].update(self._next_objects(begin, end))
 
     def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """Return the first byte of a part of some rows, and the one behind the last.
+        """Return the first byte of an array's values for some rows, and the byte behind the last.
 
-        Where all rows have one length, the part that says where rows end has no bytes.
+        Where all rows have one length, the array "ends" has no bytes.
         """
         if part.may_differ:
             differs, ends = int(since[part.column]) - 1, self._ends[part.column]
@@ -567,9 +568,9 @@ class _PartPlace(NamedTuple):
 
     Args:
         kind, column: See ``ColumnBuffer``.
-        begin: Offset of its first byte.
+        begin: Offset of the first byte of the part.
         size: Bytes of a number.
-        width: Numbers of a row.
+        width: Numbers in a row.
         may_differ: Whether rows may have other widths.
     """
 
@@ -590,7 +591,7 @@ def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], 
     """Read the rows of a commit that ``sums`` do not cover yet, and return the checksums that cover them.
 
     Raises:
-        DataError: The rows are not what was written; the message names file, rows and column.
+        DataError: The rows differ from the written rows; the message names file, rows and column.
     """
     known, size = sums.copy(), layout.block_rows
 
@@ -629,7 +630,7 @@ def objects_path(path: Path) -> Path:
 
 
 class ObjectsFile(Descriptor):
-    """An open objects file: the bytes of all values in sequence. The caller keeps the offset of the end.
+    """An open objects file: the bytes of all values in sequence. The caller stores the offset of the end.
 
     Args:
         path: The file.
@@ -705,7 +706,7 @@ def read_objects(
     """Read the objects of rows ``begin .. end - 1``; return the offset behind them, and an array for each column.
 
     Args:
-        file: The file of objects.
+        file: The objects file.
         layout: The layout of the rows.
         arrays: The arrays of all parts, by name.
         at: Offset in the objects file of the objects of row ``begin``.
@@ -813,14 +814,14 @@ def _image_from_bytes(value: memoryview) -> dict[str, Any]:
 
 
 class TailExtent(Extent):
-    """An extent for the rows of a mapped file, and of its objects file.
+    """An extent for the rows of a mapped file and of its objects file.
 
     Args:
         layout: The layout of the file.
         extents: The columns, over the memory of the file.
-        count: Number of rows that the file has.
-        told: Array in the mapped file that the number of rows is written to, int64; None: no row can be appended.
-        objects: The file of objects, if some column has objects.
+        count: Number of rows in the file.
+        told: int64 array in the mapped file, which receives the number of rows; None: no row can be appended.
+        objects: The objects file, if some column has objects.
         objects_end: Offset of the objects of the next row.
     """
 
@@ -831,7 +832,7 @@ class TailExtent(Extent):
     """Called after an append that reaches ``note_at``."""
 
     most_bytes: int | None = None
-    """Bytes of objects at which the file is full; None: no limit."""
+    """Number of bytes of objects at which the file is full; None: no limit."""
 
     keeps_together = True
     """Whether rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
@@ -929,9 +930,9 @@ def column_extents_of(
         layout: The layout of the file.
         arrays: The arrays of all parts, by name.
         since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
-        objects: The values that columns of objects already have.
-        rows: Number of rows that the file has.
-        known: Columns of an earlier call to reuse.
+        objects: The present values of the columns of objects.
+        rows: Number of rows in the file.
+        known: Columns from an earlier call, which are reused.
     """
     remaining_objects, known = iter(objects), known or {}
     return {
@@ -961,7 +962,7 @@ def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since:
                 raise damaged(path, f"expected rows of column {name!r} among its values, found others")
 
 
-# Rows without a checksum at most; writing a checksum costs as much as some twenty rows.
+# Largest number of rows without a checksum; writing a checksum costs as much as writing some twenty rows.
 _NOTED_ROWS = 1024
 _NO_NULLS = np.zeros(0, np.bool_)
 
@@ -973,7 +974,7 @@ class _TailMemory:
         path: The file.
         layout: The layout of the file.
         memory: The file, mapped.
-        objects: The file of objects, if some column has them.
+        objects: The objects file, if some column has objects.
     """
 
     def __init__(self, path: Path, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None) -> None:
@@ -986,11 +987,11 @@ class _TailMemory:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
     def _promised(self, origin: int) -> tuple[bool, int, int]:
-        """Whether nothing can have been lost, how many rows are on the disk, and how many must be there.
+        """Return whether no row can have been lost, how many rows are on the disk, and how many rows must be present.
 
         Args:
-            origin: The origin of the file. A copy has another one, and so has a file after a restart of the machine:
-                rows that did not wait for the disk may be missing there.
+            origin: The origin of the file. It differs in a copy and after a restart of the machine: then rows of
+                commits that did not wait for the disk may be missing.
         """
         live = self._live
         is_same = origin != 0 and live.origin == origin
@@ -998,14 +999,14 @@ class _TailMemory:
         return is_same, synced, max(synced, live.committed) if is_same else synced
 
     def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int, int]) -> tuple[Commit | None, Sums]:
-        """Return the commit of most rows whose rows are those that were written, and their checksums.
+        """Return the largest commit whose rows match their checksums, and these checksums.
 
         Args:
-            commits: The commits that are whole, of most rows first.
+            commits: The whole commits; the commit with the most rows is first.
             promise: See ``_promised``.
 
         Raises:
-            DataError: Rows are damaged or missing that must be there.
+            DataError: Rows that must be present are damaged or missing.
         """
         (is_same, synced, promised), newest, sums = promise, None, self._sums
         for commit in commits:
@@ -1039,26 +1040,27 @@ class TailFile(_TailMemory, Descriptor):
         self._since = layout.live(memory)[-len(layout.columns) :]
         self._next = next_places([], 0, 0)
         self.committed = self.synced = 0
-        self._failed = False  # the last time that the disk was waited for
-        # From here on this object closes the file.
+        self._failed = False  # the time of the last sync to the disk
+        # From here on this object is responsible for closing the file.
         self._file, opened._file = opened._file, -1
 
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int, *, often: bool = False
     ) -> TailFile:
-        """Make a new file.
+        """Create a file.
 
         Args:
-            path: The file; objects lie beside it.
-            columns: How each column is kept, by name.
-            rows: Rows that the file has room for.
-            often: Whether few rows at a time wait for the disk, as rows of 100 bytes that are flushed every second.
-                Then making the file takes longer, and waiting takes less.
+            path: The file; the objects file lies beside it.
+            columns: The storage of each column, by name.
+            rows: Capacity of the file in rows.
+            often: Whether a few rows at a time are synced to the disk, such as rows of 100 bytes that are flushed every
+                second. Then creating the file takes longer, and each sync takes less time.
 
         Raises:
             ConfigError: No file has room for ``rows`` rows.
-            StorageError: The file cannot be made, because the disk is full or a file is there; nothing is left of it.
+            StorageError: The file cannot be created, because the disk is full or the file exists; no part of it
+                remains.
         """
         path = Path(path)
         check_rows(columns, rows)
@@ -1095,19 +1097,19 @@ class TailFile(_TailMemory, Descriptor):
         identity: str = "",
         sync: bool = True,
     ) -> TailFile:
-        """Open a file to go on with, which a process left that ended, or a machine that was restarted.
+        """Open an existing file for further rows, after its writer ended or the machine was restarted.
 
-        If the machine was not restarted since, all rows that counted are there. Otherwise the rows of the last whole
-        commit are there, at least those that were synced.
+        If the machine was not restarted, all rows that counted are present. After a restart, the rows of the last whole
+        commit are present, at least the synced rows.
 
         Args:
             path: The file.
             image_roots: Folders in which images that are named by path may lie.
-            identity: The identity that the head must have; "" is any.
-            sync: Whether to wait until the rows are on the disk; after a restart, the writer always waits.
+            identity: The identity that the head must have; "" accepts any identity.
+            sync: Whether to wait until the rows are on the disk; after a restart the method always waits.
 
         Raises:
-            DataError: Committed rows are damaged, or the file is no tail file, or a newer version wrote it.
+            DataError: Committed rows are damaged, or the file is not a tail file, or a newer version wrote it.
             StorageError: The file cannot be read or written.
         """
         path = Path(path)
@@ -1143,13 +1145,13 @@ class TailFile(_TailMemory, Descriptor):
         self.synced = synced
         self._write(sync=sync or not is_same)
         for place in self._places:
-            # Rows that were committed and are gone must never seem to be there.
+            # The file must never seem to hold committed rows that were lost.
             if int(place[0]) > rows:
                 place[:] = 0
         live.origin = here
 
     def _take_back(self, rows: int, counted: int) -> None:
-        """Warn of rows that counted and are dropped, if there are any."""
+        """Warn if rows that counted are dropped."""
         if counted > rows:
             warnings.warn(
                 f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
@@ -1159,7 +1161,7 @@ class TailFile(_TailMemory, Descriptor):
             )
 
     def _forget_behind(self, rows: int) -> None:
-        """Reset the room behind the last row."""
+        """Reset the memory behind the last row."""
         self._since[self._since > rows] = 0
         check_ends(self.path, self.layout, self._arrays, self._since, rows)
         for part in self.layout.parts:
@@ -1167,7 +1169,7 @@ class TailFile(_TailMemory, Descriptor):
                 self._arrays[part.name][rows:] = False
 
     def _check_since(self, commit: Commit) -> None:
-        """Raise DataError if rows of a commit now differ in length from another row on."""
+        """Raise DataError if the rows of a commit differ in length from another row on than the commit states."""
         for before, now in zip(commit.since.tolist(), self._since.tolist(), strict=True):
             if before != now and (before or 0 < now <= commit.rows):
                 raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
@@ -1184,29 +1186,29 @@ class TailFile(_TailMemory, Descriptor):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both files."""
+        """Size of both files in bytes."""
         return self.layout.nbytes + self.extent.objects_end
 
     def note(self) -> None:
-        """Write the checksums of all rows, for a copy of the file; readers see nothing of it.
+        """Write the checksums of all rows, for a copy of the file; the write is invisible to readers.
 
-        This is the first half of a commit that waits for the disk; the next such commit takes the same place.
+        The call is the first half of a commit that waits for the disk; the next such commit takes the same place.
         """
         self._write_sums(sync=True)
 
     @property
     def _each(self) -> int:
-        """Rows without a checksum at most."""
+        """Largest number of rows without a checksum."""
         return min(_NOTED_ROWS, self.layout.block_rows)
 
     def commit(self, *, sync: bool) -> None:
-        """Show the rows to readers, each with a checksum.
+        """Commit all rows, each with a checksum, so that readers see them.
 
         Args:
-            sync: Whether to wait until the rows are on the disk, before readers see them.
+            sync: Whether to wait until the rows are on the disk before readers see them.
 
         Raises:
-            StorageError: The rows cannot be brought to the disk. They are still there; the next call tries again.
+            StorageError: The rows cannot be synced to the disk. They stay in the file; the next call tries again.
         """
         if self.extent.count > self.committed or (sync and self.extent.count > self.synced):
             self._write(sync=sync)
@@ -1224,7 +1226,7 @@ class TailFile(_TailMemory, Descriptor):
     def _write_sums(self, *, sync: bool) -> tuple[int, int]:
         """Write a commit of all rows; return its place, and the number of rows."""
         self.extent.settle()
-        # After an interrupt, all of this is done again.
+        # After an interrupt, the next call repeats all steps below.
         rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
 
         def full(block: int, sums: npt.NDArray[np.uint64]) -> None:
@@ -1239,7 +1241,7 @@ class TailFile(_TailMemory, Descriptor):
         return number, rows
 
     def _sync(self) -> None:
-        """Wait until all is on the disk; raises OSError if it is not."""
+        """Wait until all bytes are on the disk; raises OSError if the disk fails."""
         if self._failed:
             self._write_again()
         self._failed = True
@@ -1249,23 +1251,23 @@ class TailFile(_TailMemory, Descriptor):
         self._failed = False
 
     def _write_again(self) -> None:
-        """Write all bytes again: a system that failed to write them once takes them for written."""
+        """Write all bytes again, since a system whose write failed once marks these bytes as written."""
         pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
         pages[:] = pages.copy()
         if self._objects is not None:
             write_at(self._objects.file, self._objects.read(0, self.extent.objects_end), 0)
-        # The system may also have dropped them.
+        # The system may also have dropped the pages from memory.
         now = Commit(self._sums.rows, self._since.copy(), self._sums.now)
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
-        """Close the files; may be called twice. Rows that count stay in them."""
+        """Close the files; may be called twice. Rows that count stay in the files."""
         super().close()
         if self._objects is not None:
             self._objects.close()
 
     def remove(self) -> None:
-        """Close the file and remove it; a process that reads it keeps its rows."""
+        """Close the file and remove it; a process that has it open keeps its rows."""
         self.close()
         remove(self.path)
         if self._objects is not None:
@@ -1284,14 +1286,15 @@ class TailReader(_TailMemory):
     Args:
         path: The file.
         image_roots: Folders in which images that are named by path may lie.
-        identity: The identity that the head must have; "" is any.
+        identity: The identity that the head must have.
 
     Attributes:
-        token: Stands for the file: extents of the same reader have the same first rows.
+        token: Identity of the file: extents of the same reader share it, and have the same first rows.
 
     Raises:
-        DataError: It is no such file, or another one, or a newer version wrote it, or its head is damaged.
-        ConfigError: It is not there.
+        DataError: The file is not a tail file, has another identity, is damaged in its head, or a newer version wrote
+            it.
+        ConfigError: The file does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = "") -> None:
@@ -1311,11 +1314,12 @@ class TailReader(_TailMemory):
         self._since = np.zeros(len(layout.columns), np.int64)
         self._values = [pa.array([], column.arrow_type) for column in layout.objects]
         self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
-        # The columns that ``extent`` made last, of how many rows, and from which row on theirs differed in length.
+        # The columns that ``extent`` returned last, their number of rows, and the first row from which on rows differ
+        # in length.
         self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
 
     def committed(self) -> int:
-        """Return how many rows were committed so far, after checking the checksums of the new ones.
+        """Check the checksums of new rows, and return how many rows were committed so far.
 
         Raises:
             DataError: Rows are damaged; the message names the file and the rows.
@@ -1324,7 +1328,7 @@ class TailReader(_TailMemory):
             return self._look()
 
     def _look(self) -> int:
-        # Before the commits: these are written first.
+        # Read before the commits, because the writer writes these numbers first.
         promise = is_same, synced, promised = self._promised(self._origin)
         if promised == self._sums.rows and is_same:
             return promised
@@ -1332,7 +1336,7 @@ class TailReader(_TailMemory):
         shown = [
             commit
             for commit in read_commits(self._places, self.layout, self._sums.rows)
-            # After a restart nobody waits any more.
+            # After a restart no writer waits any more.
             if commit.rows <= synced or not commit.waited or not is_same
         ]
         commit, sums = self._newest(shown, promise)
@@ -1346,10 +1350,11 @@ class TailReader(_TailMemory):
         return sums.rows
 
     def whole(self) -> list[range]:
-        """Return which rows are whole, of those that were committed; from here on ``extent`` has them.
+        """Return the ranges of committed rows that are whole; afterwards ``extent`` returns these rows.
 
-        A stretch of rows begins and ends with a block, or ends with one of the last commits. Of 5000 rows in blocks of
-        1024 with a flipped bit in row 1500, rows 0..1023 and 2048..4999 are whole. Rows between must not be believed.
+        A range begins with a block and ends with a block or with one of the last commits. Of 5000 rows in blocks of
+        1024 with a flipped bit in row 1500, rows 0..1023 and 2048..4999 are whole. The rows between two ranges are
+        untrusted.
         """
         commits, sums = read_commits(self._places, self.layout), self._sums
         most, size = commits[0].rows if commits else 0, self.layout.block_rows
@@ -1375,10 +1380,10 @@ class TailReader(_TailMemory):
         return stretches
 
     def _whole_end(self, sums: Sums, begin: int, commits: Sequence[Commit]) -> int:
-        """Return where the whole rows of the block that begins with row ``begin`` end; ``begin`` if it has none."""
+        """Return the end of the whole rows of the block that begins with row ``begin``; ``begin`` if there are none."""
         most, full = commits[0].rows, begin + self.layout.block_rows
         block = self._table[begin // self.layout.block_rows].tolist()
-        # Of the block in progress as many rows as one of the last commits has.
+        # The block in progress has as many whole rows as one of the last commits covers.
         ends = [Commit(full, commits[0].since, block)] if full <= most else []
         ends += [commit for commit in commits if begin < commit.rows < min(full, most + 1)]
         for end in ends:
@@ -1390,14 +1395,14 @@ class TailReader(_TailMemory):
         return begin
 
     def told_of(self) -> int:
-        """Return how many rows were committed, or seem to have been, whole or not."""
+        """Return how many rows were committed, or seem to have been committed, whether whole or damaged."""
         numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
         with suppress(DataError):
             numbers.append(self._live.committed)
         return min(max(numbers, default=0), self.layout.rows)
 
     def not_flushed(self) -> int:
-        """Return how many rows were written behind the committed ones; 0 for a copy, where it is not known."""
+        """Return how many rows were written behind the committed rows; 0 for a copy, whose number is unknown."""
         with reading(self.path):
             if not self._promised(self._origin)[0]:
                 return 0
@@ -1414,7 +1419,7 @@ class TailReader(_TailMemory):
         return extent
 
     def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
-        """Return the columns made last that have the same memory with ``rows`` rows: no null or other length came."""
+        """Return the last columns again if their memory still fits ``rows`` rows: no new null row, no new length."""
         before, then, known = self._made
         return {
             name: known[name]
@@ -1425,7 +1430,7 @@ class TailReader(_TailMemory):
         }
 
     def close(self) -> None:
-        """Close the files; rows that were read stay."""
+        """Close the files; rows that were read stay valid."""
         if self._objects is not None:
             self._objects.close()
 
@@ -1433,10 +1438,10 @@ class TailReader(_TailMemory):
 def _map_layout(
     path: Path, file: int, image_roots: tuple[str, ...] = (), identity: str = "", *, write: bool
 ) -> tuple[TailLayout, mmap.mmap]:
-    """Return the layout of an open file, and the file as memory.
+    """Return the layout of an open file, and its memory map.
 
     Raises:
-        DataError: The file is no tail file, or is damaged, or a newer version wrote it.
+        DataError: The file is not a tail file, is damaged, or was written by a newer version.
     """
     size = os.fstat(file).st_size
     layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
