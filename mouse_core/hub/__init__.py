@@ -1,4 +1,4 @@
-"""Stores as datasets on the Hugging Face Hub: one schema and one commit for each push."""
+"""Datasets on the Hugging Face Hub from stores: one schema and one commit for each push."""
 
 from mouse_core.hub._push import PushResult, push_named_stores_to_hub, push_stores_to_hub, push_to_hub, read_card
 from mouse_core.hub._reading import NamedStores, from_hub

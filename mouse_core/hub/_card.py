@@ -22,13 +22,13 @@ CONFIG = "default"
 
 @dataclass(frozen=True)
 class Card:
-    """A parsed README: its front matter, and the text below it, which never changes.
+    """A parsed README: its front matter, and the text below it, which a push never changes.
 
     Args:
         metadata: The front matter.
         body: The text.
         newline: The end of its lines.
-        config: Name of the configuration that is pushed; others stay unchanged.
+        config: Name of the configuration to push; other configurations stay unchanged.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
 
 
 def check_extendable(card: Card, *, repo_id: str) -> None:
-    """Raise ConfigError if another configuration is marked as default: ``datasets`` loads no two of them."""
+    """Raise ConfigError if another configuration is marked as default: ``datasets`` accepts only one."""
     for config in _configs(card, mine=False) if card.config == CONFIG else ():
         if config.get("default"):
             raise ConfigError(
@@ -92,7 +92,7 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
     """Return the Parquet files that a push makes stale, except files that other configurations read.
 
-    They are the files directly in the configuration's folder, and the files that it names now; with
+    These are the files directly in the configuration's folder, and the files that the configuration names now; with
     ``keep_other_splits`` only files of the pushed splits.
     """
     others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
@@ -105,7 +105,7 @@ def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep
 
 
 def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """Return the configuration's present patterns; with ``splits``, only theirs, and their shards by name."""
+    """Return the configuration's present patterns; with ``splits``, the patterns and shard names of these splits."""
     named = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if splits is None:
         return [pattern for _, pattern in named]
@@ -130,7 +130,7 @@ def kept_splits(
     """Return the splits of the configuration that are not pushed now, and their ``datasets`` features.
 
     Raises:
-        ConfigError: There are such splits, but the card does not describe them.
+        ConfigError: Such splits exist, but the card does not describe them.
     """
     patterns = _patterns_by_split(card, files, repo_id)
     for split in pushed:
@@ -152,7 +152,7 @@ def kept_splits(
 
 
 def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[str, list[str]]:
-    """Return the patterns of the configuration by split, from the card, else from the names of the shards."""
+    """Return the patterns of the configuration by split, from the card, or else from the names of the shards."""
     entries = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if not entries:
         here = f"{config_folder(card.config)}/"
@@ -178,7 +178,7 @@ def render_card(
     download_bytes: int,
     alignment: str | None,
 ) -> str:
-    """Return the README with front matter that describes the pushed dataset, and all other text unchanged."""
+    """Return the README: its front matter describes the pushed dataset, all other text is unchanged."""
     import yaml
 
     metadata = dict(card.metadata)
@@ -224,7 +224,7 @@ def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any
 
 
 def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
-    """Return the configuration that is pushed as the card has it, or the other configurations."""
+    """Return the pushed configuration from the card, or the other configurations."""
     configs = card.metadata.get("configs") or []
     return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
@@ -243,7 +243,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path matches one of the patterns, in which ``*`` stands for anything, slashes included."""
+    """Whether a path matches one of the patterns; ``*`` matches any text, slashes included."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Pushing stores to the Hugging Face Hub as a dataset."""
+"""Push stores to the Hugging Face Hub as a dataset."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class Remote:
 
     Args:
         oid: The commit; None if the repository does not exist.
-        private: Whether it is private; None if it does not exist.
-        has_branch: Whether the branch exists; else the other attributes describe ``main``, where the new branch begins.
-        files: Size and sha256 (of small files git's hash) by path.
+        private: Whether the repository is private; None if it does not exist.
+        has_branch: Whether the branch exists; if not, the other attributes describe ``main``, where the new branch
+            begins.
+        files: Size and sha256 by path; for small files, git's hash instead of sha256.
         readme: The text of the card; None without a card.
     """
 
@@ -76,7 +77,7 @@ class Repository:
     revision: str
 
     def read(self) -> Remote:
-        """Return the present content of the repository, all at one commit."""
+        """Return the present content of the repository, all from one commit."""
         from huggingface_hub import errors
         from huggingface_hub.hf_api import RepoFile
 
@@ -112,7 +113,7 @@ class Repository:
             return None
 
     def _read_text(self, path: str, revision: str | None) -> str:
-        # The user's cache is for files that the user downloads.
+        # The user's cache is only for files that the user downloads.
         with tempfile.TemporaryDirectory(prefix="mouse-card-") as folder:
             local = self.api.hf_hub_download(
                 self.repo_id, path, repo_type="dataset", revision=revision, local_dir=folder
@@ -129,7 +130,7 @@ class Repository:
             )
 
     def check_token(self) -> None:
-        """Raise ConfigError without a token, which creating a repository needs."""
+        """Raise ConfigError without a token, because creating a repository needs one."""
         from huggingface_hub import get_token
 
         if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
@@ -163,8 +164,8 @@ class Repository:
         for operation in operations:
             if operation._should_ignore:
                 raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
-            # A commit leaves out files that the server had already at the time of upload. By the time of the commit
-            # these may be gone, so the commit names every file.
+            # A commit leaves out files that the server had at the time of upload. These may be removed by the time of
+            # the commit, so the commit names every file.
             operation._remote_oid = None
         return operations
 
@@ -177,7 +178,7 @@ class Repository:
         parent: str | None,
         message: str,
     ) -> CommitInfo:
-        """Add files and card and remove files in one commit, if ``parent`` is still the newest commit of the branch.
+        """Add files and card and remove files in one commit, if ``parent`` is still the branch's newest commit.
 
         Raises:
             huggingface_hub.errors.HfHubHTTPError: Status 409 or 412: the branch has another newest commit.
@@ -198,7 +199,7 @@ class Repository:
         )
 
     def commit_url(self, oid: str) -> str:
-        """The page of a commit."""
+        """Return the URL of a commit's page."""
         return f"{self.api.endpoint}/datasets/{self.repo_id}/commit/{oid}"
 
 
@@ -216,7 +217,7 @@ def open_repository(
 
 @contextmanager
 def upload_bars(enabled: bool) -> Iterator[None]:
-    """Show the client's progress bars, or hide them meanwhile."""
+    """Show or hide the client's progress bars inside the context."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -235,13 +236,13 @@ def upload_bars(enabled: bool) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- statistics
 
-# Statistics are of this split, or of all splits of a dataset that lacks it.
+# The statistics describe this split, or all splits of a dataset without it.
 _OF = "train"
 _FILES = ("meta/stats.json", "meta/stats.mouse")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:
-    """Return the paths of a configuration's statistics: those of LeRobot for the default one, else beside its rows."""
+    """Return the paths of a configuration's statistics: LeRobot's paths for the default one, else beside its rows."""
     folder = "" if config == CONFIG else f"{config_folder(config)}/"
     text, more = (folder + file for file in _FILES)
     return text, more
@@ -254,7 +255,7 @@ def check_statistics(
     *,
     where: str,
 ) -> None:
-    """Raise ConfigError unless the statistics are of the pushed rows: of "train", or of all splits."""
+    """Raise ConfigError unless the statistics describe the pushed rows: of "train", or of all splits."""
     if statistics is None:
         return
     if not isinstance(statistics, Statistics):
@@ -274,16 +275,16 @@ def _stores_of(given: Store | Sequence[Store]) -> Sequence[Store]:
 
 
 def stale_statistics(config: str, files: Collection[str], *, kept: Collection[str]) -> list[str]:
-    """Return the files with statistics of the previous push, which are stale unless the split that they are of stays.
+    """Return the statistics files of the previous push, which are stale unless their split stays.
 
-    A file without the second one of ``Statistics.save`` was written by LeRobot, and stays.
+    Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
     """
     paths = statistics_paths(config)
     return [] if _OF in kept or not set(paths) <= set(files) else list(paths)
 
 
 def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
-    """Write the files into a new folder in ``folder``; return their local paths by path in the repository."""
+    """Write the statistics into a new folder in ``folder``; return local paths by path in the repository."""
     if statistics is None:
         return {}
     inside = tempfile.mkdtemp(dir=folder)
@@ -297,7 +298,7 @@ def write_statistics(statistics: Statistics | None, config: str, folder: str) ->
 def read_statistics(
     repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
 ) -> Statistics | None:
-    """Read the statistics of a configuration on the Hub or in a folder; None if it has none."""
+    """Read the statistics of a configuration on the Hub or in a folder; None if there are none."""
     if os.path.isdir(repo_id):
         folder = Path(repo_id, *statistics_paths(config)[0].split("/")[:-2])
         return Statistics.load(folder) if (folder / _FILES[0]).is_file() else None
@@ -305,7 +306,7 @@ def read_statistics(
     if found[0] is None:
         return None
     with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
-        # In a cache they are links, and in two folders if a commit was made in between.
+        # Files in a cache are links, and lie in two folders if a commit was made in between.
         (Path(inside) / "meta").mkdir()
         for file, downloaded in zip(_FILES, found, strict=True):
             if downloaded is not None:
@@ -314,7 +315,7 @@ def read_statistics(
 
 
 def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
-    """Download a file into the user's cache and return its path; None if the repository lacks the file."""
+    """Download a file into the user's cache and return its path; None if the repository has no such file."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -322,7 +323,7 @@ def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool
         return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
     except LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
-            return None  # without a connection, and the dataset that was loaded before had none
+            return None  # there is no connection, and the cached dataset had no such file
         raise
     except EntryNotFoundError:
         return None
@@ -347,7 +348,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push by split, and the options of the push; it makes no request."""
+    """The rows to push by split, and the options of the push; a job makes no request."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
     metadata: DatasetMetadata
@@ -362,7 +363,7 @@ class Job:
         return {split: sum(len(part.dataset) for part in found) for split, found in self.parts.items()}
 
     def plan(self, remote: Remote, repo_id: str) -> Plan:
-        """Return the schema, the splits that stay, and the files that go.
+        """Return the schema, the splits that stay, and the files that are removed.
 
         Raises:
             SchemaError: Types or alignments differ.
@@ -505,9 +506,9 @@ def collect_parts(
 
 
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
-    """Yield the datasets that a store's rows lie in, unchanged.
+    """Yield the unchanged datasets that hold a store's rows.
 
-    ``store.to_dataset()`` would convert them to one schema in memory; here that happens while they are written.
+    ``store.to_dataset()`` would convert them to one schema in memory; here the writing step converts them.
     """
     first_row = 0
     snapshot = store.snapshot()
@@ -517,7 +518,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
             "the mixture, whose shares would be lost"
         )
     for segment in snapshot.segments:
-        # Columns that are computed are not in the dataset that the rows lie in.
+        # Computed columns are missing from the dataset that holds the rows.
         if segment.origin is not None and segment.types.keys() <= {*segment.origin.column_names}:
             dataset = segment.origin
         else:
@@ -536,7 +537,7 @@ _CONFLICT = (409, 412)
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push; with ``dry_run=True``, of the push that would happen.
+    """The result of a push; with ``dry_run=True``, the result that a real push would have.
 
     Args:
         repo_id: The repository, with its namespace.
@@ -573,7 +574,7 @@ def push_stores_to_hub(
 ) -> PushResult:
     """Publish one or more stores as one split of a dataset; the options are those of ``push_to_hub``.
 
-    The dataset then consists of that split. With ``keep_other_splits=True`` its other splits stay.
+    The dataset then consists of that split alone. With ``keep_other_splits=True`` its other splits stay.
     """
     return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
@@ -586,21 +587,21 @@ def push_named_stores_to_hub(
     statistics: Mapping[str, Statistics] | None = None,
     **options: Any,
 ) -> dict[str, PushResult]:
-    """Publish stores under names, such as the members of a mixture: one configuration a name, in a commit of its own.
+    """Publish named stores, such as the members of a mixture: a configuration and a commit for each name.
 
-    Configurations of other names stay unchanged. After an error, configurations that were pushed before it stay, and
-    the same call makes no commit for them. ``from_hub`` reads them. The options are those of ``push_to_hub``, except
-    ``config``; ``statistics`` are by name.
+    Configurations of other names stay unchanged. After an error, configurations that were already pushed stay, and the
+    same call makes no commit for them again. ``from_hub`` reads the configurations. The options are those of
+    ``push_to_hub`` without ``config``; ``statistics`` maps names to statistics.
 
     Raises:
-        ConfigError: There are no stores, or a name cannot be a configuration; else see ``push_to_hub``.
+        ConfigError: `stores` is empty, or a name is no valid configuration; for other errors see ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
     known = {} if statistics is None else statistics
     if not isinstance(known, Mapping) or not known.keys() <= stores.keys():
         raise ConfigError(f"statistics: expected Statistics by name, of {list(stores)}, found {known!r:.200}")
-    for name, given in stores.items():  # all of them before the first is sent
+    for name, given in stores.items():  # check all stores before the first is sent
         check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
         _, parts = collect_parts({split: given})
         rows = {split: sum(len(part.dataset) for part in parts[split])}
@@ -632,41 +633,41 @@ def push_to_hub(
 ) -> PushResult:
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
-    The stores of a split follow one another. A column that only some of them have is null in the others, so all splits
-    have one schema; a field is absent in a split where its column is null throughout. All shards are written to
-    ``temp_dir`` first, in bounded memory, and nothing is sent before all are complete. One commit then adds the shards,
+    The stores of a split are concatenated. A column that only some stores have is null in the others, so all splits
+    have one schema; a field is absent in a split whose column is null throughout. All shards are written to
+    ``temp_dir`` first, in bounded memory, and the upload begins when all are complete. One commit then adds the shards,
     the statistics and the card, and removes stale files of the previous push. If another commit comes in between, the
     push lists the repository again and repeats its commit, up to five times.
 
     Args:
         splits: Stores by split. Without ``keep_other_splits``, the dataset has exactly these splits afterwards.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if missing.
-        statistics: Statistics of the split "train", or of all splits if none has that name; they lie beside the rows as
-            ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of the rows that are replaced
-            are removed.
-        private: Whether a new repository is private; by default the Hub decides. For an existing repository, another
-            visibility is an error.
+        statistics: Statistics of the split "train", or of all splits if none has that name. They are stored beside the
+            rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of replaced rows are
+            removed.
+        private: Whether a new repository is private; by default the Hub decides. For an existing repository, a
+            different visibility is an error.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
         revision: The branch, created from ``main`` if missing; by default ``main``.
         commit_message: The message; by default the splits and their numbers of steps.
         max_shard_size: Largest size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A larger single row
             gets a file of its own.
-        max_rows_per_shard: Largest number of rows of a Parquet file; by default any.
+        max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
         compression: ``"zstd"`` or ``"snappy"``.
-        keep_other_splits: Whether splits of the dataset that ``splits`` does not name stay.
+        keep_other_splits: Whether other splits of the dataset, which ``splits`` does not name, stay.
         config: The configuration of the splits, as ``load_dataset`` takes it; other configurations stay unchanged.
-        temp_dir: An existing folder with room for all shards; by default the system's.
+        temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
         progress: Whether to show progress bars for writing and uploading.
         dry_run: Whether to write and check everything without any request, and return the result of a push to an empty
             repository.
 
     Raises:
-        ConfigError: An invalid argument, a split without rows, statistics of other rows, no token, or a card that
-            cannot be extended.
+        ConfigError: An argument is invalid, a split has no rows, statistics belong to other rows, there is no token, or
+            the card cannot be extended.
         SchemaError: Types or alignments differ; the message names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: A wrong token, no right to write, or five conflicts.
+        huggingface_hub.errors.HfHubHTTPError: The token is wrong, has no right to write, or five commits conflicted.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
@@ -700,7 +701,7 @@ def read_card(
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> DatasetMetadata:
-    """Return the metadata of a dataset on the Hub from its card, before any row is loaded; empty without a card.
+    """Read the metadata of a dataset on the Hub from its card, without loading rows; empty without a card.
 
     Args:
         repo_id: The repository.
@@ -712,7 +713,8 @@ def read_card(
     Raises:
         ConfigError: The card's front matter cannot be read.
         DataError: The card's metadata cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The repository or revision is missing or may not be read.
+        huggingface_hub.errors.HfHubHTTPError: The repository or revision is missing, or the token has no right to read
+            it.
     """
     with upload_bars(False):
         repository = open_repository(repo_id, revision, token=token, endpoint=endpoint, own=False)
@@ -724,7 +726,7 @@ def read_card(
 def _send(
     job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
 ) -> PushResult:
-    """Upload and commit; ``beside`` are the other files to upload, by their path in the repository."""
+    """Upload and commit; ``beside`` holds further files to upload, by their path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     features = None
@@ -737,7 +739,7 @@ def _send(
         if remote.oid is None:
             repository.check_token()
         if plan.features != features:
-            # At the first attempt, or if the types of the splits to keep have changed since.
+            # At the first attempt, or after the types of the kept splits changed.
             features = plan.features
             shards = job.write(features, folder)
             repository.create(remote, private)
@@ -770,7 +772,7 @@ def _send(
 
 
 def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:
-    """Wait before the next attempt if others have committed meanwhile; else, or after the last one, raise the error."""
+    """Wait before the next attempt if others committed meanwhile; else, or after the last one, raise the error."""
     if error.response.status_code not in _CONFLICT:
         raise error
     if attempt == _ATTEMPTS - 1:

@@ -1,4 +1,4 @@
-"""Reading named stores from the Hub, written by this package or by MOUSE."""
+"""Read named stores from the Hub, written by this package or by MOUSE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mouse_core.hub._push import read_statistics
 from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
-# Columns of rows that nest their values as MOUSE does, and the names of these columns in stores.
+# Columns of rows with values nested as in MOUSE, and the names of these columns in stores.
 _NESTED = {
     "observation.continuous": "observation",
     "observation.discrete": "observation_discrete",
@@ -25,7 +25,7 @@ class NamedStores(dict[str, DatasetStore]):
     """Stores by name, from ``from_hub``.
 
     Attributes:
-        statistics: Statistics that were pushed beside the rows, by name; names without statistics are missing.
+        statistics: Statistics that were pushed beside the rows, by name; names without statistics have no entry.
     """
 
     def __init__(self, stores: Mapping[str, DatasetStore], statistics: Mapping[str, Statistics]) -> None:
@@ -42,16 +42,17 @@ def from_hub(
     token: str | bool | None = None,
     **options: Any,
 ) -> NamedStores:
-    """Return the named stores of a dataset on the Hub, one for each of its configurations: members for a ``Mixture``.
+    """Return the named stores of a dataset on the Hub, one for each configuration, as members for a ``Mixture``.
 
-    ``push_named_stores_to_hub`` wrote them, or MOUSE, whose rows nest their values: ``observation.continuous`` is read
-    as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as ``episode_step``, and so on. No value is
-    converted. ``statistics`` of the result holds the statistics beside the rows, by name. They are of the split
-    "train", whichever split is read, as validation data are normalised by them.
+    The rows were written by ``push_named_stores_to_hub`` or by MOUSE, whose rows nest their values:
+    ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
+    ``episode_step``, and so on. Values are never converted. ``statistics`` of the result holds the statistics beside
+    the rows, by name. They describe the split "train" for every `split`, because validation data are normalised by
+    them.
 
     Args:
         repo_id: ``"namespace/name"``, or anything that ``datasets.load_dataset`` takes, such as a folder.
-        names: Names of configurations, in this order; None: all.
+        names: Names of configurations, in the order of the result; None: all.
         split: The split of each configuration.
         revision: A branch, tag or commit.
         token: An access token, for private datasets.
@@ -60,7 +61,7 @@ def from_hub(
     Raises:
         ConfigError: A configuration is missing.
         DataError: Statistics are damaged.
-        SchemaError: Rows nest actions of several kinds, or have a name twice.
+        SchemaError: Rows nest actions of several kinds, or two columns get the same name.
         MissingFieldError, SchemaError, DataError: A store cannot hold the rows; see ``DatasetStore.from_dataset``.
     """
     import datasets
@@ -82,7 +83,7 @@ def from_hub(
 
 
 def _unnested(rows: Any, name: str) -> Any:
-    """Return rows whose nested values are columns with the names of stores; no row is copied."""
+    """Return rows whose nested values are columns with a store's names; no row is copied."""
     nested = [column for column in ("observation", "action") if isinstance(rows.features.get(column), dict)]
     if not nested:
         return rows

@@ -1,4 +1,4 @@
-"""Writing splits as Parquet shards of one schema, in memory that does not grow with the data."""
+"""Write splits as Parquet shards of one schema, in memory that does not grow with the data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
     """Return the columns of all parts with one type each, in the order in which they first appear.
 
     Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested lists, labels
-    and integers, images and binary), the plainer type is taken; a column that is null throughout one part takes its
-    type from the others. Values are never converted.
+    and integers, images and binary), the plainer type is used. A column that is null throughout one part takes its type
+    from the others. Values are never converted.
 
     Args:
-        parts: For each part its name in messages and its ``datasets`` features.
+        parts: For each part, its name for messages and its ``datasets`` features.
 
     Raises:
-        SchemaError: A column's value types differ; names the column, both parts and both types.
+        SchemaError: A column's value types differ; the message names the column, both parts and both types.
     """
     from datasets import Features
 
@@ -101,7 +101,7 @@ def _plain_feature(feature: Any) -> Any:
 def fit_table(
     table: pa.Table, features: Features, *, where: str, first_row: int, image_roots: Sequence[str] = ()
 ) -> pa.Table:
-    """Return the table with every column of ``features``, in its type; columns that the table lacks are null.
+    """Return the table with every column of ``features`` in its type; missing columns become null.
 
     Images that rows name by path are embedded if they lie in ``image_roots``.
     """
@@ -135,8 +135,8 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
 def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
     """Return a ``{bytes, path}`` column with the bytes of all files, and file names instead of paths.
 
-    A path means nothing on another machine. ``read`` admits only images in permitted folders: data that somebody else
-    wrote may name any file of this machine.
+    A path is useless on another machine. ``read`` accepts only images in permitted folders: untrusted data may name any
+    file of this machine.
     """
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
     files = embed(files, read, where=where, first_row=first_row)
@@ -156,11 +156,11 @@ _MOST_ROWS_READ = 2**13
 class SplitPiece:
     """Rows of a store that belong to a split.
 
-    Args:
+    where: Name of the rows in messages: the split, and the store if there are several.
         where: Name of the rows in messages: the split and, of several, the store.
         dataset: The rows.
         first_row: Number of the first row in its store.
-        image_roots: Folders in which images may lie that rows name by path.
+        image_roots: Folders in which images that rows name by path may lie.
     """
 
     where: str
@@ -197,14 +197,14 @@ def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Ite
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            # A shuffled dataset has one chunk a row, which is slow to process.
+            # A shuffled dataset has one chunk for each row, which is slow to process.
             table, first = rows[start : start + step], part.first_row + start
             check_rows(table, f"{part.where}, rows from {first} on", whole=False)
             table = table.combine_chunks()
             table = fit_table(table, features, where=part.where, first_row=first, image_roots=part.image_roots)
             per_row = bytes_a_row(table)
             start += table.num_rows
-            # Rows can be far larger than those before them, so the table is cut to size.
+            # Rows can be far larger than the rows before them, so the table is cut to size.
             size = max(1, target // per_row)
             for piece in (table.slice(first, size) for first in range(0, table.num_rows, size)):
                 pending.append(piece)
@@ -270,10 +270,10 @@ def write_shards(
 def _write_files(
     blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, options: ShardOptions
 ) -> list[tuple[Path, int, int]]:
-    """Write blocks to Parquet files, a row group each, and begin another file before a limit is exceeded.
+    """Write blocks to Parquet files, a row group each; begin another file before a limit is exceeded.
 
     Returns:
-        For each file its path, its number of rows, and the bytes of the rows in memory.
+        For each file, its path, its number of rows, and the size of the rows in memory in bytes.
     """
     finished: list[tuple[Path, int, int]] = []
     block = next(blocks, None)
@@ -288,14 +288,14 @@ def _write_files(
                 compression=options.compression,
                 write_page_checksum=True,
                 write_page_index=True,
-                # Pages end where the content says so. Storage that deduplicates then finds the pages of the last push
-                # again, and takes only new ones.
+                # The content determines the ends of pages. Storage with deduplication then finds the pages of the last
+                # push again, and stores only new pages.
                 use_content_defined_chunking=True,
             ) as writer,
         ):
             while block is not None:
                 room = block.num_rows if options.max_rows is None else options.max_rows - rows
-                # Encoded values are hardly ever larger than they were in memory.
+                # Encoded values are hardly ever larger than the same values in memory.
                 size = sink.tell() + block.nbytes + _footer_bytes(schema, groups + 1)
                 if room <= 0 or (rows and size > options.max_bytes):
                     break
@@ -309,7 +309,7 @@ def _write_files(
 
 
 def _footer_bytes(schema: pa.Schema, groups: int) -> int:
-    """Return about how many bytes a Parquet file has beside its pages: the schema twice, and heads of chunks."""
+    """Return the approximate size of a Parquet file without its pages: the schema twice, and heads of chunks."""
     return 256 + 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
 
 

@@ -34,7 +34,8 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
         metadata: The metadata of the dataset.
 
     Raises:
-        ConfigError: The snapshot is empty.
+        Warn that episodes will be joined in a dataset, because no column marks that an episode begins at each of
+            ``rows``.
         DataError: A list or text column is damaged; reading it would crash the process.
     """
     import datasets
@@ -103,7 +104,7 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
-    """Return the features of all columns: those that a dataset declares, else those of the Arrow types."""
+    """Return the features of all columns: features that a dataset declares, else features of the Arrow types."""
     import datasets
 
     features = {}
@@ -186,7 +187,7 @@ def _arrow_column(
     storage = getattr(known, "storage_type", known)
     if storage is not None and pa.types.is_dictionary(storage):
         storage = storage.value_type
-    # Of arrays of several dimensions, Arrow takes only nested lists.
+    # For arrays of several dimensions, Arrow accepts only nested lists.
     items = [value.tolist() if getattr(value, "ndim", 0) > 1 else value for value in values]
     if field.shape == () and storage is not None:
         kind = column_type(storage)
@@ -195,7 +196,7 @@ def _arrow_column(
 
 
 def _as_number_or_vector(value: Any, kind: ColumnType) -> Any:
-    """Convert a scalar to the form of its column: 3 becomes [3] in a column of lists, [3] becomes 3 in one of numbers.
+    """Convert a scalar to the form of its column: 3 to [3] in a column of lists, [3] to 3 in one of numbers.
 
     A bool becomes 0 or 1 in a column of numbers.
     """

@@ -1,1 +1,1 @@
-"""Arrow files known by their metadata: where record batches lie, and where the values of columns do."""
+"""Arrow files described by their metadata: the positions of record batches and of the values of columns."""

@@ -1,17 +1,17 @@
 """Positions of an Arrow file's record batches, and of each column's values, from metadata alone.
 
-A file of Arrow is a row of messages and at its end a footer, which says where each begins; a stream has no footer, and
-an end mark in its place::
+An Arrow file is a sequence of messages with a footer at its end, which lists their positions; a stream has an end mark
+instead of a footer::
 
     ARROW1.. | schema | head 0 | body 0 | head 1 | body 1 | ... | end mark | footer | length of the footer | ARROW1
                schema | head 0 | body 0 | head 1 | body 1 | ... | end mark
 
-The head of a record batch says how many rows it has, and at which bytes of the body each column has its memory: whether
-values are null, where lists end, the values. So a hundred thousand record batches are known from 24 bytes of footer and
-some hundred bytes of head each, wherever the file lies, and their values are read when somebody wants them. Footer and
-heads are FlatBuffers (https://arrow.apache.org/docs/format/Columnar.html, format/File.fbs and Message.fbs).
+The head of a record batch holds its number of rows, and the positions in the body of each column's memory: nulls, ends
+of lists, values. So a hundred thousand record batches are located through 24 bytes of footer and some hundred bytes of
+head each, in local and remote files. Values are read on demand. Footer and heads are FlatBuffers
+(https://arrow.apache.org/docs/format/Columnar.html, format/File.fbs and Message.fbs).
 
-Nothing here is believed: what does not lie in the file, or the body, is a ``DataError``.
+Metadata are untrusted: a position outside of the file or the body raises ``DataError``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from mouse_core.errors import DataError
 
 
 class Flat:
-    """A table of a FlatBuffer: at its place the distance to a list of where its fields are.
+    """A table of a FlatBuffer; it begins with the distance to a list of its fields' positions.
 
     Args:
         memory: The buffer.
-        at: Where the table begins.
+        at: The position at which the table begins.
     """
 
     def __init__(self, memory: Any, at: int) -> None:
@@ -50,23 +50,23 @@ class Flat:
             raise DataError(f"expected metadata of Arrow, found a reference behind its end ({error})") from error
 
     def _place(self, number: int) -> int:
-        """Return the place of a field; 0: it is not there."""
+        """Return the position of a field; 0 if it is missing."""
         entry = 4 + 2 * number
         found = self._number("<H", self._fields + entry) if entry + 2 <= self._size else 0
         return self.at + found if found else 0
 
     def number(self, number: int, kind: str) -> int:
-        """A field that is a number; 0 if it is not there."""
+        """Return a field that is a number; 0 if it is missing."""
         place = self._place(number)
         return self._number(kind, place) if place else 0
 
     def table(self, number: int) -> Flat | None:
-        """A field that is a table."""
+        """Return a field that is a table."""
         place = self._place(number)
         return Flat(self.memory, place + self._number("<I", place)) if place else None
 
     def rows(self, number: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A field that is a list of numbers, or of records, over the buffer's memory."""
+        """Return a field that is a list of numbers or records, as a view of the buffer's memory."""
         place = self._place(number)
         if not place:
             return np.zeros(0, dtype)
@@ -78,13 +78,13 @@ class Flat:
 
     @classmethod
     def root(cls, memory: Any) -> Flat:
-        """The table that a buffer is made for."""
+        """Return the root table of a buffer."""
         (at,) = struct.unpack_from("<I", memory, 0) if len(memory) >= 4 else (-1,)
         return cls(memory, at)
 
 
 Read = Callable[[int, int], Any]
-"""Gives the bytes ``begin .. end`` of a file, as something that is a buffer."""
+"""A function that returns the bytes ``begin .. end`` of a file as a buffer."""
 
 _V5 = 4
 
@@ -93,9 +93,9 @@ class Memory(NamedTuple):
     """A piece of memory of a column.
 
     Args:
-        kind: "nulls" (a bit a value; of no bytes where none is null), "ends" (of lists, texts and bytes), or "values".
-        begin: At which byte of the file it begins.
-        size: How many bytes it has.
+        kind: "nulls" (a bit for each value; no bytes if none is null), "ends" (of lists, texts and bytes), or "values".
+        begin: Its first byte in the file.
+        size: Its size in bytes.
     """
 
     kind: str
@@ -108,10 +108,10 @@ class ColumnPlace:
     """Place of one column of a record batch in its file.
 
     Args:
-        type: Its Arrow type.
-        levels: Of the column and what it consists of, lists before what is in them, how many there are and how many of
-            them are null.
-        memory: What it consists of, in the order in which Arrow has it.
+        type: The Arrow type of the column.
+        levels: For the column and each level below it, outer levels first: the number of values and the number of
+            nulls.
+        memory: The pieces of memory of the column, in Arrow's order.
     """
 
     type: pa.DataType
@@ -120,9 +120,9 @@ class ColumnPlace:
 
     @property
     def values(self) -> tuple[int, int] | None:
-        """At which byte of the file the values begin, and how many a row has, where all are numbers side by side.
+        """Return the first byte of the values and their number in a row, if all are numbers and contiguous.
 
-        None where some are null, or booleans, or where only "ends" say how long a row is: read these first.
+        None if some are null or booleans, or if only "ends" give the length of a row: the caller reads the ends first.
         """
         data_type, width = self.type, 1
         while pa.types.is_fixed_size_list(data_type):
@@ -137,13 +137,13 @@ class ColumnPlace:
         return values.begin, width
 
     def array(self, read: Read) -> pa.Array:
-        """The column itself; reads all of its memory.
+        """Read all memory of the column, and return the column as an array.
 
         Args:
-            read: Gives the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``, which the array is made over.
+            read: Returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a view of it.
 
         Raises:
-            DataError: It is damaged.
+            DataError: The column is damaged.
         """
         buffers = iter([read(one.begin, one.begin + one.size) if one.size else None for one in self.memory])
         try:
@@ -156,10 +156,10 @@ class Head(NamedTuple):
     """Description of the body of a record batch, from its head.
 
     Args:
-        rows: How many it has.
-        levels: For each column, and what it consists of, how many there are and how many are null, int64 ``[n, 2]``.
-        memory: At which byte of the body each piece of memory begins, and how many bytes it has, int64 ``[m, 2]``.
-        compressed: Whether the memory is compressed, so that values do not lie there as they are.
+        rows: Number of rows of the record batch.
+        levels: For each column and its nested levels, the number of values and of nulls, int64 ``[n, 2]``.
+        memory: For each piece of memory, its first byte in the body and its size in bytes, int64 ``[m, 2]``.
+        compressed: Whether the memory is compressed, so that values cannot be read from it directly.
     """
 
     rows: int
@@ -169,7 +169,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, table: Flat, size: int, version: int = _V5) -> Head:
-        """Return the head in a table of metadata whose body has ``size`` bytes."""
+        """Parse the head from a table of metadata whose body has ``size`` bytes."""
         pair = np.dtype(("<i8", (2,)))
         rows, levels, memory = table.number(0, "<q"), table.rows(1, pair), table.rows(2, pair)
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
@@ -181,15 +181,16 @@ class Head(NamedTuple):
     def columns(self, schema: pa.Schema, body: int) -> dict[str, ColumnPlace]:
         """Return the places of columns, by name.
 
-        Those that are not there are read with Arrow's own reader, in whole record batches: compressed ones,
-        dictionaries, and what stands behind types that are rarely stored.
+        Missing columns must be read with Arrow's own reader, in whole record batches: compressed columns, dictionaries,
+        and columns behind types that are rarely stored.
 
         Args:
-            schema: Of the file.
-            body: At which byte of it the body begins.
+            schema: The schema of the file.
+            body: The first byte of the body in the file.
 
         Raises:
-            DataError: The head is not that of such columns.
+            DataError: The head does not fit these columns.
+        Return the number of levels and the pieces of memory of a column of a type; None if the type is not supported.
         """
         found: dict[str, ColumnPlace] = {}
         level = piece = 0
@@ -216,7 +217,7 @@ def _is_number(data_type: pa.DataType) -> bool:
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
-    """Return the levels and pieces of memory of a column of a type; None: not known."""
+    """Return the levels and pieces of a column with memory `own` and nested columns `within`."""
     is_of = pa.types
     if is_of.is_null(data_type):
         return 1, ()
@@ -237,7 +238,7 @@ def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _with(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[str, ...]] | None:
-    """The form of what has memory of its own, and other columns within it."""
+    """Return an array as a view of buffers, which are consumed in Arrow's order; Arrow validates the array."""
     levels, kinds = 1, own
     for data_type in within:
         form = _form(data_type)
@@ -263,7 +264,7 @@ def _array(data_type: pa.DataType, levels: Iterator[tuple[int, int]], buffers: I
         own += [next(buffers)] if is_list else []
     else:
         own += [next(buffers) for _ in range(data_type.num_buffers - 1)]
-    # A buffer of no bytes is not there, which Arrow takes for none only where values may be null.
+    # Arrow accepts a missing buffer, instead of an empty one, only for values that may be null.
     own = [own[0], *(pa.py_buffer(b"") if one is None else one for one in own[1:])]
     children = [_array(one, levels, buffers) for one in within]
     return pa.Array.from_buffers(data_type, rows, own, nulls, 0, children)
@@ -271,28 +272,29 @@ def _array(data_type: pa.DataType, levels: Iterator[tuple[int, int]], buffers: I
 
 MAGIC = b"ARROW1"
 END_BYTES = 10
-"""Bytes behind a footer: its length and the magic."""
+"""Size of the trailer of a footer: the footer's length and the magic."""
 
 PREFIX_BYTES = 8
-"""Bytes before the metadata of a message: a mark and the metadata's length."""
+"""Size of the prefix of a message: a mark and the metadata's length."""
 
 _SCHEMA, _RECORD_BATCH = 1, 3
 _MARK = 0xFFFFFFFF
 _BLOCKS = np.dtype([("offset", "<i8"), ("head", "<i4"), ("unused", "<i4"), ("body", "<i8")])
-# A head has 16 bytes for each piece of memory and each level of a column; no table has so many.
+# A head has 16 bytes for each piece of memory and each level of a column; no table needs more than this size.
 _MOST_METADATA = 64 << 20
 
 
 @dataclass(frozen=True)
 class Footer:
-    """Places of the record batches of a file.
+    """Positions of the record batches of a file.
 
     Args:
-        begins: At which byte of the file each begins, int64 ``[n]``; a view of the footer's memory, as the others are.
-        heads: The bytes of its head, int32 ``[n]``.
-        bodies: The bytes of its body, which follows, int64 ``[n]``.
-        begin: At which byte of the file the footer begins.
-        has_dictionaries: Whether values of columns are numbers of others, which lie elsewhere in the file.
+        begins: The first byte of each record batch in the file, int64 ``[n]``; like the other arrays a view of the
+            footer.
+        heads: The size of each head in bytes, int32 ``[n]``.
+        bodies: The size of each body, which follows its head, in bytes, int64 ``[n]``.
+        begin: The first byte of the footer in the file.
+        has_dictionaries: Whether columns refer to dictionaries, which lie at other positions in the file.
     """
 
     begins: npt.NDArray[np.int64]
@@ -305,21 +307,21 @@ class Footer:
         return len(self.begins)
 
     def span(self, number: int) -> tuple[int, int, int]:
-        """At which bytes of the file a record batch and its body begin, and at which both end."""
+        """Return the first byte of a record batch, the first byte of its body, and the end of both."""
         begin = int(self.begins[number])
         body = begin + int(self.heads[number])
         return begin, body, body + int(self.bodies[number])
 
 
 def read_footer(read: Read, size: int) -> Footer:
-    """The footer of a file, read from its end: its last 10 bytes first, and then it alone.
+    """Read the footer of a file from its end: first the last 10 bytes, then the footer.
 
     Args:
         read: Reads the file.
-        size: How many bytes it has.
+        size: The size of the file in bytes.
 
     Raises:
-        DataError: It is no file of Arrow, or was cut.
+        DataError: The file is no Arrow file, or was cut.
     """
     end = memoryview(read(size - END_BYTES, size)) if size > len(MAGIC) + END_BYTES else memoryview(b"")
     if bytes(end[4:]) != MAGIC:
@@ -334,7 +336,7 @@ def read_footer(read: Read, size: int) -> Footer:
     if len(blocks):
         least = min(int(begins.min()), int(heads.min()) - PREFIX_BYTES, int(bodies.min()))
         most = max(int(begins.max()), int(bodies.max()))
-        # Both are compared, as their sum may be too large for a number of 8 bytes.
+        # Both numbers are compared by themselves, because their sum may overflow 8 bytes.
         if least < 0 or most > begin or int((begins + heads + bodies).max()) > begin:
             raise DataError(f"expected record batches before byte {begin}, found some that are not there")
     return Footer(begins, heads, bodies, begin, len(flat.rows(2, _BLOCKS)) > 0)
@@ -348,13 +350,13 @@ def _check_little(schema: Flat | None) -> None:
 
 
 class Message(NamedTuple):
-    """A message of a stream or a file, as its head says.
+    """A message of a stream or a file, described by its head.
 
     Args:
-        begin: At which byte it begins.
-        body: At which byte its body does.
-        end: At which byte the next message begins.
-        head: What a record batch consists of; None: it is something else.
+        begin: The first byte of the message.
+        body: The first byte of its body.
+        end: The first byte of the next message.
+        head: The description of a record batch; None for any other message.
     """
 
     begin: int
@@ -364,16 +366,16 @@ class Message(NamedTuple):
 
 
 def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Message | None:
-    """The message that begins at a byte; None where the end mark stands there.
+    """Read the message that begins at byte ``begin``; return None at the end mark.
 
     Args:
         read: Reads the file or the stream.
-        begin: That byte.
-        size: How many bytes there are.
-        guess: How many to read at first; a second read follows if the head is longer.
+        begin: The first byte of the message.
+        size: The size of the file or stream in bytes.
+        guess: Number of bytes to read at first; a second read follows if the head is longer.
 
     Raises:
-        DataError: No message begins there, or it does not end in the file.
+        DataError: No message begins at ``begin``, or the message exceeds the file.
     """
     memory = memoryview(read(begin, min(begin + max(guess, PREFIX_BYTES), size)))
     if len(memory) < PREFIX_BYTES:
@@ -401,14 +403,14 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
 
 
 def messages(read: Read, size: int, *, begin: int = 0, guess: int = 4096) -> Iterator[Message]:
-    """The messages of a stream one after the other, each found where the one before ends.
+    """Yield the messages of a stream in sequence; each begins where the message before it ends.
 
     Args:
         read, size, guess: As for ``read_message``.
-        begin: At which byte the first begins.
+        begin: The first byte of the first message.
 
     Raises:
-        DataError: It is damaged, was cut, or goes on behind its end mark.
+        DataError: The stream is damaged, was cut, or continues behind its end mark.
     """
     while (message := read_message(read, begin, size, guess=guess)) is not None:
         yield message

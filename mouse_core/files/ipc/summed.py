@@ -1,11 +1,11 @@
-"""Arrow files of many small record batches, each with a checksum of its own, opened without making any of them.
+"""Arrow files of many small record batches with a checksum each; opening a file creates no record batch.
 
-Checksums stand between the end mark and the footer, where no reader of Arrow looks, 8 bytes each::
+Checksums lie between the end mark and the footer, which Arrow's readers skip, 8 bytes each::
 
     ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
 
-The first is of what stands before record batch 0, the others of a record batch each. Whoever has the digest of what
-stands behind the last record batch, checksums and footer, can so tell whether any byte is what was written, and to read
+The first checksum covers the bytes before record batch 0, each other checksum a record batch. The digest of the bytes
+behind the last record batch covers checksums and footer. With this digest, a reader can check any byte, and checking
 one record batch reads no other.
 """
 
@@ -26,23 +26,22 @@ from mouse_core.files.ipc.batches import PREFIX_BYTES, Footer, read_footer, read
 from mouse_core.files.reading import damaged
 
 _SUMS = np.dtype("<u8")
-# Record batches that are asked for at once are so many at most, and no more bytes than that: what is asked for has to
-# stay until it is looked at, also where memory is short.
+# Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, also
+# if memory is short.
 _ASKED, _ASKED_BYTES = 512, 8 << 20
 
 
 def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str]:
-    """Write rows to a file, ``rows`` to a record batch.
+    """Write rows to a file, ``rows`` rows in each record batch.
 
     Args:
         path: The file.
         batch: The rows, at least one.
-        rows: How many a record batch has; the last may have fewer.
+        rows: Number of rows of a record batch; the last may have fewer.
 
     Returns:
-        How many bytes after each other record batches begin that are laid out alike: those of ``rows`` rows, where
-        every value lies as far behind the beginning as in the first; 0 where they are not. And the digest of what
-        stands behind the last record batch; see ``SummedFile``.
+        The distance in bytes between the begins of consecutive record batches of ``rows`` rows if all of these have the
+            same layout, else 0; and the digest of the bytes behind the last record batch, see ``SummedFile``.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_table(pa.Table.from_batches([batch]), max_chunksize=rows)
@@ -63,18 +62,18 @@ def _footer(view: memoryview) -> Footer:
 
 
 def _sums(view: memoryview, footer: Footer) -> bytes:
-    """The checksums of a file without any."""
+    """Return the checksums of a file that has none yet."""
     edges = pairwise(_edges(footer))
     return np.array([checksum(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
 
 
 def _edges(footer: Footer) -> list[int]:
-    """Return the offsets of record batches, with 0 before and the end of the last."""
+    """Return the offsets of record batches, with 0 in front and the end of the last."""
     return [0, *footer.begins.tolist(), footer.span(len(footer) - 1)[2]]
 
 
 def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
-    """Return the distance between the first ``whole`` record batches, if their layouts are equal; else 0."""
+    """Return the distance between the first ``whole`` record batches if their layouts are equal; else 0."""
     begins = footer.begins[:whole].astype(np.int64)
     if not whole or not (footer.heads[:whole] == footer.heads[0]).all():
         return 0
@@ -93,18 +92,18 @@ def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> 
 
 
 class SummedFile:
-    """A file of many record batches, which are made when they are asked for; see ``write_summed``.
+    """A file of many record batches, which are created on demand; see ``write_summed``.
 
     Args:
-        path: For messages.
-        memory: The file.
-        schema: Its columns.
-        rows: How many rows there are.
-        batch_rows: How many a record batch has; the last may have fewer.
-        expected: Digest of the bytes behind the last record batch. None: no checksum is compared.
+        path: The path, for messages.
+        memory: The memory of the mapped file.
+        schema: The columns of the file.
+        rows: Number of rows.
+        batch_rows: Number of rows of a record batch; the last may have fewer.
+        expected: Digest of the bytes behind the last record batch. None: checksums are not compared.
 
     Raises:
-        DataError: It is not the file that was written.
+        DataError: The file differs from the file that was written.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class SummedFile:
         self.path, self._schema, self.rows, self.batch_rows = path, schema, rows, batch_rows
         self._memory, buffer = memory, pa.py_buffer(memory)
         self._buffer = buffer
-        # Of a file of which little is read at first, the kernel would read some MB around each place.
+        # Without this advice, the kernel would read some MB around each access, although little is read at first.
         self._advise("MADV_RANDOM", 0, len(memory))
         self.footer = read_footer(self.read, buffer.size)
         count = len(self.footer)
@@ -124,30 +123,30 @@ class SummedFile:
         if sums < end + PREFIX_BYTES:
             raise DataError(f"expected checksums of {count} record batches, found no room for them")
         self._sums = np.frombuffer(buffer, _SUMS, count + 1, sums)
-        # A byte for each record batch: 1 if it was held against its checksum, or is not to be.
+        # A byte for each record batch: 1 if it was compared with its checksum, or needs no check.
         self._seen: npt.NDArray[np.uint8] = np.full(count, expected is None, np.uint8)
         if expected is not None:
             check(path, "the table of checksums behind the rows", expected, digest(self.read(end, buffer.size)))
             self._check(0, 0, int(self.footer.begins[0]))
-        else:  # what is held against a checksum is asked for as a whole record batch
+        else:  # a record batch with a checksum is requested as a whole
             self._advise("MADV_NORMAL", 0, len(memory))
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
-        """Tell the kernel what will be done with some bytes, where it takes advice."""
+        """Advise the kernel about the use of a range of bytes, on systems with `madvise`."""
         known = getattr(mmap, advice, None)
         if known is not None and begin < end:
             page = begin - begin % mmap.PAGESIZE
             self._memory.madvise(known, page, end - page)
 
     def _together(self, numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-        """Some record batches, as many at a time as are asked for at once."""
+        """Yield record batches in groups that fit into one request."""
         size = self.footer.begin // len(self)
         most = max(1, min(_ASKED, _ASKED_BYTES // max(1, size)))
         for begin in range(0, len(numbers), most):
             yield numbers[begin : begin + most]
 
     def _ask(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Have some record batches read, ascending, all at once: a disk answers many together as fast as a few."""
+        """Request ascending record batches all at once: a disk serves many together as fast as a few."""
         breaks = np.flatnonzero(np.diff(numbers) != 1)
         firsts, lasts = numbers[np.append(0, breaks + 1)], numbers[np.append(breaks, len(numbers) - 1)]
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
@@ -162,11 +161,11 @@ class SummedFile:
 
     @property
     def whole(self) -> int:
-        """Number of record batches that have all rows."""
+        """Number of record batches that have all ``batch_rows`` rows."""
         return self.rows // self.batch_rows
 
     def check_stride(self, stride: int) -> None:
-        """Raise DataError unless the whole ones begin ``stride`` bytes after each other, if that is not 0."""
+        """Raise DataError unless full record batches begin ``stride`` bytes after each other; 0 is not checked."""
         begins, heads, bodies = (
             part[: self.whole] for part in (self.footer.begins, self.footer.heads, self.footer.bodies)
         )
@@ -176,10 +175,10 @@ class SummedFile:
             raise DataError(f"expected record batches {stride} bytes after each other, found others")
 
     def check(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Hold some record batches against their checksums, those that nobody has looked at.
+        """Compare record batches with their checksums, unless they were compared before.
 
         Raises:
-            DataError: One is damaged.
+            DataError: A record batch is damaged.
         """
         unseen = np.unique(numbers[self._seen[numbers] == 0])
         for some in self._together(unseen):
@@ -191,7 +190,7 @@ class SummedFile:
                 self._seen[number] = 1
 
     def check_all(self) -> None:
-        """Hold all of them against their checksums."""
+        """Compare all record batches with their checksums."""
         self.check(np.arange(len(self)))
 
     def _check(self, number: int, begin: int, end: int) -> None:
@@ -199,10 +198,10 @@ class SummedFile:
         check(self.path, unit, self._sums[number], checksum(self.read(begin, end)))
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A record batch, over the memory that it lies in.
+        """Return a record batch, as a view of the mapped memory.
 
         Raises:
-            DataError: It is damaged.
+            DataError: The record batch is damaged.
         """
         self.check(np.array([number]))
         begin, _, end = self.footer.span(number)
@@ -220,7 +219,7 @@ class SummedFile:
         return found
 
     def batches(self, numbers: range) -> list[pa.RecordBatch]:
-        """Some record batches that follow each other; each takes some KB of memory."""
+        """Yield record batches; each takes some KB of memory."""
         made = []
         for some in self._together(np.array(numbers, np.int64)):
             self._ask(some)

@@ -1,6 +1,6 @@
-"""Rows in objects elsewhere: what is where is known from metadata, and values are read when they are wanted.
+"""Rows in remote objects: their positions come from metadata, and values are read on demand.
 
-``DatasetStore.open`` opens them by their address; ``upload`` sends a store's folder there.
+``DatasetStore.open`` opens rows by their address; ``upload`` sends a store's folder to an address.
 """
 
 from mouse_core.store.remote.uploading import Uploaded, follow, upload

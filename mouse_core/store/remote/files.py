@@ -1,12 +1,12 @@
-"""Remote Arrow files: the objects that rows lie in, the places of record batches and columns, and the segments of them.
+"""Remote Arrow files: their objects, the positions of record batches and columns, and the segments of these files.
 
-The bytes of an object come to lie in a mirror, each page as it was written. Digests of a segment's pages lie in an
-object beside it, which ``upload`` sends: 64 KB for 64 MB. So any page is compared with its digest when it comes,
-whatever else is read. Where there is no such object, as in a folder that was copied, the segment is read once as a
-whole, compared with the manifest, and its digests are kept in the cache.
+The bytes of an object are copied into a mirror page by page, unchanged. The digests of a segment's pages are in an
+object beside it, which ``upload`` sends: 64 KB for 64 MB. So each page is compared with its digest on arrival,
+independently of other pages. Without such an object, as in a copied folder, the segment is read once as a whole and
+compared with the manifest. Its digests are then kept in the cache.
 
-A reader is a generator (``Asking``): it yields the byte ranges that it needs next and is sent their bytes. So many
-readers that need several steps each, such as a head and then values, share one request for each step.
+A reader is a generator (``Asking``): it yields the byte ranges that it needs next and receives their bytes. Many
+readers that need several steps, such as a head and then values, so share one request for each step.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
 
-# Of a segment that is read as a whole, so much is asked for at a time.
+# Bytes of each request when a segment is read as a whole.
 _PIECE = 64 << 20
 _MARK = b"mousesum"
-# Digests of so many segments stay in memory: some 64 MB.
+# Number of segments whose digests stay in memory: some 64 MB.
 _MOST_KNOWN = 1024
 
 
 class Range(NamedTuple):
-    """Some bytes of an object: its number among those of a dataset, the first byte, and the one behind the last."""
+    """A range of bytes of an object: the object's number, the first byte, and the byte behind the last."""
 
     object: int
     begin: int
@@ -60,11 +60,11 @@ class Range(NamedTuple):
 
 
 class Place:
-    """A client of remote objects and the mirror that caches what was read.
+    """A client of remote objects, and the mirror that caches bytes that were read.
 
     Args:
-        client: Reads, and lists, the objects.
-        mirror: Keeps what was read.
+        client: Reads and lists the objects.
+        mirror: Caches the bytes that were read.
     """
 
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
@@ -77,7 +77,7 @@ class Place:
 
     @classmethod
     def of(cls, url: str, reaching: Reaching) -> Place:
-        """Return the place of an address; nothing is requested yet."""
+        """Return the place of an address, without any request."""
         from mouse_core.remote.mirror import Mirror
 
         client = open_client(url, reaching.storage_options)
@@ -85,12 +85,12 @@ class Place:
 
 
 class Objects:
-    """Some objects, numbered, that are read range by range.
+    """A numbered sequence of objects that are read range by range.
 
     Args:
-        place: Where they are.
-        infos: What each was when it was opened; it must be that still.
-        sums: Of each who knows what was written; none: objects are read as they come.
+        place: The client and the mirror of the objects.
+        infos: The size and version of each object when it was opened; a later change is an error.
+        sums: The checksums of each object; empty: bytes are not checked.
     """
 
     def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileSums] = ()) -> None:
@@ -98,25 +98,25 @@ class Objects:
 
     @memo
     def _placed(self) -> list[MirrorObject]:
-        # At once: then all lie in the same map.
+        # All objects are opened at once, so that they lie in the same map.
         return self.place.mirror.add(self.place.client, self.infos, self._sums)
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Memory behind the addresses of ``begin``; None without objects."""
+        """Return the memory behind the addresses of ``begin``; None without objects."""
         return self._placed[0].backing if self._placed else None
 
     def begin(self, number: int) -> int:
-        """The address at which an object's bytes begin, once they are there."""
+        """Return the address at which the bytes of an object begin, once they were read."""
         return self._placed[number].address
 
     def read(self, ranges: Sequence[Range]) -> Sequence[Any]:
-        """The bytes of some ranges, of whichever objects, in memory that nobody writes to any more.
+        """Read ranges of any of the objects, and return their bytes in memory that is never overwritten.
 
         Raises:
-            ChangedError: An object is another one now.
-            DataError: It is not there any more.
-            StorageError: It was not reached.
+            ChangedError: An object was replaced.
+            DataError: An object does not exist any more.
+            StorageError: An object could not be reached.
         """
         first = np.array([self._placed[one.object].address for one in ranges], np.int64)
         begins, ends = (
@@ -125,32 +125,32 @@ class Objects:
         return self._placed[0].backing.read(first + begins, first + ends)
 
     def shown(self, number: int) -> str:
-        """An object's address, for messages."""
+        """Return the address of an object, for messages."""
         return self.place.client.shown(self.infos[number].path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.place, self.infos, self._sums)
 
 
-# ---------------------------------------------------------------------- what was written
+# ---------------------------------------------------------------------- checksums
 
 
 class KnownSums:
-    """The digests of segments that were found last. It knows no mirror, whose objects know it.
+    """The page digests of the last used segments. It refers to no mirror, since the mirror's objects refer to it.
 
     Args:
         client: Reads the objects.
-        folder: The cache's.
+        folder: The folder of the cache.
     """
 
     def __init__(self, client: FolderClient, folder: Path) -> None:
         self.client, self.folder = client, folder
         self.one_at_a_time = ProcessLock()
-        """Held by who reads a whole segment, which takes its bytes of memory."""
+        """Lock for reading a whole segment, since this takes memory of the segment's size."""
         self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
     def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
-        """Return, or keep, the checksums of a segment; None if they are not known any more."""
+        """Return the checksums of a segment, or cache `sums` if given; None if they are not in the cache."""
         key = sealed.name, sealed.digest
         with self._lock:
             found = sums if sums is not None else self._known.get(key)
@@ -166,12 +166,12 @@ class KnownSums:
 
 
 class FileSums:
-    """The digests of a segment's pages: those beside it, or found by reading all of it once. See ``PageSums``.
+    """The page digests of a segment, read from the object beside it or computed from all its bytes. See ``PageSums``.
 
     Args:
-        known: Those that were found.
-        info: The object that it is.
-        sealed: What the manifest says of it.
+        known: The cache of digests in memory.
+        info: The size and version of the segment's object.
+        sealed: The manifest's entry of the segment.
     """
 
     def __init__(self, known: KnownSums, info: ObjectInfo, sealed: Sealed) -> None:
@@ -192,8 +192,9 @@ class FileSums:
         return found
 
     def find(self, others: Sequence[FileSums]) -> None:
-        """See ``PageSums``: those beside their segments come at once; whoever has none is left to find them by itself,
-        as are those that another thread is finding.
+        """See ``PageSums``; digests that lie beside their segments are requested together.
+
+        A segment without such digests computes them later. Digests that another thread is finding are skipped.
         """
         held = []
         try:
@@ -215,12 +216,12 @@ class FileSums:
 
     @memo
     def _file(self) -> Path:
-        """File of the cache that has the checksums."""
+        """Return the cache file of the checksums."""
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
         return self._known.folder / "sums-1" / digest("\0".join(said).encode())
 
     def _here(self) -> PageChecksums | None:
-        """Return the checksums that are known or in the cache."""
+        """Return the checksums from memory or from the cache folder."""
         found = self._known.known(self._sealed)
         if found is None:
             try:
@@ -238,11 +239,11 @@ class FileSums:
             pass  # they are found again
 
     def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
-        """Return the checksums that were uploaded with segments; None: missing, damaged, or of another file."""
+        """Return the uploaded checksums of several segments; None: missing, damaged, or of another file."""
         wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
             contents = self._known.client.get_all(wanted, {})
-        except DataError:  # which one lacks them is not said
+        except DataError:  # the error does not name the missing object
             return [None] * len(several)
         return [sums_in(content, one._sealed) for one, content in zip(several, contents, strict=True)]
 
@@ -255,7 +256,7 @@ class FileSums:
                     raise
                 content = checked_content(
                     self._known.client, self._info, self._sealed
-                )  # it may be whole but for the way
+                )  # the object may be whole, and only its transfer was damaged
             return page_checksums([content])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -263,12 +264,12 @@ class FileSums:
 
 
 def name_of_sums(sealed: Sealed) -> str:
-    """The object beside a segment that has the digests of its pages."""
+    """Return the name of the object with the digests of a segment's pages."""
     return f"{sealed.name}.sums"
 
 
 def size_of_sums(sealed: Sealed) -> int:
-    """Return the bytes of the object with the checksums of a segment."""
+    """Return the size in bytes of the object with a segment's checksums."""
     return len(with_digest(_MARK + sealed.digest.encode())) + 4 * -(-sealed.bytes // PAGE)
 
 
@@ -278,7 +279,7 @@ def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
 
 
 def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None:
-    """The digests of a segment's pages; None where they are damaged, or another's."""
+    """Parse the digests of a segment's pages; return None if they are damaged or belong to another segment."""
     bare, head = without_digest(content), _MARK + sealed.digest.encode()
     if bare is None or len(content) != size_of_sums(sealed) or not bare.startswith(head):
         return None
@@ -286,12 +287,12 @@ def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None
 
 
 def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
-    """All of a segment, read past the cache and held against its digest.
+    """Read a whole segment past the cache, and compare it with its digest.
 
     Raises:
-        ChangedError: It is another object now.
-        DataError: It is not what was written.
-        StorageError: It was not reached.
+        ChangedError: The object was replaced.
+        DataError: The bytes differ from the written bytes.
+        StorageError: The object could not be reached.
     """
     where = client.shown(sealed.name)
     if info.size != sealed.bytes:
@@ -301,7 +302,7 @@ def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> m
         end = min(begin + _PIECE, info.size)
         (memory[begin:end],) = client.get_ranges(sealed.name, [begin], [end], info.version)
     if sealed.batch_rows:
-        # Of which no record batch is made.
+        # No record batch of this file is created.
         file = SummedFile(where, memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
         file.check_all()
     else:
@@ -313,7 +314,7 @@ T = TypeVar("T")
 
 
 Asking = Generator[list[Range], Sequence[Any], T]
-"""Gives ranges, gets their bytes in return, and returns something of type ``T``."""
+"""A generator that yields ranges, receives their bytes, and returns a value of type ``T``."""
 
 
 def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
@@ -361,13 +362,13 @@ _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.t
 
 
 def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.Array]:
-    """The rows ``row .. row + count`` of a column.
+    """Read ``count`` rows of a column from row ``row`` on.
 
     Args:
-        place: Where the column lies.
-        number: Of the object that it lies in.
-        row: The first.
-        count: How many.
+        place: The place of the column.
+        number: The number of its object.
+        row: The first row.
+        count: Number of rows.
 
     Raises:
         DataError: The object is damaged.
@@ -382,23 +383,23 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 
 
 class _Part:
-    """A column, of which levels and memory are taken in Arrow's order.
+    """A column, whose levels and pieces of memory are consumed in Arrow's order.
 
     Args:
-        number: Of its object.
-        levels: How many values each level has, and how many of them are null.
-        memory: Its pieces.
+        number: The number of its object.
+        levels: For each level, the number of values and the number of nulls.
+        memory: The pieces of memory of the column.
     """
 
     def __init__(self, number: int, levels: Iterator[tuple[int, int]], memory: Iterator[Memory]) -> None:
         self.number, self.levels, self.memory = number, levels, memory
 
     def rows(self, data_type: pa.DataType, row: int, count: int) -> Asking[pa.Array]:
-        """Some rows; what follows in Arrow's order comes next then."""
+        """Read ``count`` rows of the next column in Arrow's order, and advance behind that column."""
         return self._read(self._described(data_type), row, count)
 
     def _described(self, data_type: pa.DataType) -> _Described:
-        """The level that comes next, with all below it."""
+        """Return the next level, with all levels below it."""
         if isinstance(data_type, pa.BaseExtensionType):
             return _Described(data_type, 0, 0, [], [self._described(data_type.storage_type)])
         total, nulls = next(self.levels)
@@ -466,7 +467,7 @@ class _Part:
         return Range(self.number, piece.begin + first * size, piece.begin + (first + count) * size)
 
     def _bits(self, piece: Memory, row: int, count: int) -> Range:
-        """The bytes in which some bits lie: those of rows 5 to 18, of 14 rows, are bytes 0 to 2."""
+        """Return the range of bytes that hold some bits: of 14 rows from row 5 on (5 to 18), bytes 0 to 2."""
         begin, end = row // 8, -(-(row + count) // 8)
         return self._items(piece, 1, begin, end - begin)
 
@@ -497,22 +498,22 @@ def ends_of(content: Any, data_type: pa.DataType) -> npt.NDArray[Any]:
 
 
 def _shifted(content: Any, row: int, count: int) -> pa.Buffer:
-    """Bits of ``count`` rows of which the first is a byte's first, from bytes of which it is the bit ``row % 8``."""
+    """Shift bits so that the first of ``count`` rows, which is bit ``row % 8`` of `content`, becomes bit 0."""
     bits = np.unpackbits(np.frombuffer(content, np.uint8), bitorder="little")[row % 8 : row % 8 + count]
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
-# ---------------------------------------------------------------------- where values lie side by side
+# ---------------------------------------------------------------------- positions of contiguous values
 
 
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
     """Find the begin of a column's values in its object, and the shape of a row, as ``addresses.locate_values`` does.
 
-    For lists, all ends of the column are read; for values that cannot be contiguous, nothing is read.
+    For lists, all ends of the column are read; for values that cannot be contiguous, no byte is read.
 
     Returns:
-        The byte (of booleans 8 times that) and the sizes of the lists; None where rows differ in length, some are
-        null, or they are no numbers.
+        The offset of the first value in bytes (for booleans in bits) and the sizes of the lists; None if rows differ in
+            length, if some are null, or if the values are not numbers.
 
     Raises:
         DataError: The object is damaged.
@@ -564,32 +565,32 @@ def _ends_at(data_type: pa.DataType, number: int, piece: Memory, first: int, cou
 
 
 def whole(place: ColumnPlace, number: int) -> Asking[pa.Array]:
-    """All of a column."""
+    """Read a whole column."""
     wanted = [Range(number, one.begin, one.begin + one.size) for one in place.memory]
     found: Sequence[Any] = yield wanted
     by_begin = {one.begin: content for one, content in zip(place.memory, found, strict=True) if one.size}
     return place.array(lambda begin, end: pa.py_buffer(by_begin[begin]))
 
 
-# What a head of some twenty columns has, and a footer of a hundred record batches.
+# Typical sizes of a head with some twenty columns, and of a footer with a hundred record batches.
 _HEAD_BYTES, _FOOTER_BYTES = 1 << 12, 1 << 13
-# Of a store with so many record batches only those that were asked for are told to be like others.
+# From this number of record batches on, only batches that were requested are reported as laid out alike.
 _MANY = 1 << 20
 
 
 class _Short(Exception):
-    """More bytes are needed than were read."""
+    """Raised when parsing needs more bytes than were read."""
 
     def __init__(self, begin: int, end: int) -> None:
         self.begin, self.end = begin, end
 
 
 def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int, int], Any]], T]) -> Asking[T]:
-    """Parse an object from part of its bytes, and request more until the parser has all it needs.
+    """Parse an object from a part of its bytes; request more bytes until the parser has all it needs.
 
     Args:
         number: The number of the object.
-        begin, end: The range to read first; reading grows only there.
+        begin, end: The range to read first; only this range grows.
         parse: Receives a function that returns the bytes between two positions.
     """
     while True:
@@ -607,29 +608,29 @@ def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int,
 
 
 def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> Asking[Message | None]:
-    """The message that begins at a byte of a file; see ``read_message``."""
+    """Read the message that begins at byte ``begin`` of a file; see ``read_message``."""
     end = min(begin + guess, size)
     return read_with(number, begin, end, lambda read: read_message(read, begin, size, guess=end - begin))
 
 
 class Hint:
-    """Place of the first record batch and length of its head, which most files of a writer share."""
+    """Position of the first record batch and length of its head, which most files of one writer share."""
 
     begin = 0
     head = _HEAD_BYTES
 
 
 class ArrowFile:
-    """A file whose record batches and their rows are known; of each its head is read when it is asked for.
+    """A file whose record batches and row counts are known; the head of a record batch is read on demand.
 
     Args:
-        info: The object that it is.
-        rows: How many rows each record batch has, int64 ``[n]``.
-        begins: At which byte each begins, int64 ``[n]``; None: its footer says so.
-        nulls: Columns that have no value at all in it.
-        stride: How many bytes after each other record batches begin that have as many rows as the first and all values
-            as far behind their beginning; 0: that is not known.
-        sums: Knows what was written; None: what comes is taken as it is.
+        info: The size and version of the file's object.
+        rows: Number of rows of each record batch, int64 ``[n]``.
+        begins: The first byte of each record batch, int64 ``[n]``; None: read from the file's footer.
+        nulls: Columns that are null throughout the file.
+        stride: Distance in bytes between the begins of record batches that have as many rows as the first and the same
+            layout; 0: unknown.
+        sums: The checksums of the file; None: bytes are not checked.
     """
 
     def __init__(
@@ -646,19 +647,19 @@ class ArrowFile:
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
-        """The record batch that is laid out as this one is: the first, or itself."""
+        """Return the number of the record batch with the same layout as this one: the first, or itself."""
         return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
 
     def message(self, number: int, batch: int, hint: Hint) -> Asking[Message]:
-        """The head of a record batch.
+        """Read the head of a record batch.
 
         Args:
-            number: Of its object, among those that are read.
-            batch: Which it is.
-            hint: What is known of others.
+            number: The number of the file's object.
+            batch: The number of the record batch.
+            hint: The position and head length that other files have.
 
         Raises:
-            DataError: The file is damaged, or another one.
+            DataError: The file is damaged, or another file.
         """
         if batch in self._messages:
             return self._messages[batch]
@@ -683,7 +684,7 @@ class ArrowFile:
         return found
 
     def _hinted(self, number: int, hint: Hint) -> Asking[Message | None]:
-        """The first record batch where other files have it; None where it is of another writer, as its footer says."""
+        """Read the first record batch at the hinted position; None if the footer shows another writer's layout."""
         try:
             found = yield from message_at(number, hint.begin, self.info.size, hint.head)
         except DataError:
@@ -698,13 +699,13 @@ class ArrowFile:
         return np.array(footer.begins, np.int64)
 
     def places(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[dict[str, ColumnPlace]]:
-        """Return the positions of a record batch's columns by name, without those that only Arrow can read."""
+        """Return the places of a record batch's columns by name, without columns that only Arrow's reader can read."""
         found = yield from self.message(number, batch, hint)
         assert found.head is not None
         return found.head.columns(schema, found.body)
 
     def batch(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[pa.RecordBatch]:
-        """A record batch as Arrow reads it, all of it."""
+        """Read a whole record batch with Arrow's reader."""
         found = yield from self.message(number, batch, hint)
         try:
             if any(pa.types.is_dictionary(one.type) for one in schema):
@@ -720,7 +721,7 @@ class ArrowFile:
 
 
 def _opened(content: pa.Buffer) -> Any:
-    """A reader of the file format, or of the stream format by number."""
+    """Open a file with the reader of the file format, or of the stream format; batches are read by number."""
     if bytes(content.slice(0, 6)) == b"ARROW1":
         return pa.ipc.open_file(content)
     return _Stream(content)
@@ -738,11 +739,11 @@ class _Stream:
 
 
 class Files:
-    """Files elsewhere that follow each other, each of record batches, which are numbered over all of them.
+    """Consecutive remote files of record batches; the record batches are numbered across all files.
 
     Args:
-        place: Where they are.
-        files: Them.
+        place: The client and the mirror of the files.
+        files: The files.
         schema: Their columns.
     """
 
@@ -757,10 +758,10 @@ class Files:
 
     @memo
     def starts(self) -> Int64s:
-        """The first row of every record batch, and the end, int64 ``[batches + 1]``."""
+        """Return the first row of every record batch, and the end, int64 ``[batches + 1]``."""
         starts = np.empty(int(self._first[-1]) + 1, np.int64)
         starts[0] = at = 0
-        # Most have the same list; there may be tens of millions in all.
+        # Most files have the same list; there may be tens of millions of record batches in all.
         for _, some in groupby(self.files, lambda one: id(one.rows)):
             alike = list(some)
             ends = starts[at] + np.cumsum(alike[0].rows)
@@ -773,16 +774,16 @@ class Files:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Memory behind the addresses of ``lying``."""
+        """Return the memory behind the addresses of ``lying``."""
         return self.objects.backing
 
     def of(self, chunk: int) -> tuple[int, int]:
-        """The number of the file that a record batch is in, and its own there."""
+        """Return the number of the file that holds a record batch, and the batch's number in that file."""
         file = int(np.searchsorted(self._first, chunk, side="right")) - 1
         return file, chunk - int(self._first[file])
 
     def chunks_with(self, name: str) -> Iterator[int]:
-        """The record batches that may have a value in a column."""
+        """Return the record batches that may have a value in a column."""
         for number, file in enumerate(self.files):
             if name not in file.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
@@ -795,7 +796,7 @@ class Files:
         return self.objects.read(ranges)
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
-        """Run a reader; its errors name the object."""
+        """Run a reader; add the name of the object to its errors."""
         where = self.objects.shown(self.of(chunk)[0])
         try:
             return (yield from reader)
@@ -805,7 +806,7 @@ class Files:
             raise DataError(f"{where}: {error}") from error
 
     def place(self, chunk: int, name: str) -> Asking[ColumnPlace | None]:
-        """Return the place of a column in a record batch; None: only Arrow can read it."""
+        """Return the place of a column in a record batch; None if only Arrow's reader can read it."""
         if chunk in self._places:
             return self._places[chunk].get(name)
         number, batch = self.of(chunk)
@@ -816,13 +817,13 @@ class Files:
         return places.get(name)
 
     def template(self, chunk: int) -> tuple[int, int]:
-        """The record batch that is laid out as this one is, and how many bytes this one lies behind it."""
+        """Return the record batch with the same layout as this one, and this one's distance from it in bytes."""
         number, batch = self.of(chunk)
         like = self.files[number].template(batch)
         return chunk - batch + like, (batch - like) * self.files[number].stride
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """See ``ColumnPart.alike``; all of a file are known from its first one."""
+        """See ``ColumnPart.alike``; the batches of a file are compared with its first batch."""
         found = np.searchsorted(self._first, chunks, side="right") - 1
         for number in np.unique(found).tolist():
             file, first = self.files[number], int(self._first[number])
@@ -833,7 +834,7 @@ class Files:
                 yield first, first + same, same * file.stride
 
     def lying(self, chunk: int, name: str) -> Asking[tuple[int, tuple[int, ...]] | None]:
-        """At which address a column's values begin, and the shape of a row; see ``slicing.lying``."""
+        """Return the address at which a column's values begin, and the shape of a row; see ``slicing.lying``."""
         place = yield from self.place(chunk, name)
         if place is None:
             return None
@@ -846,7 +847,7 @@ class Files:
         return found[0] + scale * begin, found[1]
 
     def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
-        """Some rows of a column of a record batch."""
+        """Read rows of a column of a record batch."""
         place = yield from self.place(chunk, name)
         if place is None:
             batch = yield from self._arrow_batch(chunk)
@@ -854,7 +855,7 @@ class Files:
         return (yield from rows_of(place, self.of(chunk)[0], row, count))
 
     def column(self, chunk: int, name: str) -> Asking[pa.Array]:
-        """A column of a record batch."""
+        """Read a column of a record batch."""
         place = yield from self.place(chunk, name)
         if place is None:
             batch = yield from self._arrow_batch(chunk)
@@ -862,7 +863,7 @@ class Files:
         return (yield from whole(place, self.of(chunk)[0]))
 
     def _arrow_batch(self, chunk: int) -> Asking[pa.RecordBatch]:
-        """A record batch that only Arrow can read; the last one is kept."""
+        """Read a record batch with Arrow's reader; the last one is cached."""
         kept = self._batch
         if kept is not None and kept[0] == chunk:
             return kept[1]
@@ -877,18 +878,18 @@ class Files:
 
 # ---------------------------------------------------------------------- segments
 
-# Heads of so many record batches are read at once where one after the other is looked at.
+# Number of record batches whose heads are read at once when batches are examined in sequence.
 _LOOKED_AT = 64
 
 
 class ElsewhereSegment(FileSegment):
-    """The rows of files elsewhere, a chunk for each record batch; making one reads nothing.
+    """The rows of remote files, a chunk for each record batch; creating a segment reads nothing.
 
     Args:
         files: The files.
         image_roots: Folders in which images that rows name by path may lie.
         place: See ``Segment``.
-        appended: Whether the rows were appended to a store, and are not those of a dataset.
+        appended: Whether the rows were appended to a store, not taken from a dataset.
         load: See ``Sealed``.
     """
 
@@ -903,7 +904,7 @@ class ElsewhereSegment(FileSegment):
     ) -> None:
         super().__init__(files.schema, files.starts, image_roots, place, appended=appended, load=load)
         self.files, self.backing, self._appended = files, files.backing, appended
-        # The columns that were asked for, which know each other by it, and keep nobody alive.
+        # The requested columns, which find each other through this weak collection.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
 
     @property
@@ -913,18 +914,18 @@ class ElsewhereSegment(FileSegment):
 
     @memo
     def table(self) -> pa.Table:
-        """The steps; reads all of them."""
+        """Return the steps; reads all of them."""
         return pa.concat_tables(list(self.tables()))
 
     def tables(self) -> Iterator[pa.Table]:
-        """The steps, record batch by record batch; each is read when it is asked for."""
+        """Yield the steps record batch by record batch; each is read on demand."""
         names = self.files.schema.names
         for chunk in range(len(self.chunk_starts) - 1):
             columns = self._read([(chunk, self.files.column(chunk, name)) for name in names])
             yield pa.Table.from_arrays(columns, names=names)
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """See ``Segment``; reads all of it."""
+        """See ``Segment``; reads the whole column."""
         if name not in self.types:
             return None
         chunks = range(len(self.chunk_starts) - 1)
@@ -939,7 +940,7 @@ class ElsewhereSegment(FileSegment):
         return part
 
     def _look_for_first(self, name: str) -> tuple[int, Any] | None:
-        # There may be millions, and most often it is the very first row.
+        # There may be millions of record batches, and most often the very first row has a value.
         files, several = self.files, self.files.chunks_with(name)
         groups = chain([list(islice(several, 1))], iter(lambda: list(islice(several, _LOOKED_AT)), []))
         for some in groups:
@@ -967,7 +968,7 @@ class ElsewhereSegment(FileSegment):
         return not rows or self.first_value(name, rows) is not None
 
     def take(self, row: int, count: int = 1) -> pa.Table:
-        """See ``Segment``; reads no others."""
+        """See ``Segment``; reads only these rows."""
         names = self.files.schema.names
         pieces = list(self._pieces(row, count))
         read = self._read(
@@ -982,7 +983,7 @@ class ElsewhereSegment(FileSegment):
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """The chunks that some rows lie in: the first row of each there, and how many."""
+        """Return the chunks that hold some rows, each with the first of these rows in it and their number."""
         chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
         while count > 0 and chunk < len(self.chunk_starts) - 1:
             first, end = self.chunk_starts[chunk : chunk + 2].tolist()
@@ -1002,13 +1003,13 @@ class ElsewhereSegment(FileSegment):
 
 
 class _PartElsewhere(ColumnPart):
-    """One column of files elsewhere.
+    """One column of remote files.
 
     Args:
         files: The files.
-        name: The column's.
+        name: The name of the column.
         image_roots: See ``ColumnPart``.
-        asked: The columns of the segment that were asked for, with whose heads this one's come.
+        asked: The requested columns of the segment; their heads are read together.
     """
 
     def __init__(
@@ -1024,7 +1025,7 @@ class _PartElsewhere(ColumnPart):
         self._located: dict[int, tuple[int, tuple[int, ...]] | None] = {}
 
     def chunk(self, number: int) -> pa.Array:
-        """The values of one record batch; reads them."""
+        """Read the values of one record batch."""
         return self._files.run(self._files.named(number, self._files.column(number, self._name)))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
@@ -1032,14 +1033,14 @@ class _PartElsewhere(ColumnPart):
         return self._files.alike(chunks)
 
     def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
-        """Some rows of some chunks, read at once."""
+        """Read rows of several chunks at once."""
         files = self._files
         readers = [files.named(chunk, files.rows(chunk, self._name, row, count)) for chunk, row, count in wanted]
         found: list[pa.Array] = files.run(together(readers))
         return found
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
-        """See ``ColumnPart``; reads a head, and where lists end."""
+        """See ``ColumnPart``; reads a head, and the ends of lists."""
         like, ahead = self._files.template(number)
         if like not in self._located:
             self.prepare([like])
@@ -1050,7 +1051,7 @@ class _PartElsewhere(ColumnPart):
         return found[0] + scale * ahead, found[1]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Read what it takes to locate some chunks, of all columns that are read together."""
+        """Read the metadata that locating these chunks needs, for all columns that are read together."""
         readers, files = [], self._files
         numbers = list(dict.fromkeys(files.template(number)[0] for number in numbers))
         for part in dict.fromkeys([self, *filter(None, (one() for one in self._asked.valuerefs()))]):

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from mouse_core.readahead.backing import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
-# Of so many files each is asked for by itself; more are listed.
+# Up to this number, the information on each file is requested by itself; more files are listed.
 _FEW = 64
-# So many bytes take a while.
+# Reading this number of bytes takes a while.
 _MUCH = 1 << 30
 
 
@@ -77,9 +77,9 @@ class RemoteRows(StoreBackend):
 class FileRows(RemoteRows):
     """The rows of remote files, as the files were when they were opened.
 
-    Args:
+    url: The address of the rows.
         url: The address of the rows.
-        told: The schema that the store was told; the rows must fit it.
+        told: The schema that the store was opened with; the rows must fit it.
         budget: The limit of dense copies.
         files: The files.
         metadata: The metadata of the rows.
@@ -98,13 +98,13 @@ class FileRows(RemoteRows):
 
 
 class StoreRows(RemoteRows):
-    """The rows of an uploaded store; ``snapshot`` looks for new ones.
+    """The rows of an uploaded store; ``snapshot`` checks for new rows.
 
     Args:
-        place: Where the objects are.
-        told: What the store was told of the rows, which are to fit.
-        budget: Of the memory for dense copies.
-        verify: Whether what is read is held against what was written.
+        place: The client and the cache of the objects.
+        told: The schema that the store was opened with; the rows must fit it.
+        budget: The limit of memory for dense copies.
+        verify: Whether to compare the bytes that are read with checksums.
     """
 
     def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget, verify: bool = True) -> None:
@@ -114,7 +114,7 @@ class StoreRows(RemoteRows):
         self._token = object()
         self._manifest, self._version = Manifest(), ""
         self._files: dict[Sealed, ArrowFile] = {}
-        # What each segment has, and how many rows of the store were before.
+        # The manifest's entries of each segment, and the number of rows of the store before it.
         self._made: list[tuple[ElsewhereSegment, tuple[Sealed, ...], int]] = []
         self.look()
 
@@ -124,17 +124,17 @@ class StoreRows(RemoteRows):
         return self._manifest.dropped + self.count
 
     def snapshot(self) -> Snapshot:
-        """See ``StoreBackend``; asks for the manifest."""
+        """See ``StoreBackend``; requests the manifest."""
         self.look()
         return super().snapshot()
 
     def look(self) -> None:
-        """Take over the manifest, if it is another one than before.
+        """Take over the manifest if it was replaced.
 
         Raises:
-            ConfigError: There is no store.
-            DataError: It is damaged, a newer release wrote it, or it is that of another store.
-            StorageError: It was not reached.
+            ConfigError: There is no store at the address.
+            DataError: The manifest is damaged, belongs to another store, or a newer release wrote it.
+            StorageError: The store could not be reached.
         """
         with self.lock:
             while True:
@@ -146,7 +146,7 @@ class StoreRows(RemoteRows):
                 try:
                     self._follow(manifest)
                 except DataError:
-                    # Files that are not named any more may have been removed meanwhile.
+                    # Files that the manifest no longer names may have been removed meanwhile.
                     if read_manifest(self._client, version)[0] is None:
                         raise
                     continue
@@ -173,7 +173,7 @@ class StoreRows(RemoteRows):
             at, first = at + len(sealed), first + segment.num_rows
         for key, some in groupby(manifest.segments[at:], _key):
             alike = tuple(some)
-            # So that there are few: a row is taken into another segment few times.
+            # Joining keeps the number of segments small: each row is joined into another segment few times.
             while made and len(made[-1][1]) <= len(alike) and _key(made[-1][1][0]) == key:
                 _, before, first = made.pop()
                 alike = (*before, *alike)
@@ -187,7 +187,7 @@ class StoreRows(RemoteRows):
         self.count, self._kept = first - manifest.dropped, None
 
     def _warn_of_wholes(self, manifest: Manifest) -> None:
-        """Say so where files are to be read as wholes before their first rows."""
+        """Warn if files must be read as a whole before their first rows can be used."""
         size = sum(sealed.bytes for sealed in manifest.segments)
         if size > _MUCH and not self._client.exists(name_of_sums(manifest.segments[-1])):
             warnings.warn(
@@ -199,20 +199,20 @@ class StoreRows(RemoteRows):
             )
 
     def _have(self, new: Sequence[Sealed]) -> None:
-        """Know the objects of files, and hold them to what is said of them."""
+        """Record the objects of new files, and check them against the manifest."""
         known: dict[tuple[int, int], Int64s] = {}
         for sealed, info in zip(new, infos_of(self._client, [one.name for one in new]), strict=True):
             if info.size != sealed.bytes:
                 where = self._client.shown(sealed.name)
                 raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
-            # Most have as many: one list is enough for all of these.
+            # Most files have equal lists, so one list serves all of them.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
             sums = FileSums(self._place.sums, info, sealed) if self._verify else None
             self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride, sums=sums)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process reads the manifest by itself.
+        # Another process reads the manifest itself.
         return StoreRows, (self._place, self._told, self.budget, self._verify)
 
 
@@ -225,11 +225,11 @@ def rows_of_batches(sealed: Sealed) -> Int64s:
 
 
 def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, str]:
-    """A store's manifest and its version; None where that is the one known.
+    """Read a store's manifest and its version; return None if the version is the known one.
 
     Raises:
-        ConfigError: There is none.
-        StorageError: It was not reached.
+        ConfigError: There is no manifest.
+        StorageError: The store could not be reached.
     """
     from mouse_core.remote.clients.objects import MissingObject
 
@@ -253,7 +253,7 @@ def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
             if all(name in listed for name in names):
                 return [listed[name] for name in names]
         except ConfigError:
-            pass  # a web server, which has no lists
+            pass  # a web server, which cannot list files
     return client.heads(list(names)) if names else []
 
 
@@ -271,22 +271,23 @@ def _key(sealed: Sealed) -> tuple[int, bool, int]:
 
 # ---------------------------------------- Parquet files: a row group is a chunk, decoded when a row of it is read
 #
-# Values of Parquet lie encoded, so that none is copied from where it lies: decoded columns of row groups are kept in
-# memory, the last ones used, and windows are cut from them. Where windows lie all over, Arrow files are far faster.
+# Parquet values are encoded, so no value can be copied from the file directly. The last used columns of row groups are
+# kept in memory after decoding, and windows are cut from them. For windows at random positions, Arrow files are far
+# faster.
 
 SUFFIX = ".parquet"
-# Decoded columns of row groups that are kept, of each segment.
+# Size of the decoded columns of row groups that each segment keeps, in bytes.
 _KEPT_BYTES = 256 << 20
-# What a footer may claim to hold, so that a damaged one asks for no gigabytes.
+# Largest sizes that a footer may claim, so that a damaged footer causes no allocation of gigabytes.
 _MOST_STRING, _MOST_ITEMS = 64 << 20, 1 << 22
-# Files that stay open, each with what was read ahead of it.
+# Number of files that stay open, each with its readahead.
 _MOST_OPEN = 64
-# What is read at once of a file that is read from its beginning on.
+# Bytes of one read from a file that is read sequentially.
 _READ_AHEAD = 1 << 20
 
 
 def parquet_files(client: FolderClient) -> list[str]:
-    """The Parquet files in a folder, or in a folder ``data`` in it, in the order of names; none on a web server."""
+    """Return the Parquet files in a folder, or in its folder ``data``, sorted by name; none on a web server."""
     try:
         return parquet_among([one.path for one in client.listed()])
     except ConfigError:
@@ -304,10 +305,10 @@ def parquet_among(listed: Sequence[str]) -> list[str]:
 
 
 def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, DatasetMetadata]:
-    """Return Parquet files, one behind the other, and their metadata; reads their footers.
+    """Read the footers of Parquet files, and return the files in sequence, and their metadata.
 
     Raises:
-        SchemaError: Files with different columns or contradicting metadata.
+        SchemaError: Files have different columns or contradicting metadata.
         DataError: A file is damaged.
     """
     found = ParquetObjects(Objects(place, infos))
@@ -324,10 +325,10 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
 
 
 class ParquetObjects:
-    """Parquet files, opened when they are asked for, of which the last ones stay open; one thread at a time reads them.
+    """Parquet files, opened on demand; the last used files stay open, and one thread at a time reads them.
 
     Args:
-        objects: What they lie in.
+        objects: The objects of the files.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -357,7 +358,7 @@ class ParquetObjects:
         return self._files[number]
 
     def column(self, number: int, group: int, name: str) -> pa.Array:
-        """A column of a row group, decoded."""
+        """Return a column of a row group, decoded."""
         try:
             found = self.file(number).read_row_group(group, columns=[name]).column(0)
         except MouseError:
@@ -374,7 +375,7 @@ class ParquetObjects:
 
 
 class DecodedFiles(Files):
-    """See ``Files``; no column lies where it could be copied from. Columns of chunks that ``decode`` made are kept."""
+    """See ``Files``; no column can be copied from the file directly. The last results of ``decode`` are cached."""
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
         super().__init__(place, files, schema)
@@ -384,20 +385,20 @@ class DecodedFiles(Files):
 
     @property
     def backing(self) -> None:
-        """None: decoded values are in memory."""
+        """Return None, since decoded values are in memory."""
         return None
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Memory whose fetches decoding waits for; None: files are local."""
+        """Return the memory whose fetches decoding waits for; None if files are local."""
         return self.objects.backing
 
     def decode(self, chunk: int, name: str) -> pa.Array:
-        """A column of a chunk; one thread at a time calls it."""
+        """Decode a column of a chunk; one thread at a time calls this method."""
         raise NotImplementedError
 
     def kept(self, key: Any, make: Callable[[], pa.Array]) -> pa.Array:
-        """Return the array kept under a key; make it if it is not kept any more."""
+        """Return the array cached under a key; compute it if it is not in the cache."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -410,12 +411,12 @@ class DecodedFiles(Files):
             return made
 
     def place(self, chunk: int, name: str) -> Asking[None]:
-        """Nowhere."""
+        """Return None: a decoded column has no place in a file."""
         yield from ()
         return None
 
     def lying(self, chunk: int, name: str) -> Asking[None]:
-        """Nowhere."""
+        """Return None: a decoded column has no place in a file."""
         yield from ()
         return None
 
@@ -431,7 +432,7 @@ class DecodedFiles(Files):
 
 
 class _ParquetFiles(DecodedFiles):
-    """Row groups are chunks."""
+    """Parquet files in which each row group is a chunk."""
 
     @memo
     def _opened(self) -> ParquetObjects:
@@ -446,11 +447,11 @@ class _ParquetFiles(DecodedFiles):
 
 
 class ObjectStream(io.RawIOBase):
-    """An object as a file, for Arrow's reader of Parquet.
+    """An object as a file for Arrow's Parquet reader.
 
     Args:
-        objects: Some objects.
-        number: Which of them.
+        objects: The objects.
+        number: The number of the object.
     """
 
     def __init__(self, objects: Objects, number: int) -> None:
@@ -467,7 +468,7 @@ class ObjectStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place of the next byte."""
+        """Return the position of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -484,7 +485,7 @@ class ObjectStream(io.RawIOBase):
         end = self._size if size is None or size < 0 else min(self._at + size, self._size)
         begin = min(self._at, end)
         if not self._begin <= begin <= end <= self._begin + len(self._ahead):
-            # Column chunks are read in small steps.
+            # Arrow reads column chunks in small steps.
             last = min(self._size, max(end, begin + _READ_AHEAD))
             self._ahead = bytes(self._objects.read([Range(self._number, begin, last)])[0]) if last > begin else b""
             self._begin = begin
@@ -494,29 +495,30 @@ class ObjectStream(io.RawIOBase):
 
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 LEROBOT = "meta/info.json"
-# Heads that are looked for at once, where those before were as far from each other.
+# Number of heads that are requested at once while the distances between heads are equal.
 _MOST_AHEAD = 256
-# Files whose record batches are looked for at once.
+# Number of files whose record batches are searched at once.
 _TOGETHER = 64
 _SCHEMA_BYTES, _HEAD_BYTES = 1 << 14, 1 << 12
-# Record batches of differing length are looked for from so many places of a file at once, so many or more from each;
-# not where they have more bytes than so many, as one of them is read to find each place.
+# Record batches of differing length are searched from several positions of a file at once: at most `_MOST_PLACES`, each
+# for at least `_BATCHES_EACH` batches. Batches above `_MOST_LOOKED_AT` bytes are excluded, since one batch is read to
+# find each position.
 _MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
 
 
 def open_saved(
     place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, DatasetMetadata], schemas: Mapping[str, str]
 ) -> tuple[Files, DatasetMetadata]:
-    """Return the streams of a saved dataset, all splits one behind the other, and their metadata.
+    """Return the streams of a saved dataset, all splits in sequence, and their metadata.
 
     Args:
-        place: The client of the files.
+        place: The client and the cache of the files.
         infos: The files in their order.
-        said: Metadata by path, beside the metadata of the file's schema.
-        schemas: The digest of a file's schema by path, where the writer noted one.
+        said: Metadata by path, in addition to the metadata of the file's schema.
+        schemas: The digest of a file's schema by path, if the writer recorded one.
 
     Raises:
-        SchemaError: Files with different columns or contradicting metadata.
+        SchemaError: Files have different columns or contradicting metadata.
         DataError: A file is damaged.
     """
     found = indexes(place, infos)
@@ -535,12 +537,13 @@ _Saved = tuple[list[str], dict[str, DatasetMetadata], dict[str, str]]
 
 
 def files_saved(client: FolderClient) -> _Saved | None:
-    """The Arrow files that a saved dataset, or a dict of them, names, what is said of each, and what is noted of their
-    schemas; None: there is none.
+    """Return the Arrow files of a saved dataset or a dict of datasets, their metadata, and their recorded schemas.
+
+    Return None if there is no saved dataset.
 
     Raises:
-        ConfigError: Its rows are found through row numbers.
-        DataError: What it says of itself is damaged.
+        ConfigError: The dataset finds its rows through an indices table.
+        DataError: The dataset's own metadata are damaged.
     """
     splits = _json(client, SPLITS)
     if splits is None:
@@ -576,7 +579,7 @@ def _files_in(client: FolderClient, folder: str) -> _Saved | None:
 
 
 def _plain(names: Any, label: str) -> list[str]:
-    """Names of files or folders; a dataset must not reach for anything outside of its folder."""
+    """Check names of files or folders; a dataset must not name files outside of its folder."""
     plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
         raise DataError(f"{label}: expected names of files in the same folder, found {names!r:.200}")
@@ -599,14 +602,14 @@ def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
     return found
 
 
-# ---------------------------------------------------------------------- where record batches lie
+# ---------------------------------------------------------------------- positions of record batches
 
 
 class Index:
     """The positions of the record batches in a stream.
 
     Args:
-        schema: Its columns.
+        schema: The columns of the stream.
         schema_digest: The digest of the schema's message; see ``files.manifest.schema_digest``.
         begins: The first byte of each record batch, int64 ``[n]``.
         rows: The number of rows of each record batch, int64 ``[n]``.
@@ -624,7 +627,7 @@ class Index:
 
     @classmethod
     def of_bytes(cls, content: bytes) -> Index | None:
-        """An index that was kept; None where it is damaged."""
+        """Parse an index from the cache; return None if it is damaged."""
         bare = without_digest(content)
         if bare is None:
             return None
@@ -634,7 +637,7 @@ class Index:
 
 
 def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
-    """The indexes of streams: those that the cache has, and others, which it has from then on."""
+    """Return the indexes of streams: cached indexes, and new ones, which are then cached."""
     folder = place.mirror.folder / "index-2"
     known = [_kept(_file_of(folder, place, info)) for info in infos]
     missing = [number for number, one in enumerate(known) if one is None]
@@ -670,7 +673,7 @@ def _keep(file: Path, index: Index) -> None:
         make_folder(file.parent, sync=False)
         write_file(file, index.to_bytes(), sync=False)
     except StorageError:
-        pass  # it is found again
+        pass  # a damaged index is computed again
 
 
 def _named(label: str, reader: Asking[Index]) -> Asking[Index]:
@@ -683,14 +686,14 @@ def _named(label: str, reader: Asking[Index]) -> Asking[Index]:
 
 
 def _index_of(number: int, size: int) -> Asking[Index]:
-    """The index of a stream."""
+    """Return the index of a stream."""
     schema, of_schema, first = yield from read_with(
         number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size)
     )
     places = yield from _places(number, first, size)
     stops = [*places[1:], size]
     parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
-    if any(isinstance(part, DataError) for part in parts):  # what looked like a head was none, or it is damaged
+    if any(isinstance(part, DataError) for part in parts):  # no head where one was guessed, or the stream is damaged
         parts = [(yield from _lying(number, first, size, size))]
     begins, rows = [], []
     for part in parts:
@@ -702,11 +705,12 @@ def _index_of(number: int, size: int) -> Asking[Index]:
 
 
 def _places(number: int, first: int, size: int) -> Asking[list[int]]:
-    """Return positions from which to search for record batches concurrently: the first, and others throughout a long
-    stream whose batches differ in length, as those of texts and pictures do. No position is known from the one before
-    it.
+    """Return positions from which to search for record batches concurrently.
 
-    Heads of the same columns are of the same length, which their first 8 bytes say.
+    They are the first position, and others throughout a long stream whose batches differ in length, as batches of texts
+    and pictures do. No position can be computed from the position before it.
+
+    Heads of the same columns have equal lengths, and their first 8 bytes encode this length.
     """
     one = yield from _maybe(number, first, size, _HEAD_BYTES)
     two = None
@@ -733,8 +737,9 @@ def _places(number: int, first: int, size: int) -> Asking[list[int]]:
 
 
 def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
-    """Return the begins and row counts of record batches from ``first`` on, up to one at ``stop`` or the stream's end
-    at ``size``. Heads are read one by one, and many at once while their distances are equal.
+    """Return the begins and row counts of record batches from ``first`` up to ``stop``, or to the end ``size``.
+
+    Heads are read one by one, and many at once while their distances are equal.
     """
     begins: list[int] = []
     rows: list[int] = []
@@ -744,7 +749,7 @@ def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s
         found = yield from together([_maybe(number, one, size, guess) for one in wanted])
         for at, message in zip(wanted, found, strict=True):
             if at != begin or begin >= stop:
-                break  # those before went another way, or came to the end
+                break  # the guessed positions are wrong from here on, or the search reached ``stop``
             if isinstance(message, DataError):
                 return message
             if message is None:
@@ -763,7 +768,7 @@ def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s
 
 
 def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
-    """A message where there may be one."""
+    """Read a message at a position that may hold none; return the DataError instead of raising it."""
     try:
         return (yield from message_at(number, begin, size, guess))
     except DataError as error:
@@ -771,7 +776,7 @@ def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | D
 
 
 def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
-    """The schema that a stream begins with, the digest of its message, and where that ends."""
+    """Read the schema at the begin of a stream; return it, the digest of its message, and the message's end."""
     head = bytes(read(0, 8))
     length = int.from_bytes(head[4:8], "little")
     if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
@@ -789,18 +794,18 @@ def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
 
 
 def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool | None) -> StoreBackend:
-    """Return the rows at an address, of which the schema and the index are read; see ``DatasetStore.open``.
+    """Open the rows at an address and read their schema and index; see ``DatasetStore.open``.
 
     Args:
         url: The address of a folder, or of one Parquet file.
-        reaching: How remote objects are reached.
-        told: Empty rows with the schema that the store was told of, and its budget.
-        verify: Whether what is read is compared with the checksums of a store; None: where there are some.
+        reaching: The options for reaching remote objects.
+        told: Empty rows with the schema and the budget that the store was opened with.
+        verify: Whether to compare the bytes that are read with the store's checksums; None: if there are checksums.
 
     Raises:
-        ConfigError: No rows of a kind that is read from an address, or rows without checksums that are to be verified.
-        DataError: They are damaged, or a newer release wrote them.
-        StorageError: They were not reached.
+        ConfigError: The address holds no readable kind of rows, or `verify` is True for rows without checksums.
+        DataError: The rows are damaged, or a newer release wrote them.
+        StorageError: The address could not be reached.
     """
     parts, file = urlsplit(url), ""
     if parts.path.endswith(".parquet"):
@@ -818,7 +823,7 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
     saved = None if file else files_saved(client)
     paths = [file] if file else [] if saved else parquet_files(client)
     if not saved and not paths:
-        return StoreRows(place, schema, budget)  # which says what was looked for
+        return StoreRows(place, schema, budget)  # the error lists the kinds of rows that were searched for
     if verify:
         what = "a dataset of save_to_disk" if saved else "Parquet files"
         raise ConfigError(

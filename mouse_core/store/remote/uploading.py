@@ -1,4 +1,4 @@
-"""A store's files as wholes: sent to object storage, then the manifest; and held against their checksums there."""
+"""Uploads: sending a store's files and then the manifest to object storage, and checking remote files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mouse_core.store.remote.rows import LEROBOT, SPLITS, STATE, infos_of, parqu
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-# Files that are sent at once.
+# Number of files that are sent at once.
 _TOGETHER = 4
 _SUMS_TOGETHER = 32
 
@@ -35,11 +35,11 @@ class Uploaded:
     """Result of an upload.
 
     Args:
-        url: Where the store is.
-        rows: How many rows it has there.
-        files: How many files were sent, besides the manifest.
-        sent_bytes: How many bytes these have.
-        waiting: How many rows of the folder are not there, as they are not sealed yet.
+        url: The address of the store.
+        rows: Number of rows of the uploaded store.
+        files: Number of files that were sent, besides the manifest.
+        sent_bytes: Size of these files in bytes.
+        waiting: Number of rows of the folder that were not sent, because they are not sealed yet.
     """
 
     url: str
@@ -52,29 +52,29 @@ class Uploaded:
 def upload(
     folder: str | os.PathLike[str], url: str, *, reaching: Reaching | None = None, progress: bool = False
 ) -> Uploaded:
-    """Send the sealed files of a store's folder, those that are not there yet, and then its manifest.
+    """Send the missing sealed files of a store's folder, and then its manifest.
 
-    Who reads meanwhile sees the store as it was, or as it is then, and nothing in between. Files that no manifest names
-    any more stay, as others may read them.
+    A concurrent reader sees the store before or after the upload, and no state in between. Files that no manifest names
+    any more stay, since others may read them.
 
     Args:
-        folder: The store's; it may be written meanwhile.
-        url: Where it goes: nothing is there, or this store as it was earlier.
-        reaching: How it is reached.
-        progress: Whether a bar shows how far it is.
+        folder: The store's folder; a writer may be appending to it meanwhile.
+        url: The target address: nothing is there yet, or an earlier state of this store.
+        reaching: The options for reaching the address.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: There is no store in the folder, or another one is there.
-        ChangedError: Somebody else sends the store, too.
+        ConfigError: The folder holds no store, or another store is at the address.
+        ChangedError: Another process uploads the store, too.
         DataError: The store is damaged.
-        StorageError: It cannot be sent; another upload goes on where this one was.
+        StorageError: A file cannot be sent; another upload continues where this one stopped.
     """
     client = open_client(url, (reaching or Reaching()).storage_options)
     client.make()
     source = Path(folder)
     found = ReadFolder(source)
     try:
-        # Its lease keeps the files until they are sent.
+        # The lease of this object keeps the files until they are sent.
         manifest, lease = found.manifest, found.lease
         if manifest.metadata.videos:
             raise ConfigError(
@@ -110,16 +110,16 @@ def follow(
     said: Callable[[Uploaded], None] = lambda done: None,
     rounds: int | None = None,
 ) -> None:
-    """Upload again and again while a store grows.
+    """Upload a growing store repeatedly.
 
     Args:
         folder, url, reaching: See ``upload``.
-        seconds: Between two looks at the folder.
-        said: Is told of each upload that sent something.
-        rounds: How often; None: until it is interrupted.
+        seconds: The time between two reads of the folder's manifest.
+        said: Called with the result of each upload that sent something.
+        rounds: Number of repetitions; None: until an interrupt.
 
     Raises:
-        ConfigError, ChangedError, DataError, StorageError: As ``upload``.
+        ConfigError, ChangedError, DataError, StorageError: As for ``upload``.
     """
     number = 0
     while rounds is None or number < rounds:
@@ -132,7 +132,7 @@ def follow(
 
 
 def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
-    """The manifest that is there, and its version; "" where there is none."""
+    """Return the uploaded manifest and its version; the version is "" without a manifest."""
     try:
         content, version = client.read(NAME, most_bytes=MOST_BYTES)
     except MissingObject:
@@ -150,11 +150,11 @@ def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
 
 
 def _check_free(client: FolderClient) -> None:
-    """Raise ConfigError where other rows are, which nobody would see any more behind a store's manifest."""
+    """Raise ConfigError if other rows are at the address, which a store's manifest would hide."""
     try:
         there = {one.path for one in client.listed()}
     except ConfigError:
-        return  # a web server, which is not written to
+        return  # a web server, which accepts no uploads
     signs = [one for one in (STATE, SPLITS, LEROBOT) if one in there] or parquet_among(sorted(there))
     if signs:
         raise ConfigError(
@@ -166,10 +166,10 @@ def _check_free(client: FolderClient) -> None:
 def _send(
     client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed], *, progress: bool
 ) -> tuple[int, int]:
-    """Send files that are not there as they are to be; how many, and their bytes.
+    """Send the files that are missing or differ at the address; return their number and their size in bytes.
 
-    The version of a file that an interrupted upload left is not known, but its size, and that no other file has its
-    name: objects are written whole or not at all.
+    After an interrupted upload, a remote file's version is unknown. Its size and its unique name are known, and objects
+    are written as a whole or not at all.
     """
     there: dict[str, int] = {}
     try:
@@ -191,7 +191,7 @@ def _send(
 
 
 def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed]) -> None:
-    """Send the digests of the pages of new files, or of all where the folder was copied by other means."""
+    """Send the page digests of the new files, or of all files if the folder was copied by other means."""
     known = manifest.segments and client.exists(name_of_sums(manifest.segments[0]))
     wanted = new if known else manifest.segments
     for at in range(0, len(wanted), _SUMS_TOGETHER):
@@ -208,7 +208,7 @@ def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequ
 
 
 def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
-    """Raise DataError where a file is not what was written: nothing that is damaged is sent."""
+    """Raise DataError if a file differs from the written file, so that damaged files are never sent."""
     schema, first = manifest.schemas[sealed.schema], manifest.firsts()[manifest.segments.index(sealed)]
     opened = SealedFile(folder, sealed, schema, first, manifest.identity, verify=True).opened
     if not isinstance(opened, pa.Table):
@@ -219,16 +219,16 @@ def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
 
 
 def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
-    """Read every file of a store once, and hold it against its checksums; the cache is passed by.
+    """Read every file of a remote store once, past the cache, and compare it with its checksums.
 
     Args:
-        place: Where it is.
-        progress: Whether a bar shows how far it is.
+        place: The client and the cache of the store.
+        progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: There is no store.
-        DataError: Its manifest is damaged.
-        StorageError: It was not reached.
+        ConfigError: There is no store at the address.
+        DataError: The manifest is damaged.
+        StorageError: The store could not be reached.
     """
     client = place.client
     content, _ = client.read(NAME, most_bytes=MOST_BYTES)
