@@ -1,4 +1,4 @@
-"""The ``mouse`` command, and what a command of another package is."""
+"""The ``mouse`` command, and the interface for commands of other packages."""
 
 from mouse_core.cli.main import GROUP, Command, main
 

@@ -1,4 +1,4 @@
-"""Selection of a command's data, and the subcommand ``convert``."""
+"""The arguments that select a command's data, and the subcommand ``convert``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
-    """The arguments that say which data a command works on, and how they are read."""
+    """Add the arguments that select the data of a command, and the reading options."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
     ids = "an id as minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME of the datasets of these libraries"
     add = parser.add_argument
@@ -55,17 +55,17 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
 
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
-    """The argument that says which fields a command looks at."""
+    """Add the argument that selects the fields of a command."""
     parser.add_argument("--fields", metavar="A,B", type=names, help="only these fields")
 
 
 def names(text: str) -> list[str]:
-    """Names with commas between them, for argparse."""
+    """Parse names separated by commas, for argparse."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def positive(text: str) -> int:
-    """A positive integer, for argparse."""
+    """Parse a positive integer, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
@@ -73,7 +73,7 @@ def positive(text: str) -> int:
 
 
 def find_modules_here() -> None:
-    """Modules of the folder that the command is run in are found, as for ``python -m``; in processes it starts, too."""
+    """Make modules of the current folder importable, as ``python -m`` does, also in child processes."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -105,7 +105,7 @@ def function_of(text: str, where: str) -> Callable[..., Any]:
 
 
 def add_alignment(parser: argparse.ArgumentParser) -> None:
-    """The argument that says how rows stand."""
+    """Add the argument that states the alignment of rows."""
     parser.add_argument(
         "--alignment",
         choices=("arrived", "outgoing"),
@@ -126,7 +126,7 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def viewer_of(chosen: argparse.Namespace) -> list[str]:
-    """The command that shows the data that a command was asked for, read as it read them, word by word."""
+    """Return the command that shows the same data with the same reading options, word by word."""
     words = ["mouse", "view", chosen.source]
     for name in ("format", "final", "last_step", "tolerance", "split", "alignment", "image_root"):
         given = getattr(chosen, name)
@@ -136,7 +136,7 @@ def viewer_of(chosen: argparse.Namespace) -> list[str]:
 
 
 def open_source(chosen: argparse.Namespace) -> RowStream:
-    """The rows that a command was asked for."""
+    """Return the rows that the command's arguments select."""
     from mouse_core import formats
 
     more: dict[str, Any] = {"skip_broken": True} if getattr(chosen, "skip_broken", False) else {}
@@ -144,15 +144,15 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
 
 
 def wants_bar() -> bool:
-    """Whether somebody looks on."""
+    """Whether to show a progress bar: stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 def write_text(file: str, text: str) -> None:
-    """Write a page or a report: a file is whole, or the one that was there; a link, pipe or device gets the text.
+    """Write a page or a report; a file is replaced as a whole or not at all; a link, pipe or device receives the text.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The file cannot be written.
     """
     from mouse_core.files.writing import remove_leftovers, storing, write_file
 
@@ -169,7 +169,7 @@ def write_text(file: str, text: str) -> None:
 
 
 def declare_convert(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse convert``."""
+    """Add the arguments of ``mouse convert``."""
     add_source(parser)
     add_alignment(parser)
     add = parser.add_argument
@@ -204,7 +204,7 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shard_size(parser: argparse.ArgumentParser) -> None:
-    """The argument that says how large files are."""
+    """Add the argument that sets the size of files."""
     parser.add_argument(
         "--max-shard-size", metavar="SIZE", help="how large files are (500MB, of a LeRobotDataset 100MB)"
     )
@@ -247,7 +247,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
 
 
 def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
-    """Write the rows as they are asked for."""
+    """Write the rows as the arguments request."""
     shard_bytes = chosen.max_shard_size or ("100MB" if chosen.to == "lerobot" else "500MB")
     if chosen.to != "lerobot":
         from mouse_core.formats.converting import convert

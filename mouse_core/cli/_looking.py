@@ -1,4 +1,4 @@
-"""The subcommands ``inspect``, ``stats`` and ``view``: what is in recorded data, and the data themselves."""
+"""The subcommands ``inspect``, ``stats`` and ``view``, which show the contents of recorded data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mouse_core.statistics.by_field import FieldStatistics
 
 _HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
-# Of wider fields the first dimensions are shown.
+# For wider fields, only the first dimensions are shown.
 _SHOWN = 16
 
 
@@ -28,7 +28,7 @@ _SHOWN = 16
 
 
 def declare_inspect(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse inspect``."""
+    """Add the arguments of ``mouse inspect``."""
     data.add_source(parser)
     data.add_alignment(parser)
     add = parser.add_argument
@@ -66,12 +66,12 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     if chosen.html:
         from mouse_core.view.stored import check_plotly
 
-        check_plotly()  # before all rows are read
+        check_plotly()  # checked before all rows are read
     if chosen.format is None and _show_topics(chosen.source):
         return 0
     stream = data.open_source(chosen)
     if chosen.image_root:
-        # What rows name by path is looked at where that is asked for.
+        # Files that rows name by path are checked only on request.
         stream = embedded(stream)
     report = inspect(stream, ignore=chosen.ignore, progress=data.wants_bar())
     if chosen.json == "-":
@@ -88,13 +88,13 @@ def run_inspect(chosen: argparse.Namespace) -> int:
 
 
 def _page(chosen: argparse.Namespace, report: Report) -> str:
-    """The page of a report, with episodes where the rows are steps."""
+    """Return the page of a report, with episodes if the rows are steps."""
     from mouse_core.view import to_html
     from mouse_core.view.opening import opened_store
 
     how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
     said: dict[str, Any] = {"name": _name(chosen.source), "command": shlex.join(data.viewer_of(chosen))}
-    # A folder is the dataset; what lies beside a single file is somebody's, until they say otherwise.
+    # A folder is the dataset itself; files beside a single data file belong to it only if the user names them.
     files = bool(chosen.image_root) or not os.path.isfile(chosen.source)
     try:
         with opened_store(chosen.source, progress=data.wants_bar(), **how) as store:
@@ -106,7 +106,7 @@ def _page(chosen: argparse.Namespace, report: Report) -> str:
 
 
 def _show_topics(source: str) -> bool:
-    """Show which topics a robot's recording has; whether it is one."""
+    """Show the topics of a robot's recording; return whether the source is one."""
     from mouse_core.formats.opening import is_recording
     from mouse_core.formats.robot_logs import topics_in
 
@@ -125,7 +125,7 @@ def _show_topics(source: str) -> bool:
 
 
 def declare_stats(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse stats``."""
+    """Add the arguments of ``mouse stats``."""
     data.add_source(parser)
     data.add_fields(parser)
     parser.add_argument(
@@ -170,7 +170,7 @@ def _rows(name: str, found: FieldStatistics) -> Iterator[tuple[str, ...]]:
 
 
 def declare_view(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse view``."""
+    """Add the arguments of ``mouse view``."""
     data.add_source(parser, hub=True)
     add = parser.add_argument
     add("more", metavar="SOURCE", nargs="*", help="others to show, as side by side")
@@ -223,7 +223,7 @@ def run_view(chosen: argparse.Namespace) -> int:
         stack.enter_context(_ended_by_signals())
         sources = [chosen.source, *chosen.more]
         how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
-        how["final"] = chosen.final or "mark"  # who looks loses nothing, and the page says what is missing
+        how["final"] = chosen.final or "mark"  # the viewer loses no data, and the page names the missing part
         stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
         names = [_name(source) for source in sources]
         if chosen.rerun is not None:
@@ -250,7 +250,7 @@ def run_view(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP, which a terminal that is closed sends, end a command as Ctrl-C does, and nothing is left."""
+    """End the command at SIGTERM and SIGHUP (sent by a closing terminal) as at Ctrl-C, without leftover files."""
     import signal
     import threading
 

@@ -36,13 +36,13 @@ GROUP = "mouse_core.commands"
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 """Two functions: the first declares the command's arguments, the second runs it and returns the exit status.
 
-What the second one's docstring says is the command's help. It imports what it needs, so that ``mouse --help`` costs
-nothing.
+The docstring of the second function is the command's help. The function imports what it needs, so that ``mouse --help``
+starts fast.
 """
 
 
 def others() -> dict[str, Command]:
-    """The commands of other packages by name; one that cannot be loaded says why where it is run."""
+    """Return the commands of other packages by name; running a command that cannot be loaded prints the reason."""
     from importlib.metadata import entry_points
 
     return {entry.name: _loaded(entry) for entry in entry_points(group=GROUP)}
@@ -53,7 +53,7 @@ def _loaded(entry: Any) -> Command:
         declare, run = found = entry.load()
         if not (callable(declare) and callable(run)):
             raise ConfigError(f"{entry.value}: expected two functions, found {found!r:.80}")
-    except Exception as error:  # of a package that is not ours, or not all there
+    except Exception as error:  # the other package is broken or incomplete
         return _missing(error)
     return declare, run
 
@@ -62,7 +62,7 @@ def _missing(why: Exception) -> Command:
     said = " ".join(str(why).split()) or type(why).__name__
 
     def declare(parser: argparse.ArgumentParser) -> None:
-        parser.prefix_chars = "\0"  # whatever stands behind it, options and --help too, is no error of its own
+        parser.prefix_chars = "\0"  # all arguments behind the command, including --help, belong to that command
         parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
 
     def run(chosen: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ _AUTORESET = {"next-step": "NextStep", "same-step": "SameStep", "disabled": "Dis
 
 
 def declare_record(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse record``."""
+    """Add the arguments of ``mouse record``."""
     add = parser.add_argument
     add("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
     add("folder", metavar="FOLDER", help="the folder of a store, made if it is not there")
@@ -121,7 +121,7 @@ def run_record(chosen: argparse.Namespace) -> int:
 
     if chosen.vector is None and (chosen.autoreset or chosen.vectorization):
         raise ConfigError("--autoreset and --vectorization: expected --vector N with them, found none")
-    data.find_modules_here()  # environments and policies of this folder
+    data.find_modules_here()  # environments and policies from modules in this folder
     policy = None if chosen.policy is None else data.function_of(chosen.policy, "policy")
     vector = {"vectorization_mode": chosen.vectorization or "sync", "autoreset": _AUTORESET.get(chosen.autoreset or "")}
     options: dict[str, Any] = {} if chosen.alignment is None else {"alignment": chosen.alignment}
@@ -151,7 +151,7 @@ def run_record(chosen: argparse.Namespace) -> int:
 
 
 def _infos(text: str) -> dict[str, str | None]:
-    """Names of infos with commas between them, for argparse; "prob=float64" says the dtype, too."""
+    """Parse names of infos separated by commas, for argparse; "prob=float64" also sets a dtype."""
     found = [name.partition("=") for name in data.names(text)]
     return {name: dtype or None for name, _, dtype in found}
 
@@ -160,7 +160,7 @@ def _infos(text: str) -> dict[str, str | None]:
 
 
 def declare_push(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse push``."""
+    """Add the arguments of ``mouse push``."""
     add_source(parser)
     add_alignment(parser)
     add = parser.add_argument
@@ -227,7 +227,7 @@ def _statistics(folder: str, stores: dict[str, Any]) -> Any:
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """The source's splits as stores; what is not a dataset on disk is converted to one first."""
+    """Return the source's splits as stores; a source other than a dataset on disk is converted to one first."""
     from mouse_core import formats
     from mouse_core.errors import AlignmentWarning
     from mouse_core.formats.converting import convert
@@ -249,7 +249,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
         target = Path(folder) / name
         convert(part, target, progress=wants_bar())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AlignmentWarning)  # convert has said it
+            warnings.simplefilter("ignore", AlignmentWarning)  # convert has printed the message
             stores[name] = formats.open(target).to_store()
     return stores
 
@@ -258,7 +258,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 
 def declare_upload(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``mouse upload``."""
+    """Add the arguments of ``mouse upload``."""
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
     add("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
@@ -487,7 +487,7 @@ def run_tokenize(chosen: argparse.Namespace) -> int:
 
 
 def _recipe(chosen: argparse.Namespace) -> Any:
-    """Return the recipe of ``--as`` with the chosen options; ConfigError for options that it does not have."""
+    """Return the recipe of ``--as`` with the chosen options; ConfigError for options that the recipe does not have."""
     kind = _kind(chosen.kind)
     if chosen.max_length is None and not chosen.kind.endswith("tokens"):
         raise ConfigError(f"--max-length: expected the tokens of a row for --as {chosen.kind}, found none")
@@ -509,7 +509,7 @@ def _recipe(chosen: argparse.Namespace) -> Any:
 
 
 def _kind(name: str) -> Any:
-    """Return the class of the recipe of a name of ``--as``."""
+    """Return the class of the recipe that ``--as`` names."""
     from mouse_core import text
 
     if name in _CHAT_KINDS:

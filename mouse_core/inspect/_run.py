@@ -1,4 +1,4 @@
-"""Inspecting: one pass over the rows, and what it amounts to."""
+"""Inspection: one pass over the rows, and the findings from it."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from mouse_core.inspect.report import (
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical
 from mouse_core.store.views import Store
 
-# Shares from which on it is no coincidence.
+# Shares above these limits are no coincidence.
 _REPEATS_OF_VECTORS = 0.01
 _BY_TURNS, _NEARLY_ALL = 0.4, 0.9
 _MOST = 0.5
 _MANY_LONGEST = 0.05
 _WIDEST_STATE = 16
 _FEW_EPISODES = 5
-# How many duplicates chance may bring before they are no sign of anything.
+# Number of duplicates that may be due to chance.
 _CHANCE = 0.01
-# A policy that hardly draws goes the same few ways again and again in a small world; in files that were read twice many
-# episodes come again, and each once.
+# An almost deterministic policy repeats the same few episodes often in a small world. In files that were read twice,
+# many episodes are repeated, each once.
 _MANY_AGAIN = 0.2
 
 
@@ -55,7 +55,7 @@ def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
 
 
 def are_states(columns: Sequence[ColumnReport]) -> bool:
-    """Whether all that is seen is numbers of states, which come again, as whole episodes of them do."""
+    """Whether all observations are numbers of states, which repeat, as whole episodes of them do."""
     seen = _observations(columns)
     return bool(seen) and all(
         isinstance(column.shape, list)
@@ -66,7 +66,7 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """Return the chance that two steps from one state are equal; with integer observations, that their actions are."""
+    """Return the chance that two steps from one state are equal; for integer observations, that two actions are."""
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
     if actions is None or not actions.counts or not whole:
@@ -76,11 +76,11 @@ def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -
 
 
 def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Iterator[Finding]:
-    """Findings about where episodes end, and whether they are the same.
+    """Yield findings about ends of episodes, and about equal episodes.
 
     Args:
-        episodes: What was counted.
-        states: Whether all that is seen is numbers of states.
+        episodes: The counts of episodes.
+        states: Whether all observations are numbers of states.
         again: See ``same_again``.
     """
     odd, count = episodes.anomalies, f"{episodes.count:,}"
@@ -92,7 +92,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         at_longest = odd.get("at-longest", 0)
         message = "no step is marked as truncated (done 2)"
         longest = int(episodes.lengths.high or 0)
-        # What somebody sets as a limit is a round number; where a road ends after 17 steps, it is none.
+        # A limit set by a person is a round number; a world that ends an episode after 17 steps is not such a limit.
         round_number = longest % 2 == 0 or longest % 5 == 0
         several = at_longest > 2 or at_longest == episodes.count > 1
         spike = several and at_longest >= _MANY_LONGEST * episodes.count and round_number
@@ -103,7 +103,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
             )
         else:
             message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
-        # Without episodes that are all cut off at one length, there may have been no limit, or none was reached.
+        # Unless all cut-off episodes have one length, there may have been no limit, or no episode reached it.
         yield (warning if spike else note)("no-truncation", message)
     known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
     known["duplicate-episodes"] = episodes.duplicates
@@ -161,7 +161,7 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
     yield from _about_repeats(episodes, vectors=vectors, states=are_states(columns))
     boundaries = max(episodes.count - 1, 0)
     equal = episodes.anomalies.get("final-is-next-first", 0)
-    # A small world may be where it began when it is cut off; of ends that are terminal that would be odd.
+    # In a small world, an episode may be cut off in its initial state; for terminal ends this would be an anomaly.
     counted_ends = equal - (episodes.truncated + episodes.open if are_states(columns) else 0)
     if boundaries and counted_ends / boundaries > _MOST:
         yield warning(
@@ -175,19 +175,20 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
 
 
 def _marked_rows(columns: Sequence[ColumnReport]) -> int:
-    """Rows of zeros that a reader put there, and said so: these are no recording."""
+    """Return a mask of zero rows that a reader inserted and marked; these rows were not recorded."""
     return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
 
 
 def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
-    """Observations that equal the one before; ``vectors`` of floats hardly ever do, ``states`` often.
+    """Yield findings about observations that equal the one before: rare for vectors of floats, common for states.
 
-    Of pictures and small worlds any share may: who walks into a wall sees it again. But not every other one.
+    In pictures and small worlds any share is possible, since walking into a wall repeats the view. But a repetition in
+    every second row is an anomaly.
 
     Args:
-        episodes: What was counted.
-        vectors: Whether there are floats among the observations that are no whole numbers.
-        states: Whether they all are numbers of states.
+        episodes: The counts of episodes.
+        vectors: Whether some observations are floats that are not whole numbers.
+        states: Whether all observations are numbers of states.
     """
     transitions, repeats = episodes.transitions, episodes.repeated_observations
     finals = episodes.anomalies.get("final-repeats", 0)
@@ -215,7 +216,7 @@ _REQUIRED = ("action", "reward", "done")
 _NULLABLE = ("episode_step", "metadata_q_star")
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
-# Adds to a finding where a dimension of its column, or any, is at its "low" or "high", if that is known.
+# Adds to a finding the known place at which a dimension of its column, or any dimension, is at its "low" or "high".
 Extremes = Callable[[Finding, int | None, str], Finding]
 
 
@@ -230,14 +231,14 @@ def findings(
     places: Mapping[tuple[str, str | None], Places],
     extremes: Extremes,
 ) -> list[Finding]:
-    """Findings from the counts.
+    """Yield findings from the counts.
 
     Args:
-        columns, episodes, actions: What was counted.
-        arrived: Whether rows stand as "arrived".
-        rows: How many there are.
+        columns, episodes, actions: The counts.
+        arrived: Whether rows have the alignment "arrived".
+        rows: Number of rows.
         specs: The specs of columns by name.
-        places: Where what was counted is, by code and column.
+        places: The places of anomalies, by code and column.
         extremes: See ``Watch.extreme_at``.
     """
     found = list(_about_columns(columns, rows, specs, extremes, arrived=arrived))
@@ -251,8 +252,8 @@ def findings(
 
 
 def _placed(finding: Finding, places: Mapping[tuple[str, str | None], Places]) -> Finding:
-    """A finding with the places that are known of it."""
-    # That no time limit is marked is so everywhere, unless episodes end at one.
+    """Return a finding with its known places."""
+    # A missing mark of time limits concerns all rows, unless episodes end at such a limit.
     code = "at-longest" if (finding.code, finding.level) == ("no-truncation", "warning") else finding.code
     known = places.get((code, finding.column))
     return finding if known is None else known.told(finding)
@@ -292,7 +293,7 @@ def _level_of(column: ColumnReport) -> Callable[[str, str, str], Finding]:
 
 
 def _about_values(column: ColumnReport) -> Iterator[Finding]:
-    """Values that are no numbers, or none that can be trained on."""
+    """Yield findings about values that are not numbers, or that cannot be used for training."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
         said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
@@ -307,12 +308,13 @@ def _about_values(column: ColumnReport) -> Iterator[Finding]:
 
 
 def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterator[Finding]:
-    """Columns, and places of vectors, that never change."""
+    """Yield findings about columns, and dimensions of vectors, that never change."""
     if column.constant and column.name not in ("done", MISSING):
         value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
-        # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
+        # A constant reward for every step, in "outgoing" rows, is how many tasks are defined.
         for_living = column.name == "reward" and not arrived and bool(column.low)
-        # Nor is one that nobody has reached, or that was not recorded for a robot that was shown what to do.
+        # Nor is a reward constant by fault if no episode reached it, or if it was not recorded for demonstrations of a
+        # robot.
         unreached = column.name == "reward" and column.low == 0 == column.high
         level = note if for_living or unreached else _level_of(column)
         yield level("constant-column", f"{column.name}: the same in every row{value}", column.name)
@@ -325,12 +327,12 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
 
 
 def _about_spec(column: ColumnReport, spec: Any, extremes: Extremes, *, arrived: bool) -> Iterator[Finding]:
-    """Values beyond those that the data say a column has; where no action may have led to a row, zeros are none."""
+    """Yield findings about values outside the data's spec; zeros are allowed in rows without a preceding action."""
     if column.low is None or column.high is None:
         return
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical) or -1 in spec.shape:
         return
-    if not column.places and spec.shape:  # of wide rows only the lowest and the highest of all values are known
+    if not column.places and spec.shape:  # for wide rows, only the lowest and highest of all values are known
         spec = _of_any_place(spec)
     for which in ("low", "high"):
         found = column.places[which] if column.places else [getattr(column, which)]
@@ -349,7 +351,7 @@ def _about_spec(column: ColumnReport, spec: Any, extremes: Extremes, *, arrived:
 
 
 def _of_any_place(spec: Any) -> Any:
-    """The spec of a single number that may be at any place of those of another."""
+    """Return the spec of a single number that may be at any dimension of values of another spec."""
     if isinstance(spec, Bounded):
         return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
     return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))
@@ -379,21 +381,21 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
 
 
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
-    """Inspect recorded steps in one pass, in memory that does not grow with the number of rows.
+    """Inspect recorded steps in one pass, with memory that does not grow with the number of rows.
 
     Episodes of a LeRobotDataset that cannot be read are findings; the others are inspected.
 
     Args:
         stream: The rows, as ``mouse_core.formats.open`` returns them for a path; or a store or view of a store.
         ignore: Codes of findings to leave out.
-        progress: Whether a bar shows the progress.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The report. ``show`` prints it, ``mouse_core.view.to_html`` makes a page of it.
+        The report. ``show`` prints it, ``mouse_core.view.to_html`` converts it to a page.
 
     Raises:
         DataError: The data are damaged.
-        SchemaError: Two columns of one name.
+        SchemaError: Two columns have the same name.
     """
     if isinstance(stream, Store):
         stream = stream_of(stream)
@@ -403,7 +405,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     found = Scan(stream.schema, arrived=arrived)
     with (
         progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance,
-        np.errstate(all="ignore"),  # infinities and huge values are counted, not warned about
+        np.errstate(all="ignore"),  # infinities and huge values are counted, and NumPy must not warn about them
     ):
         for block in blocks(stream):
             found.add(block)
@@ -440,7 +442,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
 def _watched(
     found: Scan, stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
-    """Findings of the checks that look at every row."""
+    """Yield the findings of the checks that read every row."""
     hashes, lengths = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     if found.episodes is not None:
         hashes, lengths = found.episodes.all_of_them()
@@ -452,20 +454,20 @@ def _watched(
 def _about_statistics(
     stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
-    """Statistics that came with the data, beside what was counted."""
+    """Compare statistics in the data with computed statistics."""
     said = stream.format_metadata.get("stats") or _saved_statistics(stream.path)
     if not isinstance(said, Mapping):
         return
     stated = {_column_of(str(key)): one for key, one in said.items() if isinstance(one, Mapping)}
     seen = {one.name: one.places for one in columns if one.name.startswith(("action", "observation"))}
     found = list(about_statistics(stated, _counted(seen)))
-    # Whether those of actions count the placeholders of first rows depends on who counted.
+    # Statistics of actions are skipped: they may or may not include the placeholders of first rows.
     taken = list(about_statistics(stated, _counted({"action": actions.places if actions is not None else None})))
     yield from (one for one in found if one.column != "action" or taken or not actions)
 
 
 def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, Any]]:
-    """Mean, deviation and range of columns of vectors, of which each place has some."""
+    """Return mean, deviation and range of vector columns that have numbers in each dimension."""
     numbers = ("mean", "deviation", "low", "high")
     return {
         name: {key: np.asarray(one[key], np.float64) for key in numbers}
@@ -480,11 +482,11 @@ def _saved_statistics(path: str) -> Any:
     try:
         return read_json_object(file) if file.is_file() else None
     except (MouseError, OSError, ValueError):
-        return None  # no statistics that anybody could use
+        return None  # the statistics cannot be used
 
 
 def _column_of(key: str) -> str:
-    """The column that a feature of LeRobot's becomes."""
+    """Return the column that a LeRobot feature is converted to."""
     return key.removesuffix(".state").replace(".", "_")
 
 

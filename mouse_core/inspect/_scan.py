@@ -1,4 +1,4 @@
-"""The one pass over all rows that an inspection makes."""
+"""The single pass over all rows that an inspection makes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
 _BINS = 64
-# What lies beyond counts as this, so that ranges and their widths stay finite.
+# Values beyond this limit count as the limit, so that ranges and their widths stay finite.
 _MOST = 1e300
 
 
 class Histogram:
-    """Counts in 64 bins of equal width; the bins grow, two into one, until they cover every value that came.
+    """Counts in 64 bins of equal width; pairs of bins are merged until the bins cover every value.
 
-    Exact: each value is counted once, in the bin that it lies in (up to rounding at the edges of bins).
+    The counts are exact: each value is counted once, in its bin (up to rounding at the edges of bins).
     """
 
     def __init__(self) -> None:
         self.low = 0.0
         self.width = 0.0
         self.counts = np.zeros(_BINS, np.int64)
-        # While there is one value only, there is no range to divide.
+        # A single distinct value gives no range to divide.
         self._only: float | None = None
         self._only_count = 0
 
@@ -71,7 +71,7 @@ class Histogram:
         while high / self.width - self.low / self.width >= _BINS * (1 + 1e-12):
             self._widen()
         while low < self.low:
-            # Growing downwards: the range is extended to the left by as much as it spans.
+            # To grow downwards, the range is doubled to the left.
             self.low -= self.width * _BINS
             self.counts = np.concatenate([np.zeros(_BINS, np.int64), self.counts])
             self.counts = self.counts.reshape(_BINS, 2).sum(axis=1)
@@ -83,7 +83,7 @@ class Histogram:
         self.width *= 2
 
     def bars(self) -> tuple[list[float], list[int]]:
-        """Edges ``[k + 1]`` and counts ``[k]``, empty bins at both ends left out; ``([], [])`` without values."""
+        """Return edges ``[k + 1]`` and counts ``[k]`` without empty bins at both ends; ``([], [])`` without values."""
         if not self.width:
             return ([], []) if self._only is None else ([self._only, self._only], [self._only_count])
         (filled,) = np.nonzero(self.counts)
@@ -92,7 +92,7 @@ class Histogram:
         return edges, self.counts[first:end].tolist()
 
 
-# So many places of a vector are kept apart; wider rows are counted as a whole.
+# Largest number of dimensions that are counted separately; wider rows are counted as a whole.
 _MOST_PLACES = 1024
 _MOST_TEXTS = 1000
 _PLACE_HISTOGRAMS = 16
@@ -104,8 +104,8 @@ class ColumnCounter:
 
     Args:
         name: The column's name.
-        data_type: Its Arrow type.
-        histogram: Whether to keep a histogram of all values, and one for each place of a short vector.
+        data_type: The Arrow type of the column.
+        histogram: Whether to keep a histogram of all values, and a histogram of each dimension of a short vector.
     """
 
     def __init__(self, name: str, data_type: pa.DataType, *, histogram: bool) -> None:
@@ -129,7 +129,7 @@ class ColumnCounter:
         self._value_type = ""
 
     def add(self, values: Values, hashes: UInt64s | None) -> None:
-        """Count some rows."""
+        """Count rows."""
         self._kind, self._value_type = values.kind.kind, values.kind.value_type
         self.rows += values.rows
         self.nulls += values.nulls
@@ -160,7 +160,7 @@ class ColumnCounter:
             self._add_places(numbers)
 
     def _finite(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The numbers without NaN and infinite ones, which are counted."""
+        """Return the numbers without NaN and infinite ones, and count these."""
         if numbers.dtype.kind != "f":
             return numbers
         finite = np.isfinite(numbers)
@@ -180,7 +180,7 @@ class ColumnCounter:
         self.low, self.high = _lower(self.low, low), _higher(self.high, high)
         flat = numbers.reshape(-1)
         if flat.dtype == np.uint8:
-            # Pixels: there are only 256 values, and counting them is faster than adding them up.
+            # Pixels have only 256 values, and counting them is faster than adding them up.
             self._total.add_counts(np.bincount(flat, minlength=256)[None])
         else:
             self._total.add(flat[:, None])
@@ -204,7 +204,7 @@ class ColumnCounter:
         self.least_length, self.most_length = _lower(self.least_length, least), _higher(self.most_length, most)
 
     def _add_texts(self, array: pa.Array) -> None:
-        # Values of no type that can be measured are counted by what they look like, as long as there are few.
+        # Values without a measurable type are counted by their text, as long as there are few distinct texts.
         if not self.texts_complete:
             return
         counts = None if pa.types.is_nested(array.type) else array.value_counts()
@@ -260,7 +260,7 @@ def _bars(histogram: Histogram) -> dict[str, list[Any]]:
 
 
 def _by_place(moments: Moments) -> dict[str, list[Any]]:
-    """Lowest, highest, mean and deviation of every place; None where no number came."""
+    """Return the lowest, the highest, the mean and the deviation of each dimension; None without numbers."""
     found = {"low": moments.low, "high": moments.high, "mean": moments.mean, "deviation": moments.deviation}
     known = moments.count > 0
     return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
@@ -269,18 +269,18 @@ def _by_place(moments: Moments) -> dict[str, list[Any]]:
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# 2**64 over the golden ratio: multiples of it lie far apart.
+# 2**64 divided by the golden ratio: multiples of this number are far apart.
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
 class EpisodeCounter:
-    """Episodes of rows that come in order.
+    """Counter of the episodes of rows, which must come in order.
 
-    ``places`` has where each of the anomalies is.
+    ``places`` holds the places of each anomaly.
 
     Args:
-        arrived: Whether an episode of T transitions is T + 1 rows, the first of which belongs to none.
-        found_by: What tells where episodes begin: any of "episode_step", an episode number, and "done".
+        arrived: Whether an episode of T transitions has T + 1 rows, of which the first belongs to no transition.
+        found_by: The columns that mark where episodes begin: any of "episode_step", an episode number, and "done".
     """
 
     def __init__(self, *, arrived: bool, found_by: str) -> None:
@@ -290,14 +290,14 @@ class EpisodeCounter:
         self._repeated_last = False
         self.done_codes: Counter[int] = Counter()
         self.anomalies: Counter[str] = Counter()
-        # Where each of these is, and a few other things that are counted.
+        # The places of each anomaly, and of a few other counts.
         self.places: defaultdict[str, Places] = defaultdict(Places)
-        # Finished episodes, an array of each for every batch.
+        # Finished episodes: for each attribute an array per batch.
         self._lengths: list[Int64s] = []
         self._returns: list[npt.NDArray[np.float64]] = []
         self._codes: list[npt.NDArray[np.int8]] = []
         self._hashes: list[UInt64s] = []
-        # The episode that goes on: its number, rows so far, return, hash, and the row before the next.
+        # The unfinished episode: its number, rows so far, return, hash, and the last row.
         self._number = -1
         self._rows = 0
         self._return = 0.0
@@ -316,19 +316,20 @@ class EpisodeCounter:
         observation_hash: UInt64s | None,
         contradicted: Bools | None = None,
     ) -> tuple[Bools, Int64s, Int64s]:
-        """Count some rows, ``[n]`` of everything.
+        """Count rows; each argument is an array ``[n]``.
 
         Args:
             done: Done codes.
             reward: Rewards.
-            step: Step within the episode, where there is such a column.
-            number: A hash of what names the episode, where there is such a column.
-            row_hash: Of action, reward, done and observation.
-            observation_hash: Of the observation alone.
-            contradicted: Where flags beside the done codes say others, where there are such flags.
+            step: Step within the episode; None without such a column.
+            number: Hash of the value that names the episode; None without such a column.
+            row_hash: Hash of action, reward, done and observation.
+            observation_hash: Hash of the observation alone.
+            contradicted: Mask of rows whose flags contradict their done codes; None without such flags.
 
         Returns:
-            Which rows begin an episode, the number of each row's episode, and the row's number in it, from 0.
+            A mask of rows that begin an episode, the episode number of each row, and its row number in the episode,
+                from 0.
         """
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
         shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
@@ -343,13 +344,13 @@ class EpisodeCounter:
         self._finish(start, step_number, reward, row_hash, known, shifted)
         self._number = int(episode[-1])
 
-        last = {**known, "before": shifted["observation"]}  # of each, what the row before the next has
+        last = {**known, "before": shifted["observation"]}  # the values of the last counted row
         self._last = {name: None if values is None else values[-1] for name, values in last.items()}
         self._last["start"] = bool(start[-1])
         return start, episode, step_number
 
     def _starts(self, known: dict[str, Any]) -> Bools:
-        """Return which rows begin an episode; ``done`` counts where neither steps nor episodes are numbered."""
+        """Return a mask of rows that begin an episode; ``done`` decides if neither steps nor episodes are numbered."""
         last, numbered = self._last or {}, known["step"] is not None or known["number"] is not None
         start = step_begins(
             None if numbered else known["done"] != 0,
@@ -371,7 +372,7 @@ class EpisodeCounter:
         where: tuple[Int64s, Int64s],
     ) -> None:
         done, step = known["done"], known["step"]
-        follows = ~start  # rows with a row of the same episode before them
+        follows = ~start  # rows that follow a row of the same episode
         transition = follows if self.arrived else np.ones(len(done), bool)
         self.transitions += int(transition.sum())
         found = {
@@ -388,19 +389,19 @@ class EpisodeCounter:
             same = known["observation"] == shifted["observation"]
             self._count_repeats(same & follows, where)
             found["final-is-next-first"] = same & start
-            found["final-is-next-first"][: self._last is None] = False  # no row comes before the very first
+            found["final-is-next-first"][: self._last is None] = False  # no row precedes the very first
         for code, rows in found.items():
             self._count(code, rows, where)
 
     def _count(self, code: str, rows: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count rows in which something is so, by their episodes and steps."""
+        """Count rows with an anomaly, and record their episodes and steps."""
         count = int(rows.sum())
         if count:
             self.anomalies[code] += count
             self.places[code].add(where[0][rows], where[1][rows])
 
     def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count observations that repeat the one before, and those of them that a row follows which does not."""
+        """Count observations that equal the one before, and those among them that a different observation follows."""
         self.repeated += int(repeats.sum())
         self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
         before = np.append(self._repeated_last, repeats[:-1])
@@ -422,7 +423,7 @@ class EpisodeCounter:
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
         returns, sizes = sums_by_episode(start, counted, self._return, self._rows)
         hashes, _ = sums_by_episode(start, spread, self._hash, self._rows)
-        last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
+        last_codes = shifted["done"][begins][self._last is None :]  # no row precedes the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
         if known["observation"] is not None and len(begins):
             self._count_finals(begins, start, known["observation"], shifted["observation"], sizes)
@@ -436,7 +437,7 @@ class EpisodeCounter:
         final = previous[ended]
         if not len(final):
             return
-        # The row before the final one, where it belongs to the same episode.
+        # The row before the final one, if it belongs to the same episode.
         before = np.zeros(len(ended), np.uint64)
         inside = np.zeros(len(ended), bool)
         deep = ended >= 2
@@ -456,7 +457,7 @@ class EpisodeCounter:
 
     def _keep(self, sizes: Int64s, returns: npt.NDArray[np.float64], codes: Int64s, hashes: UInt64s) -> None:
         lengths = sizes - 1 if self.arrived else sizes
-        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first of them is that which went on until now
+        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first was unfinished so far
         self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
         self._lengths.append(lengths)
         self._returns.append(returns)
@@ -464,13 +465,13 @@ class EpisodeCounter:
         self._hashes.append(hashes)
 
     def all_of_them(self) -> tuple[UInt64s, Int64s]:
-        """Hashes and numbers of rows of all episodes; the last is among them once there is a result."""
+        """Return hashes and row counts of all episodes; the last episode is included once there is a result."""
         hashes = np.concatenate([*self._hashes, np.zeros(0, np.uint64)])
         lengths = np.concatenate([*self._lengths, np.zeros(0, np.int64)])
         return hashes, lengths + int(self.arrived)
 
     def result(self) -> EpisodesReport:
-        """Return the counts so far; the last rows count as an episode, whether it has ended or not."""
+        """Return the counts so far; the last rows count as an episode, whether it ended or not."""
         if self._rows and self._last is not None:
             last = np.array([self._last["done"]], np.int64)
             self.anomalies["ends-open"] = int(last[0] == 0)
@@ -501,7 +502,7 @@ class EpisodeCounter:
         )
 
     def _place_episodes(self, lengths: Any, codes: Any, hashes: Any) -> Int64s:
-        """Note which episodes are odd as a whole, and return those that are the same as an earlier one."""
+        """Record episodes that are anomalous as a whole, and return episodes that equal an earlier one."""
         open_ones = np.flatnonzero(codes == 0)
         last = lengths - int(not self.arrived)
         if self.anomalies["ends-open"]:
@@ -516,7 +517,7 @@ class EpisodeCounter:
 
 
 def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:
-    """Return every row's predecessor; the first row of all is its own."""
+    """Return the predecessor of every row; the very first row is its own predecessor."""
     if values is None:
         return None
     first = values[:1] if before is None else np.array([before[name]], values.dtype)
@@ -548,11 +549,11 @@ _MOST_ACTIONS = 4096
 
 
 class Scan:
-    """Everything that is counted, fed with one block of rows after the other.
+    """All counters of an inspection; rows are added block by block.
 
     Args:
         schema: The columns.
-        arrived: Whether rows stand as "arrived"; see ``EpisodeCounter``.
+        arrived: Whether rows have the alignment "arrived"; see ``EpisodeCounter``.
     """
 
     def __init__(self, schema: pa.Schema, *, arrived: bool) -> None:
@@ -561,7 +562,7 @@ class Scan:
             raise SchemaError(f"inspect: expected columns of different names, found {names}")
         self.schema = schema
         self.rows = 0
-        # Where values are odd, by code and column.
+        # The places of anomalous values, by code and column.
         self.places: dict[tuple[str, str], Places] = {}
         self.columns = {
             name: ColumnCounter(name, data_type, histogram=_has_histogram(name, data_type))
@@ -581,20 +582,20 @@ class Scan:
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
             self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
         self.watch = Watch(arrived=arrived)
-        self._actions: Counter[int] | None = Counter()  # None where they are not discrete, or too many
+        self._actions: Counter[int] | None = Counter()  # None: not discrete, or too many
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count some rows, which must be valid; in memory that does not grow with them.
+        """Count rows, which must be valid; the memory does not grow with the number of rows.
 
         Raises:
-            DataError: Rows that cannot be read.
+            DataError: A row cannot be read.
         """
         values = {name: read_values(rows.column(name)) for name in self.columns}
         hashes = {name: hash_rows(found) for name, found in values.items()}
         before = {name: _odd(counter) for name, counter in self.columns.items()}
         missing = missing_rows(values)
         for name, counter in self.columns.items():
-            if missing is not None and name in self._observations and missing.any():  # zeros, which nothing showed
+            if missing is not None and name in self._observations and missing.any():  # placeholder zeros
                 counter.add(_chosen(values[name], rows.column(name), ~missing), hashes[name][~missing])
             else:
                 counter.add(values[name], hashes[name])
@@ -615,7 +616,7 @@ class Scan:
         self.rows += rows.num_rows
 
     def _place(self, name: str, values: Values, episode: Int64s, step: Int64s) -> None:
-        """Note where nulls, NaN and infinite values are."""
+        """Record the places of nulls, NaN and infinite values."""
         for code, (found, dimensions) in (("nulls", _null_rows(values)), ("not-finite", _odd_rows(values))):
             self.places.setdefault((code, name), Places()).add(episode[found], step[found], dimensions)
 
@@ -642,7 +643,7 @@ class Scan:
     def _add_actions(
         self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: npt.NDArray[np.bool_] | None
     ) -> None:
-        """Actions that were taken: not the placeholder of an episode's first row."""
+        """Count the actions that were taken, without the placeholder in an episode's first row."""
         if start is not None and self._arrived:
             found = _chosen(found, rows.column("action"), ~start)
         counter.add(found, None)
@@ -682,7 +683,7 @@ def _odd(counter: ColumnCounter) -> int:
 
 
 def _null_rows(values: Values) -> tuple[Int64s, None]:
-    """Rows that are null, or that nulls are in, as far as these are lists of values."""
+    """Return a mask of rows that are null or contain nulls, as far as they are lists of values."""
     rows = np.zeros(0, np.int64) if values.present is None else np.flatnonzero(~values.present)
     if values.inner_nulls and values.kind.depth == 1:
         inside = pc.list_parent_indices(values.array).filter(values.array.flatten().is_null())
@@ -691,7 +692,7 @@ def _null_rows(values: Values) -> tuple[Int64s, None]:
 
 
 def _odd_rows(values: Values) -> tuple[Int64s, Int64s | None]:
-    """Rows that NaN or infinite values are in, and the dimensions of vectors that they are in."""
+    """Return a mask of rows with NaN or infinite values, and the affected dimensions of vectors."""
     numbers = values.numbers
     if numbers is None or numbers.dtype.kind != "f" or values.inner_nulls:
         return np.zeros(0, np.int64), None
@@ -718,7 +719,7 @@ def _has_histogram(name: str, data_type: pa.DataType) -> bool:
 
 
 def _number_column(schema: pa.Schema, scalars: set[str]) -> str | None:
-    """The column that tells episodes apart by number or by name, if there is one."""
+    """Return the column with the number or name of each episode; None without such a column."""
     name = next((name for name in _NUMBER_COLUMNS if name in schema.names), None)
     return name if name is not None and (name in scalars or _is_text(schema.field(name).type)) else None
 

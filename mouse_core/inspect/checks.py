@@ -1,11 +1,12 @@
-"""Checks of single dimensions, of parts that should be alike, and those that look at every row while rows pass by.
+"""Checks of single dimensions, of parts that should be alike, and checks of every row during a pass.
 
-Recordings that are right are odd, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by 1e15.
-So an odd value alone is a note. A value that siblings, other rows or the nature of an action contradict is a warning.
+Correct recordings have unusual values, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by
+1e15. So an unusual value alone is a note. A value that contradicts siblings, other rows or the nature of an action is a
+warning.
 
-Parts are stretches of rows, and episodes. Every episode of a recording that is right may have its own goal, and a thing
-that is touched in it or not. So a part is odd only if it has several episodes, and if it differs from the rest by more
-than these differ from each other.
+Parts are stretches of rows, and episodes. In a correct recording, every episode may have its own goal, and may or may
+not touch an object. So a part is reported only if it has several episodes, and if it differs from the rest by more than
+the rest differ among themselves.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from mouse_core.inspect.dynamics import Camera, Clock, about_dynamics, is_clock
 from mouse_core.inspect.report import Finding, capped, of_dimension, ratio, some
 from mouse_core.inspect.sampling import PIECE, Bools, Floats, Int64s, RowSample, Sampled, SampledColumn, quantiles
 
-# Fewer rows say nothing about what is usual.
+# Fewer rows give no estimate of the usual range.
 FEWEST = 200
-# The furthest value lies so many times as far from the median as the last of the others.
+# Factor between the distance of an outlier and of the furthest other value from the median.
 _OUTLYING, _OUTLYING_REWARD = 12.0, 1e4
 _RARE = 0.02
-# What a dimension is at rest within, as a share of what its siblings span.
+# Range of a dimension at rest, as a share of its siblings' range.
 _AT_REST = 1e-2
-# So much wider than the next widest sibling; of actions, and where there is but one sibling, more.
+# Factor between the range of a dimension and of its next widest sibling; larger for actions, and for a single sibling.
 _APART, _FAR_APART, _FAR_APART_ACTION, _ONE_SIBLING = 100.0, 700.0, 3000.0, 10.0
 _SATURATED_ACTION, _SATURATED = 0.6, 0.3
 _STUCK = 64
@@ -39,7 +40,7 @@ _BYTE = 255.0
 
 
 def about_dimensions(sampled: Sampled) -> Iterator[Finding]:
-    """Findings about each dimension of actions, rewards and observations."""
+    """Yield findings about each dimension of actions, rewards and observations."""
     for column in sampled.columns.values():
         if len(column.values) < FEWEST:
             continue
@@ -54,7 +55,7 @@ def about_dimensions(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _middle_and_spread(column: SampledColumn) -> tuple[Floats, Floats]:
-    """Median and width of the middle 98% of each dimension; NaN where there are no numbers."""
+    """Return median and width of the middle 98% of each dimension; NaN without numbers."""
     low, middle, high = quantiles(column.values, (0.01, 0.5, 0.99))
     return middle, high - low
 
@@ -70,7 +71,7 @@ def _constant_actions(column: SampledColumn) -> Iterator[Finding]:
 
 
 def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: Floats) -> Iterator[Finding]:
-    """A few values far beyond a gap in which there are none."""
+    """Yield findings about a few values far beyond a gap without values."""
     limit = _OUTLYING_REWARD if column.name == "reward" else _OUTLYING
     usual = float(np.quantile(spread[spread > 0], 0.75)) if (spread > 0).any() else 0.0
     for place in range(column.width):
@@ -81,7 +82,7 @@ def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: F
         if not np.isfinite(furthest) or furthest <= 0.1 * _AT_REST * usual or len(away) < 4 * rare:
             continue
         tail = np.append(away[-rare:], furthest)
-        # A thing that is at rest, but for rounding, and moved a few times, moves no further than others do.
+        # A dimension at rest (except for rounding) that moved a few times does not move further than others.
         inner = np.where(tail[:-1] < _AT_REST * usual, max(usual, 1e-300), tail[:-1])
         ratios = tail[1:] / inner
         at = int(ratios.argmax())
@@ -96,13 +97,13 @@ def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: F
         message += f"median, {middle[place]:g}, as all but {_few(len(tail) - 1 - at, sampled)} do"
         odd = every > tail[at]
         where = some(np.append(sampled.episode[odd], episode))
-        # What episodes begin with is set, and need not be what steps lead to.
+        # The first row of an episode is set by a reset, and steps need not reach it.
         level = "note" if len(where) > 2 and step <= 1 and (sampled.step[odd] <= 1).all() else "warning"
         yield of_dimension("outlier", level, message, column, place, (episode, step), where)
 
 
 def _at(places: npt.NDArray[np.int64], place: int) -> tuple[int, int]:
-    """Episode and step of a dimension's extreme."""
+    """Return episode and step of a dimension's extreme."""
     episode, step = places[place].tolist()
     return episode, step
 
@@ -114,7 +115,7 @@ def _few(count: int, sampled: Sampled) -> str:
 
 
 def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
-    """A few dimensions that vary much more than all of their siblings."""
+    """Yield findings about a few dimensions that vary much more than all of their siblings."""
     known = np.flatnonzero(spread > 0)
     if len(known) < 2:
         return
@@ -142,12 +143,12 @@ def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
 
 
 def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
-    """Values that stand at their lowest or highest."""
+    """Yield findings about values that stay at their lowest or highest value."""
     if column.name == "reward":
         return
     there = np.isfinite(column.values)
     count = np.maximum(there.sum(axis=0), 1)
-    # Measured by what most values span: beside one outlier all others would be near the lowest.
+    # The scale is the range of most values: with one outlier, all other values would be near the lowest.
     most = np.quantile(np.where(there, column.values, column.low), [0.05, 0.95], axis=0)
     near = 1e-6 * (most[1] - most[0])
     lowest, highest = there & (column.values <= column.low + near), there & (column.values >= column.high - near)
@@ -157,7 +158,7 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         if _values_between(column.values[:, place]) < 20 or (not action and (low[place] == 0 or high[place] == 0)):
             continue
         both = low[place] + high[place]
-        # What is seen is often cut off by its environment, as the speeds of Walker2d are at 10.
+        # Environments often clip observations; for example, Walker2d clips speeds at 10.
         level = "warning" if action and both >= _SATURATED_ACTION else "note"
         message = (
             f"{both:.0%} of the values are {column.low[place]:g} or {column.high[place]:g}, the lowest and highest"
@@ -168,14 +169,14 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _values_between(values: Floats) -> int:
-    """Number of different values among the first few hundred that are neither the lowest nor the highest."""
+    """Return the number of distinct values, among the first few hundred, between the lowest and the highest."""
     values = values[np.isfinite(values)]
     inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]
     return len(np.unique(inside[:500]))
 
 
 def _times_255(column: SampledColumn) -> Iterator[Finding]:
-    """Actions that reach to 255 times 1, 2, a half or 0.4, where action spaces end, and are no whole numbers."""
+    """Yield findings about actions that reach 255 times a usual limit (1, 2, 0.5 or 0.4), and are not whole numbers."""
     if not column.name.startswith("action"):
         return
     for place in range(column.width):
@@ -191,10 +192,10 @@ def _times_255(column: SampledColumn) -> Iterator[Finding]:
 
 
 def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
-    """Dimensions of observations that hardly ever keep their value, and then do for long, while siblings change."""
+    """Yield findings about dimensions that rarely keep a value, and then keep one while siblings change."""
     if not column.name.startswith("observation") or column.width < 2:
         return
-    follows = np.diff(sampled.row) == 1  # also from one episode to the next, where a value is even less the same
+    follows = np.diff(sampled.row) == 1  # also across episodes, where a repeated value is even less likely
     same = (np.diff(column.values, axis=0) == 0) & follows[:, None]
     changes = (~same).sum(axis=1)
     moving = follows & (changes >= max(1.0, 0.5 * float(np.median(changes[follows])) if follows.any() else 1.0))
@@ -215,13 +216,13 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _rests(column: SampledColumn, place: int, kept: Bools, first: int, sampled: Sampled) -> bool:
-    """Whether what stays the same from a row on is a thing at rest, or at its limit, and not a sensor that was lost."""
+    """Whether a run of equal values is an object at rest or at its limit, and not a lost sensor."""
     values = column.values[:, place]
-    # As a lidar without anything before it.
+    # For example, a lidar with no object in its range.
     at_limit = values[first] in (column.low[place], column.high[place])
     begins, ends = np.split(_edges(kept).reshape(-1, 2), 2, axis=1)
     long = (ends - begins >= _STUCK)[:, 0]
-    # A thing that nobody has touched yet stays until the episode ends, or moves off; it does not jump.
+    # An untouched object rests until the episode ends, or moves off gradually; it does not jump.
     after = min(int(ends[begins[:, 0] == first][0, 0]) + 1, len(values) - 1)
     same_episode = sampled.episode[first] == sampled.episode[after - 1]
     untouched = sampled.step[first] == 0 and same_episode and not _jumps(values, after, sampled)
@@ -230,14 +231,14 @@ def _rests(column: SampledColumn, place: int, kept: Bools, first: int, sampled: 
 
 
 def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
-    """Whether a value changes to a row of the same episode by much more than it usually does."""
+    """Whether a value changes at a row, within an episode, by much more than its usual change."""
     changes = np.abs(np.diff(values))
     usual = float(np.quantile(changes[changes > 0], 0.9)) if (changes > 0).any() else np.inf
     return bool(sampled.episode[row] == sampled.episode[row - 1]) and float(changes[row - 1]) > 3 * usual
 
 
 def _came_to_rest(values: Floats, first: int) -> bool:
-    """Whether a value hardly changed any more before it stays: a thing that was let go, not a sensor that was lost."""
+    """Whether a value hardly changed before its run of equal values: a released object, not a lost sensor."""
     changes = np.abs(np.diff(values))
     usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
     return first > 0 and float(changes[max(0, first - 3) : first].max(initial=0.0)) < 0.1 * usual
@@ -267,29 +268,29 @@ def _edges(flags: Bools) -> npt.NDArray[np.int64]:
 _PARTS = 8
 _FEWEST_ROWS = 150
 _FEWEST_IN_EPISODE = 16
-# Where the values of some parts lie wholly beside those of the others: by so many times what either of them span, by
-# the number of episodes on the side that has fewer. Of few episodes chance sets two halves apart.
+# Least distance between the values of some parts and of the others, as a multiple of the larger of their two ranges, by
+# the number of episodes on the smaller side. With few episodes, two halves may differ by chance.
 _BESIDE = {2: 50.0, 3: 1.5, 4: 1.0}
-# Episodes of each part, where those that differ are not one stretch of the data.
+# Least number of episodes for each part, if the parts that differ are not one contiguous stretch.
 _FEWEST_SCATTERED = 3
 _WIDER = 100.0
 _WIDER_EPISODES = 30.0
-# Most episodes of the parts that vary more do so by this factor, those that vary least and most left out.
+# Factor by which most episodes of the wider parts vary more; the least and most variable episodes are left out.
 _EACH_WIDER = 10.0
 _NEGLIGIBLE, _NEGLIGIBLE_SEEN = 1e-4, 1e-2
-# Where more of the dimensions differ at once, it is what was done that differs, not a sensor.
+# If a larger share of dimensions differs at once, the behaviour differs, not a sensor.
 _MOST_AT_ONCE = 0.25
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Sampled rows, cut into stretches of equal length, and into episodes.
+    """Sampled rows, divided into stretches of equal length, and into episodes.
 
     Args:
         sampled: The rows.
-        count: How many stretches there are.
-        part: Which of them each row lies in, ``[n]``.
-        begins, length: Of each episode that was sampled, the first of its rows, and how many there are.
+        count: Number of stretches.
+        part: The stretch of each row, ``[n]``.
+        begins, length: First row and number of rows of each sampled episode.
     """
 
     sampled: Sampled
@@ -303,7 +304,7 @@ class _Parts:
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return long episodes that lie mostly in some stretches, and the others, as places in ``begins``."""
+        """Return indices into ``begins`` of long episodes mostly in these stretches, and of the other long episodes."""
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
@@ -316,7 +317,7 @@ class _Parts:
         return min(len(odd), len(rest)) if whole else 0
 
     def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, loud: bool) -> Finding:
-        """A finding about some stretches, as a note unless it is loud."""
+        """Return a finding about some stretches: a warning if ``loud``, else a note."""
         rows = np.flatnonzero(self.rows(parts))
         where, level = self.sampled.where(int(rows[0])), "warning" if loud else "note"
         return of_dimension("drift", level, message, column, place, where, some(self.sampled.episode[rows]))
@@ -365,7 +366,7 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the ranges of dimensions in each part, relative to their siblings; all shrink where little happens."""
+    """Return each part's ranges of dimensions, relative to siblings; all ranges shrink with little motion."""
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
         return spread
@@ -375,13 +376,13 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """Return sizes that are small beside the usual range of the dimension; ``sizes`` are positive if it has a range."""
+    """Return the size up to which a range is mere rounding: a share of the median of positive ``sizes``; else 0."""
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
 
 
 def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts: _Parts) -> Finding | None:
-    """Values of some parts wholly below those of the others."""
+    """Return a finding for values of some parts that lie wholly below or above the values of the others."""
     order = np.argsort(low)
     reach = np.maximum.accumulate(high[order])
     gaps = low[order][1:] - reach[:-1]
@@ -403,14 +404,14 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
 def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
     """Behind which of some positive numbers, in order, there is a gap of a factor, and hardly one on either side of it.
 
-    What is measured in another unit differs by one factor. Of a door that is opened in some episodes, and at rest but
-    for rounding in others, every episode has another number: those are no two groups.
+    Values in another unit differ by one factor. But if a door is opened in some episodes, and rests (except for
+    rounding) in others, each episode has its own range: these are no two groups.
 
     Args:
-        ordered: The numbers.
+        ordered: The numbers, ascending.
         inside: Behind which of them the gap may be.
-        factor: How large it is at least.
-        least: Of the lower numbers, what is not merely rounding.
+        factor: The least size of the gap.
+        least: The least size of the lower numbers that exceeds mere rounding.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
     at = int(ratios[inside].argmax()) + inside.start
@@ -420,13 +421,13 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
 
 def _reach(ordered: Floats) -> float:
-    """The highest over the lowest, but for a tenth at both ends where there are many."""
+    """Return the ratio of the highest to the lowest number, without a tenth at both ends if there are many."""
     cut = len(ordered) // 10
     return float(ordered[len(ordered) - 1 - cut] / max(ordered[cut], 1e-300))
 
 
 def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> Finding | None:
-    """Values that never change in some parts, and nearly always do in the others."""
+    """Return a finding for values that never change in some parts, and nearly always change in the others."""
     still = np.flatnonzero(spread <= 0)
     if not len(still) or len(still) > len(spread) // 2 + 1 or len(still) == len(spread):
         return None
@@ -435,17 +436,17 @@ def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> 
         return None
     moves = [np.diff(column.values[parts.part == number, place]) for number in np.flatnonzero(spread > 0)]
     if min(float((one != 0).mean()) for one in moves) < 0.5:
-        return None  # it rests elsewhere, too
+        return None  # the dimension also rests in the other parts
     value = kept[0][0]
     elsewhere = column.values[~parts.rows(still), place]
-    # A gripper that is open, or a lidar that sees nothing, is at its limit, where it has been elsewhere, too.
+    # An open gripper, or a lidar without an object, is at a limit that its values also reach in other rows.
     at_limit = value in (column.low[place], column.high[place]) and bool((elsewhere == value).any())
     message = f"always {value:g} in {_said(still, len(spread))}, and changes elsewhere"
     return parts.finding(message, column, place, still, loud=parts.tell(still) >= min(_BESIDE) and not at_limit)
 
 
 def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, least: float) -> Finding | None:
-    """Values that spread over much more in some parts than in others."""
+    """Return a finding for values with a much larger range in some parts than in others."""
     order = np.argsort(spread)
     ordered = spread[order]
     if ordered[0] <= 0:
@@ -458,7 +459,7 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
     more = "more" if odd[0] in order[at + 1 :] else "less"
     message = f"varies {ratio(ordered[at + 1] / ordered[at])} times {more} in {_said(odd, len(spread))} than elsewhere"
     wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
-    # No goal has it that actions are so much larger, in whichever episodes.
+    # A goal never causes such large actions, in any episode.
     few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
     loud = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
     return parts.finding(message, column, place, odd, loud=loud)
@@ -472,7 +473,7 @@ def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -
 
 
 def _inner(ordered: Floats) -> tuple[float, float]:
-    """The lowest and the highest, but for a tenth at both ends; NaN of nothing."""
+    """Return the lowest and the highest number, without a tenth at both ends if there are many; NaN without numbers."""
     if not len(ordered):
         return np.nan, np.nan
     cut = len(ordered) // 10
@@ -480,7 +481,7 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Parts of the data in words, as from where to where they reach."""
+    """Describe parts of the data in words, as ranges from begin to end."""
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
@@ -488,7 +489,7 @@ def _said(parts: Int64s, count: int) -> str:
 
 
 def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
-    """Values that reach much further in some episodes than in all others."""
+    """Yield findings about values that reach much further in some episodes than in all others."""
     seen = column.name.startswith("observation")
     enough = parts.length >= _FEWEST_IN_EPISODE
     if (seen and column.width > 64) or enough.sum() < (12 if seen else 8):
@@ -501,7 +502,7 @@ def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]
         order = np.argsort(reach[:, place])
         ordered = reach[order, place]
         fewest = max(3 if seen else 2, len(ordered) // 20)
-        # Things that are seen lie still in some episodes, and are moved in others.
+        # Observed objects rest in some episodes, and move in others.
         factor = _WIDER_EPISODES * (10 if seen else 1)
         at = _gap(ordered, slice(fewest - 1, len(ordered) - fewest), factor, least)
         if at is None:
@@ -514,12 +515,12 @@ def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]
         yield of_dimension("scale-by-episode", "warning", message, column, place, (episode, step), odd)
 
 
-# Sums over an episode of what is seen, weighed by waves: two mixtures of the dimensions by four waves.
+# A sketch holds sums of observations over an episode, weighted by waves: two mixtures of dimensions by four waves.
 _MIXTURES, _WAVES = 2, 4
 _PERIOD = 4096
 _SHORTEST = 6
 _FEWEST, _NEIGHBOURS = 3, 8
-# As near as this, of what episodes differ by, and so many times nearer than others are.
+# Largest distance of similar episodes, relative to the spread of episodes, and the least factor to other distances.
 _NEAR, _NEARER = 0.01, 100.0
 _NEARER_ON_A_LINE, _SPREAD_OUT = 1000.0, 0.3
 # The share of episodes that is no coincidence.
@@ -527,7 +528,7 @@ _MANY = 0.05
 
 
 class Sketches:
-    """Adds up, row by row, a few numbers for each episode that lie near each other where two are nearly alike."""
+    """Accumulates a sketch of a few numbers for each episode; sketches are close if episodes are nearly alike."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -543,7 +544,7 @@ class Sketches:
         self.usable = True
 
     def add(self, numbers: Mapping[str, npt.NDArray[np.floating]], start: Bools, step: Int64s) -> None:
-        """Take in rows: columns of floats, which rows begin an episode, and the number of each in its episode."""
+        """Add rows: columns of floats, a mask of rows that begin an episode, and the row number in the episode."""
         if not numbers or (self._weights and self._weights.keys() != numbers.keys()):
             self.usable = False
         if not self.usable or not len(start):
@@ -556,7 +557,7 @@ class Sketches:
             if flat.shape[1] != len(self._middles[name]):
                 self.usable = False
                 return
-            # In the type of the rows: half of the time, and near is near enough.
+            # Computed in the dtype of the rows, which halves the time; the precision suffices.
             away = (flat - self._middles[name].astype(flat.dtype)) @ self._weights[name].astype(flat.dtype)
             mixed += np.nan_to_num(away, nan=0.0, posinf=0.0, neginf=0.0)
         waved = (mixed[:, :, None] * self._waves[step % _PERIOD][:, None, :]).reshape(len(start), -1)
@@ -565,7 +566,7 @@ class Sketches:
         self._open, self._rows = sums[-1], int(lengths[-1])
 
     def _scales_of(self, name: str, flat: npt.NDArray[np.floating]) -> None:
-        """Middle and scale by the first rows, so that each dimension counts; which ones they are matters little."""
+        """Compute middle and scale from the first rows, so that each dimension counts; exact values matter little."""
         finite = np.where(np.isfinite(flat), flat, 0.0).astype(np.float64)
         self._middles[name] = np.median(finite, axis=0)
         scale = np.abs(finite - self._middles[name]).mean(axis=0)
@@ -577,7 +578,7 @@ class Sketches:
         self._lengths.append(lengths)
 
     def findings(self, hashes: UInt64s) -> Iterator[Finding]:
-        """Pairs of episodes that are nearly, but not exactly alike; ``hashes`` of their rows, by episode."""
+        """Yield findings about pairs of episodes that are nearly equal; ``hashes`` exclude exactly equal ones."""
         if not self.usable or not self._rows:
             return
         lengths = np.append(np.concatenate([*self._lengths, np.zeros(0, np.int64)]), self._rows)
@@ -597,9 +598,9 @@ class Sketches:
 
 
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
-    """Pairs of episodes of one length that lie near each other, and whether chance brings none together.
+    """Return close pairs of episodes of one length, and whether chance brings none together.
 
-    Neighbours are looked for among those next to each other by length and by one number of the sketch, three times.
+    Candidates are neighbours in the order of length and of one number of the sketch; there are three such orders.
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)
@@ -614,7 +615,7 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
         for apart in range(1, _NEIGHBOURS + 1):
             one, other = order[:-apart], order[apart:]
             away = np.sqrt(((scaled[one] - scaled[other]) ** 2).mean(axis=1))
-            # Exact copies are told elsewhere, and of short episodes there are not so many different ones.
+            # Another check reports exact copies, and short episodes have too few variants to compare.
             fits = (lengths[one] == lengths[other]) & (hashes[one] != hashes[other]) & (lengths[one] >= _SHORTEST)
             place = 2 * (_NEIGHBOURS * turn + apart - 1)
             nearest[one, place], which[one, place] = np.where(fits, away, np.inf), other
@@ -626,12 +627,12 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
         usual = np.array(_medians(others))
     known = np.isfinite(usual)
     if not known.any():
-        # No others of their length: near is near.
+        # No other episodes have their length: the absolute distance decides.
         usual = np.where(np.isfinite(least), 1.0, np.nan)
     middle = float(np.nanmedian(usual)) if np.isfinite(usual).any() else 0.0
     certain = middle > _SPREAD_OUT
     usual = np.where(np.isfinite(least), np.maximum(np.nan_to_num(usual), middle), np.inf)
-    # Few episodes say little about how near chance brings two of them.
+    # Few episodes give no estimate of the distances that chance brings.
     nearer = _NEARER if certain and count >= _NEIGHBOURS else _NEARER_ON_A_LINE
     near = (least < _NEAR) & (least * nearer < usual)
     found = np.flatnonzero(near)
@@ -639,19 +640,19 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
 
 
 def _medians(rows: Floats) -> Floats:
-    """The median of what is there in each row; NaN where nothing is."""
-    ordered = np.sort(rows, axis=1)  # NaN come last
+    """Return the median of the present numbers in each row; NaN without numbers."""
+    ordered = np.sort(rows, axis=1)  # sorting puts NaN last
     count = np.isfinite(rows).sum(axis=1)
     found = ordered[np.arange(len(rows)), np.maximum(count // 2, 0).clip(max=rows.shape[1] - 1)]
     return np.where(count > 1, found, np.nan)
 
 
 def about_splits(hashes: UInt64s, lengths: Int64s, first_rows: Int64s, splits: Mapping[str, int]) -> Iterator[Finding]:
-    """Episodes that are in two splits.
+    """Yield findings about episodes that occur in two splits.
 
     Args:
-        hashes, lengths, first_rows: Of each episode.
-        splits: How many rows each split has, in their order.
+        hashes, lengths, first_rows: Attributes of each episode.
+        splits: Number of rows of each split, in order.
     """
     if len(splits) < 2:
         return
@@ -676,7 +677,7 @@ _MOST_OF_A_CODE = 5
 
 
 class Watch:
-    """Fed with one block of rows after the other; what it keeps grows by a few numbers an episode.
+    """The checks of every row; rows are added block by block. Memory grows by a few numbers for each episode.
 
     Args:
         arrived: Whether a row's action led to its observation.
@@ -699,13 +700,13 @@ class Watch:
         step: Int64s,
         bounds: Mapping[str, tuple[Floats, Floats]],
     ) -> None:
-        """Take in some rows.
+        """Add rows.
 
         Args:
-            values, hashes: Their columns.
-            start: Which begin an episode; None where that is not known.
-            episode: The number of each row's episode.
-            step: The number of each in its episode.
+            values, hashes: The columns of the rows, and their hashes.
+            start: Mask of rows that begin an episode; None if unknown.
+            episode: The episode number of each row.
+            step: The number of each row in its episode.
             bounds: See ``RowSample.add``.
         """
         count = len(step)
@@ -740,7 +741,7 @@ class Watch:
             if found.numbers is not None and found.shape is not None and _is_looked_at(name)
         }
         real = {}
-        if self._arrived and start is not None:  # first rows hold a place where nothing was done yet
+        if self._arrived and start is not None:  # first rows hold placeholders, since no action preceded them
             real = {name: ~start for name in numbers if name.startswith("action") or name == "reward"}
         if missing is not None:
             real |= {name: ~missing for name in numbers if name.startswith("observation")}
@@ -772,7 +773,8 @@ class Watch:
                 camera.add(hashes[name], combined(others, len(step)), start, episode, step)
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """A finding with the place at which a dimension of its column, or any, is at its ``"low"`` or ``"high"``."""
+        """Return a finding with the place where a dimension of its column, or any, is at its ``"low"`` or ``"high"``.
+        """
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
             return finding
@@ -793,13 +795,13 @@ class Watch:
         """Return the findings, at most a few of a code for each column.
 
         Args:
-            names: Of dimensions, by column.
-            hashes, lengths: Of all episodes, lengths in rows.
-            splits: Rows of each split, in their order.
+            names: Names of dimensions, by column.
+            hashes, lengths: Hash and number of rows of all episodes.
+            splits: Number of rows of each split, in order.
         """
         sampled = self._sample.result(self._rows, names)
         found = list(about_dimensions(sampled))
-        # Episodes with outliers reach further, which has been said.
+        # Episodes with outliers have a larger range, and are already reported.
         told = {(one.column, one.dimension, "scale-by-episode") for one in found if one.code == "outlier"}
         found += (one for one in about_parts(sampled) if (one.column, one.dimension, one.code) not in told)
         found += about_dynamics(sampled, arrived=self._arrived)
@@ -823,7 +825,7 @@ def _is_camera(values: Values) -> bool:
 
 
 def missing_rows(values: Mapping[str, Values]) -> npt.NDArray[np.bool_] | None:
-    """Rows whose observation the source did not store; None where that is not said."""
+    """Return a mask of rows whose observation the source did not store; None if the source does not mark such rows."""
     found = values.get(MISSING)
     if found is None or found.numbers is None or found.shape != ():
         return None

@@ -1,14 +1,14 @@
-"""Checks along time: clocks advance, pictures of cameras change, and observations follow the action of their row.
+"""Checks along time: clocks advance, camera pictures change, and observations follow the action of their row.
 
-How the observation changes, ``y = o[t+1] - o[t]``, is fitted linearly by ``o[t]``, ``o[t-1]`` and the actions of three
-rows: that which the alignment says led to ``o[t+1]`` (``stated``), of the row before it (``earlier``) and of the row
-after it (``later``). Of rows that are right, ``earlier`` says nothing that is not in the rest, whatever the policy is,
-as observations and the action that was taken are all that a step depends on. ``later`` may: a policy chooses it by
-looking at ``o[t+1]``. So an earlier action that explains more is evidence by itself.
+The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly by ``o[t]``, ``o[t-1]`` and the actions of
+three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action of the row before
+(``earlier``) and of the row after (``later``). In correct rows, ``earlier`` adds no information to the rest for any
+policy, since a step depends only on observations and on the action that was taken. ``later`` may add information: a
+policy chooses it from ``o[t+1]``. So an earlier action that explains more is evidence by itself.
 
-A later one is told by asking the other way round, which action ``o[t]`` and ``o[t+1]`` say most about. The one that was
-taken in between was chosen by looking at the first, and led to the second, so that they have all that there is to know
-of it. Of one that was chosen by looking at ``o[t+1]`` they have only what the policy makes of it, and not its noise.
+A later action is detected by the reverse question: which action do ``o[t]`` and ``o[t+1]`` predict best? The action
+taken in between was chosen from the first and led to the second, so the two hold all available information about it.
+For an action that was chosen from ``o[t+1]``, they hold only the policy's function of it, and not its noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FROZEN, _FROZEN_NOTED = 20, 10
 
 
 def is_clock(name: str) -> bool:
-    """Whether a column's name says that it holds the time."""
+    """Whether the name of a column marks it as a clock."""
     return _CLOCK.fullmatch(name) is not None
 
 
@@ -48,12 +48,12 @@ class Clock:
         self._last = np.nan
         self._backwards = 0
         self._back = Places()
-        # The longest durations, and the episode and step that each led to.
+        # The longest durations, and the episode and step at the end of each.
         self._longest = np.zeros((0, 3))
         self._counts = np.zeros(_BUCKETS, np.int64)
 
     def add(self, times: Floats, start: Bools, episode: Int64s, step: Int64s) -> None:
-        """Take in rows, ``[n]`` of everything; NaN where there is no time."""
+        """Add rows; each argument is an array ``[n]``, with NaN for a missing time."""
         passed = np.diff(times, prepend=self._last)
         self._last = float(times[-1])
         passed[start | ~np.isfinite(passed)] = np.nan
@@ -95,7 +95,7 @@ class Clock:
 
 
 def _buckets(durations: Floats) -> Int64s:
-    """The bucket of each duration, which is above 0."""
+    """Return the bucket of each duration; durations must be above 0."""
     return np.asarray(np.clip(np.round(_FINE * np.log2(durations)) + _MIDDLE, 0, _BUCKETS - 1), np.int64)
 
 
@@ -109,11 +109,11 @@ class Camera:
         self._run = 0
         self._run_at = (0, 0)
         self._runs = np.zeros(4096, np.int64)
-        # The longest of them: how long, episode and step.
+        # The longest stretch: its length, episode and step.
         self._longest: list[tuple[int, int, int]] = []
 
     def add(self, pictures: UInt64s, others: UInt64s, start: Bools, episode: Int64s, step: Int64s) -> None:
-        """Take in hashes of the pictures and of all else that is seen."""
+        """Add hashes of the pictures, and of all other observations."""
         same, moved = _same(pictures, self._last), ~_same(others, self._last_other)
         self._last, self._last_other = pictures[-1], others[-1]
         frozen = same & moved & ~start
@@ -170,11 +170,11 @@ def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:
 def about_statistics(
     said: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Floats]]
 ) -> Iterator[Finding]:
-    """Statistics that data bring along and that are those of other rows.
+    """Yield findings about statistics in the data that do not fit these rows.
 
     Args:
-        said: Mean, ``std``, ``min`` and ``max`` by column.
-        known: What was counted: ``mean``, ``deviation``, ``low`` and ``high`` by column, ``[width]`` each.
+        said: Mean, ``std``, ``min`` and ``max`` by column, from the data.
+        known: Computed ``mean``, ``deviation``, ``low`` and ``high`` by column, ``[width]`` each.
     """
     for name, numbers in known.items():
         found = {
@@ -213,20 +213,20 @@ def _contradiction(said: Mapping[str, float], numbers: Mapping[str, Floats], pla
 
 
 BLOCKS = ("earlier", "stated", "later")
-"""Actions of three rows: the one before that which led to the next observation, this one, and the one after it."""
+"""Blocks of actions of three rows: the row before the stated action's, its own row, and the row after it."""
 _RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Transitions.
+    """The transitions that the fits use.
 
     Args:
         seen: ``o[t]`` and ``o[t-1]``, ``[n, 2 * p]``.
         changes: ``o[t+1] - o[t]``, ``[n, q]``.
-        actions: By block, ``[n, width]``.
-        episode: Of each.
-        place: Which of the sampled rows has ``o[t]``.
+        actions: Actions by block, ``[n, width]``.
+        episode: The episode of each transition.
+        place: The number of the sampled row that has ``o[t]``.
     """
 
     seen: Floats
@@ -250,13 +250,13 @@ class Steps:
 
 
 def _folds(steps: Steps) -> list[Bools]:
-    """Two halves of the steps, in stretches that lie side by side."""
+    """Return two halves of the steps, as alternating stretches of adjacent rows."""
     stretch = np.cumsum(np.diff(steps.place, prepend=steps.place[0]) > 1) // 2 + steps.place // 97
     return [stretch % 2 == 0, stretch % 2 == 1]
 
 
 class _Fits:
-    """Held-out squared errors of every choice of blocks, by two folds of stretches of rows."""
+    """Held-out squared errors for each choice of blocks, with two folds of stretches of rows."""
 
     def __init__(self, steps: Steps) -> None:
         self.parts = [np.ones((len(steps), 1)), steps.seen, *(steps.actions[name] for name in BLOCKS)]
@@ -269,7 +269,7 @@ class _Fits:
         self.squares = [(steps.changes[fold] ** 2).sum(axis=0) for fold in folds]
 
     def error(self, names: tuple[str, ...]) -> Floats:
-        """Return the residual of each change, fitted by the observations and these blocks."""
+        """Return the residual of each change after a fit by the observations and these blocks."""
         columns = np.concatenate([self.always, *(self.columns[name] for name in names)])
         total: Any = 0.0
         for fitted, held in ((0, 1), (1, 0)):
@@ -285,7 +285,7 @@ def _chosen(fit: tuple[Floats, Floats], columns: Int64s) -> tuple[Floats, Floats
 
 
 def solved(gram: Floats, product: Floats) -> Floats:
-    """The weights of a ridge regression."""
+    """Return the weights of a ridge regression."""
     size = max(float(gram[0, 0]), 1.0)
     return np.asarray(np.linalg.solve(gram + _RIDGE * size * np.eye(len(gram)), product))
 
@@ -295,7 +295,7 @@ def gains_of(steps: Steps) -> dict[str, float]:
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
     all_of_it = errors[BLOCKS]
-    # The changes that actions say most about.
+    # Only the changes that actions explain best.
     best = np.argsort(all_of_it / errors[()])[: max(1, min(3, len(all_of_it)))]
 
     def gain(without: tuple[str, ...], added: str) -> float:
@@ -313,7 +313,7 @@ def gains_of(steps: Steps) -> dict[str, float]:
 
 
 def left_by_pair(steps: Steps) -> dict[str, float]:
-    """The share of each block's actions that ``o[t]`` and ``o[t+1]`` leave unexplained, the mean of all dimensions'."""
+    """Return the share of each block's actions that ``o[t]`` and ``o[t+1]`` leave unexplained (mean of dimensions)."""
     table = np.concatenate([np.ones((len(steps), 1)), steps.now, steps.changes], axis=1)
     folds = _folds(steps)
     fits = [table[fold].T @ table[fold] for fold in folds]
@@ -331,7 +331,7 @@ def left_by_pair(steps: Steps) -> dict[str, float]:
 
 
 def explained_by_seen(steps: Steps) -> float:
-    """The share of the stated actions' variance that is linear in ``o[t]``."""
+    """Return the share of the stated actions' variance that is linear in ``o[t]``."""
     actions = steps.actions["stated"]
     actions = actions - actions.mean(axis=0)
     squares = float((actions**2).sum())
@@ -367,7 +367,7 @@ _FEWEST_IN_EPISODE = 5
 
 
 def about_dynamics(sampled: Sampled, *, arrived: bool) -> Iterator[Finding]:
-    """Findings about actions that stand a row off, in all episodes or in some."""
+    """Yield findings about actions that are shifted by a row, in all episodes or in some."""
     steps = _steps_of(sampled, arrived=arrived)
     if steps is None:
         return
@@ -424,7 +424,7 @@ def _steps_of(sampled: Sampled, *, arrived: bool) -> Steps | None:
         return None
     if seen.shape[1] > _MOST_DIMENSIONS:
         seen = seen[:, np.linspace(0, seen.shape[1] - 1, _MOST_DIMENSIONS).astype(int)]
-    # o[t-1], o[t] and o[t+1] and, of "arrived" rows, also that of row t+2, which the later action stands in.
+    # o[t-1], o[t] and o[t+1] and, for "arrived" rows, also row t+2, which holds the later action.
     rows = np.arange(1, len(sampled.row) - (2 if arrived else 1))
     last = rows + (2 if arrived else 1)
     fits = (sampled.row[last] - sampled.row[rows - 1] == last - rows + 1) & (
@@ -445,7 +445,7 @@ def _steps_of(sampled: Sampled, *, arrived: bool) -> Steps | None:
 
 
 def _vectors(column: SampledColumn) -> Floats:
-    """Numbers as they are; codes of a few states also as flags."""
+    """Return numbers unchanged, and codes of a few states also as one-hot flags."""
     values = column.values
     if column.continuous or column.width > 1:
         return values
@@ -467,14 +467,14 @@ def _scaled(values: Floats) -> Floats:
 
 
 def _lively(values: Floats) -> Floats:
-    """Return the dimensions that vary in many rows; a fit would follow the few rows in which another one varies."""
+    """Return the dimensions that vary in many rows; a dimension that varies in few rows would dominate a fit."""
     squares = np.clip(np.where(np.isfinite(values), values, 0.0), -4, 4) ** 2
     rows = squares.sum(axis=0) ** 2 / np.maximum((squares**2).sum(axis=0), 1e-12)  # as many, were they all as far away
     return values[:, rows >= min(_FEWEST_LIVELY, 0.1 * len(values))]
 
 
 def _blocks_of(action: SampledColumn) -> Floats | None:
-    """Actions as regressors: flags of discrete ones, numbers of others; NaN where a row only holds a place."""
+    """Return actions as regressors: discrete ones as flags, others as numbers; NaN in placeholder rows."""
     if action.continuous or action.width > 1:
         if action.width > _MOST_DIMENSIONS:
             return None
@@ -492,7 +492,7 @@ def _blocks_of(action: SampledColumn) -> Floats | None:
 
 
 def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float = _FUNCTION_OF_SEEN) -> str:
-    """Return the block that explains the changes; "unknown" if none clearly does."""
+    """Return the block that explains the changes; "unknown" if no block clearly does."""
     if min(_unlike_the_rest(steps.actions["stated"]), _unlike_the_rest(steps.changes)) < _FEWEST_THAT_TELL:
         return "unknown"
     stated, later = gains["stated"], gains["later"]
@@ -526,10 +526,10 @@ def _unlike_the_rest(rows: Floats) -> int:
 
 
 def _obeyed(rest: Steps, there: Steps, other: str) -> float:
-    """Return what ``other`` actions explain beyond the stated actions, in episodes that the weights were not fitted on.
+    """Return the gain of ``other`` actions over the stated actions, in episodes that the weights were not fitted on.
 
-    The machine is the same, so that they do as much where rows are shifted. Where a few episodes are merely odd, as
-    those in which an arm is held by a wall, they do not.
+    The machine is the same, so the gain is as large where rows are shifted. In a few episodes that are merely unusual,
+    such as episodes in which a wall holds an arm, it is smaller.
     """
     table = np.concatenate([np.ones((len(rest), 1)), rest.seen, rest.actions["stated"]], axis=1)
     weights = solved(table.T @ table, table.T @ rest.changes)
@@ -542,7 +542,7 @@ def _obeyed(rest: Steps, there: Steps, other: str) -> float:
 
 
 def _episodes_that_prefer(steps: Steps, other: str) -> Int64s | None:
-    """Episodes whose changes are fitted better by ``other`` than by what is stated; None where it is few or all."""
+    """Return the episodes whose changes ``other`` fits better than the stated actions; None if they are few or all."""
     names, inverse, counts = np.unique(steps.episode, return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST_IN_EPISODE
     if enough.sum() < _FEWEST_EPISODES:

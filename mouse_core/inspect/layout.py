@@ -1,4 +1,4 @@
-"""Layout of rows in files, and its costs in speed."""
+"""The layout of rows in files, and its costs in speed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mouse_core.formats.base import RowStream
 from mouse_core.readahead.room import room_for_files
 from mouse_core.store.disk.folder import NAME, parse_manifest
 
-# Record batches of more rows have their columns too far apart for windows, and what Arrow's reader keeps of each.
+# For larger record batches, columns are too far apart for windows, and Arrow's reader keeps too much memory for each.
 _ROWS_FOR_WINDOWS, _KEPT_BYTES = 256, 3_500
-# What nobody minds to have in memory.
+# Files up to this size fit into memory on any machine.
 _MINDED_BYTES = 100 << 20
-# Rows of more bytes are read in large pieces however they lie.
+# Larger rows are read in large pieces in any layout.
 _LARGE_ROW = 4 << 10
 
 
@@ -29,10 +29,10 @@ class FileLayout:
 
     Args:
         kind: "datasets" or "store".
-        bytes: Of all files.
-        rows: Of all files, where it is known; else 0.
-        batch_rows: How many rows a record batch has, at most.
-        batches: How many record batches there are, about.
+        bytes: Size of all files.
+        rows: Number of rows of all files; 0 if unknown.
+        batch_rows: Largest number of rows of a record batch.
+        batches: Approximate number of record batches.
         compressed: Whether values are compressed.
     """
 
@@ -50,12 +50,12 @@ def layout_of(stream: RowStream) -> FileLayout | None:
     try:
         if stream.format == "store" and (path / NAME).is_file():
             return _of_store(path, stream.rows or 0)
-        splits = stream.format_metadata.get("splits")  # of other formats, names of files alone
+        splits = stream.format_metadata.get("splits")  # for other formats, only the names of files
         files = [Path(name) for names in splits.values() for name in names] if isinstance(splits, Mapping) else []
         if stream.format == "datasets" and files and all(file.suffix == ".arrow" for file in files):
             return _of_files(files, stream.rows or 0)
     except (MouseError, OSError):
-        pass  # whoever reads the rows is told
+        pass  # reading the rows raises the error
     return None
 
 
@@ -83,7 +83,7 @@ def _of_files(files: Sequence[Path], rows: int) -> FileLayout:
 
 
 def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
-    """The bytes and rows of a file's first record batch, and whether it is compressed."""
+    """Return the size and rows of a file's first record batch, and whether the batch is compressed."""
 
     def read(begin: int, end: int) -> pa.Buffer:
         return buffer.slice(begin, end - begin)
@@ -99,12 +99,12 @@ def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
 
 
 def costs(layout: FileLayout | None, source: str, room: int | None = None) -> Iterator[tuple[str, str]]:
-    """Return the costs of the layout: a short name and a sentence with the command that removes the cost, each.
+    """Return the costs of the layout: for each, a short name and a sentence with the command that removes the cost.
 
     Args:
-        layout: It.
-        source: The path, as the command takes it.
-        room: How many bytes of files can be in memory; by default what there is.
+        layout: The layout.
+        source: The path, as an argument of the command.
+        room: Bytes of files that can be in memory; by default the available memory.
     """
     if layout is None:
         return

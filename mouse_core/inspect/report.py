@@ -1,4 +1,4 @@
-"""Report of an inspection with its findings, and its text for a terminal, with rich where it is installed."""
+"""The report of an inspection with its findings, and its text for a terminal, formatted by rich if it is installed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mouse_core._base.progress import aligned, console, item
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import DIMS
 
-# Of more episodes than these the first are named.
+# Of more episodes than this number, only the first are listed.
 MOST = 1000
 
 
 def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
-    """Numbers of episodes, each once, ascending; of very many the first."""
+    """Return distinct episode numbers, ascending; of very many, only the first."""
     found = episodes if isinstance(episodes, np.ndarray) else np.array(list(episodes), np.int64)
     return tuple(np.unique(found)[:MOST].tolist())
 
 
 class Places:
-    """Fed with places in their order.
+    """The places of a finding, collected in their order.
 
     Args:
-        column: The column that they are of; None: of none.
+        column: The column of the places; None for places without a column.
     """
 
     def __init__(self, column: str | None = None) -> None:
@@ -45,7 +45,7 @@ class Places:
         step: npt.NDArray[np.int64],
         dimensions: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Take in places, ``[n]`` each; ``dimensions`` of the column that it is so in, each once."""
+        """Add places, ``[n]`` each; ``dimensions`` are the affected dimensions of the column, each once."""
         if not len(episode):
             return
         if self._first is None:
@@ -71,20 +71,20 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a reader of the data should know.
+    """A finding about the data that its user should know.
 
     Args:
         code: A short name, the same in every version: "no-truncation".
-        level: "error" where rows cannot be used as they are, "warning" where they are most likely wrong, both of which
-            count under ``--strict``, or "note".
-        message: A sentence or two.
-        column: The column that it is about; None where it is about none, or several.
-        dimension: Which place of the column's rows, from 0; None where it is about the whole of them.
-        name: What the data call this dimension; None where they do not say.
-        episode: An episode in which it is so, from 0; None where that is not known.
-        step: A step of that episode, from 0.
-        episodes: All episodes in which it is so, ascending, as far as they were looked at, and the first 1,000 of very
-            many; none where that is not known.
+        level: "error" for rows that cannot be used as they are, "warning" for rows that are most likely wrong, or
+            "note". Errors and warnings count under ``--strict``.
+        message: The finding in one or two sentences.
+        column: The column of the finding; None for no column or several.
+        dimension: The dimension of the column's rows, from 0; None if the finding is about the whole rows.
+        name: The name of this dimension in the data; None without a name.
+        episode: An affected episode, from 0; None if unknown.
+        step: An affected step of that episode, from 0.
+        episodes: All affected episodes that were checked, ascending, and only the first 1,000 of very many; empty if
+            unknown.
     """
 
     code: str
@@ -106,7 +106,7 @@ class Finding:
 
 
 def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors, then warnings, then notes; in their order otherwise."""
+    """Return errors, then warnings, then notes, each in their original order."""
     return sorted(findings, key=lambda item: LEVELS.index(item.level))
 
 
@@ -116,7 +116,7 @@ def ratio(number: float) -> str:
 
 
 def called(column: str, dimension: int | None, width: int, names: Sequence[str] | None = None) -> str:
-    """A column or one dimension of it, as messages call it: ``observation[3] (elbow)``."""
+    """Return the name of a column or of one dimension for messages: ``observation[3] (elbow)``."""
     if dimension is None or width <= 1:
         return column
     said = f" ({names[dimension]})" if names is not None and dimension < len(names) else ""
@@ -132,14 +132,14 @@ def of_dimension(
     where: tuple[int | None, int | None] = (None, None),
     episodes: tuple[int, ...] = (),
 ) -> Finding:
-    """A finding about a dimension of a column, whose name begins the message.
+    """Return a finding about a dimension of a column; its message begins with the dimension's name.
 
     Args:
         code, level, message: As in ``Finding``.
-        column: With ``name``, ``width`` and ``names``, those of its dimensions.
-        dimension: Which one.
+        column: The column, with the attributes ``name``, ``width`` and ``names``.
+        dimension: The number of the dimension.
         where: Episode and step.
-        episodes: All that it is in; by default the one of ``where``.
+        episodes: All affected episodes; by default the episode of ``where``.
     """
     names = column.names if column.names is not None and dimension is not None else None
     found = Finding(code, level, f"{called(column.name, dimension, column.width, names)}: {message}", column.name)
@@ -151,7 +151,7 @@ def of_dimension(
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
-    """Return at most ``most`` findings of each code and column; the last of them says how many more there are."""
+    """Return at most ``most`` findings of each code and column; the last one counts the findings left out."""
     kept: list[Finding] = []
     count: dict[tuple[str, str | None], int] = {}
     for finding in findings:
@@ -168,32 +168,32 @@ def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
 
 
 def warning(code: str, message: str, column: str | None = None) -> Finding:
-    """A warning without a place."""
+    """Return a warning without a place."""
     return Finding(code, "warning", message, column)
 
 
 def error(code: str, message: str, column: str | None = None) -> Finding:
-    """An error without a place."""
+    """Return an error without a place."""
     return Finding(code, "error", message, column)
 
 
 def note(code: str, message: str, column: str | None = None) -> Finding:
-    """A note without a place."""
+    """Return a note without a place."""
     return Finding(code, "note", message, column)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what it counts: ``1 row``, ``2,000 rows``."""
+    """Return a number and its noun: ``1 row``, ``2,000 rows``."""
     return f"{number:,} {plural(number, noun)}"
 
 
 def plural(number: int, noun: str) -> str:
-    """The noun, in its plural unless there is one."""
+    """Return the noun in the plural, or in the singular for 1."""
     return noun if number == 1 else f"{noun}s"
 
 
 def listed(items: Sequence[object]) -> str:
-    """The first few of some things, and how many more there are."""
+    """Return the first few items, and the number of further items."""
     shown = ", ".join(repr(item) for item in items[:_SHOWN])
     return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 
@@ -209,9 +209,9 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
     """Print a report.
 
     Args:
-        report: What was found.
-        viewer: The command that shows the data as they were read, word by word, to which the place of a finding is
-            added; by default ``mouse view`` of the report's source.
+        report: The report.
+        viewer: The command that shows the data with the same reading options, word by word; the place of a finding is
+            appended to it. By default ``mouse view`` of the report's source.
     """
     out = console()
     if out is None:
@@ -255,7 +255,7 @@ def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
 
 
 def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Title, colour and findings of each kind that there is."""
+    """Yield title, colour and findings of each level that occurs."""
     levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
     for level, title, colour in levels:
         found = [finding for finding in report.findings if finding.level == level]
@@ -283,7 +283,7 @@ def heading(report: Report) -> str:
 
 
 def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Title, head and rows of every table."""
+    """Yield title, head and rows of every table."""
     found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
         ("", COLUMN_HEAD, [column_cells(column) for column in report.columns])
     ]
@@ -319,11 +319,11 @@ def shape_text(column: ColumnReport) -> str:
 
 
 def facts(report: Report, *, histograms: bool = True) -> list[str]:
-    """Alignment, what else the data say of themselves, ends of episodes and actions, a line each.
+    """Return the alignment, the other metadata, the ends of episodes and the actions, a line each.
 
     Args:
-        report: What was found.
-        histograms: Whether one line is histograms of returns and lengths.
+        report: The report.
+        histograms: Whether one line holds histograms of returns and lengths.
     """
     lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
     episodes = report.episodes
@@ -342,7 +342,7 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
 
 
 def said(report: Report) -> list[str]:
-    """Return the metadata beside the alignment, one line each."""
+    """Return the metadata besides the alignment, one line each."""
     metadata, lines = report.metadata, []
     if metadata.environments:
         lines.append(f"environment: {', '.join(metadata.environments)}")
@@ -358,7 +358,7 @@ def said(report: Report) -> list[str]:
 
 
 def actions_text(report: Report) -> str:
-    """Describe the usage of actions in a line."""
+    """Describe the usage of actions in one line."""
     actions = report.actions
     if actions is None:
         return ""
@@ -378,7 +378,7 @@ def _some(items: Sequence[str]) -> str:
 
 
 def bars(counts: Sequence[int], width: int = 24) -> str:
-    """A histogram in a line of text."""
+    """Format a histogram as one line of text."""
     if not counts:
         return "-"
     size = -(-len(counts) // width)
@@ -388,7 +388,7 @@ def bars(counts: Sequence[int], width: int = 24) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number in at most about eight characters; nothing for None."""
+    """Format a number in at most about eight characters; None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, int) and abs(value) < 10_000_000:
@@ -401,18 +401,19 @@ class ColumnReport:
     """Figures of a column over all rows.
 
     Args:
-        name: Its name.
+        name: The name of the column.
         dtype: Type of its values: "float32", "int64", "image", "string" and so on.
-        shape: The shape of a row; a text where rows differ in length; None where a row is no array.
+        shape: The shape of a row; a text if rows differ in length; None if a row is no array.
         rows: Number of rows.
-        nulls: Values that are null, also inside rows.
-        nans, infinite: Values that are NaN; that are infinite.
-        low, high, mean, deviation: Over all finite values; None without any, or where values are no numbers.
-        constant: Whether all rows are the same.
+        nulls: Number of nulls, including nulls inside rows.
+        nans, infinite: Number of values that are NaN, and that are infinite.
+        low, high, mean, deviation: Statistics of all finite values; None without finite values, or for a column that
+            holds no numbers.
+        constant: Whether all rows are equal.
         whole: Whether all values are whole numbers.
-        values: How often the most frequent values occur, of columns of few texts; else None.
-        histogram: ``edges`` and ``counts`` of all finite values; None where none was kept.
-        places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each place of vectors; else None.
+        values: The frequencies of the most frequent values, for columns with few distinct texts; else None.
+        histogram: ``edges`` and ``counts`` of all finite values; None if no histogram was kept.
+        places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each dimension of vectors; else None.
     """
 
     name: str
@@ -435,12 +436,12 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Numbers of which there is one for every episode.
+    """Distribution of a number that each episode has.
 
     Args:
-        low, high, mean, deviation: Of all; None without episodes.
+        low, high, mean, deviation: Statistics over all episodes; None without episodes.
         quantiles: The 5th, 25th, 50th, 75th and 95th percentile; empty without episodes.
-        edges, counts: A histogram.
+        edges, counts: The histogram.
     """
 
     low: float | None
@@ -457,16 +458,16 @@ class EpisodesReport:
     """The episodes that were found.
 
     Args:
-        count: How many.
-        found_by: What told where they begin and end: columns, in words.
-        transitions: Over all.
-        lengths: Transitions of an episode.
+        count: Number of episodes.
+        found_by: The columns that determine where episodes begin and end, as text.
+        transitions: Number of transitions of all episodes.
+        lengths: Number of transitions of an episode.
         returns: Sum of the rewards of an episode's transitions.
-        terminated, truncated, open: How many end with done 1, with done 2, with neither.
-        duplicates: How many are, step by step, the same as an earlier one.
-        done_codes: How many rows have each done code.
-        repeated_observations: Transitions whose observation is the one before.
-        anomalies: How often other things occur that should not, or that tell of such; see ``warnings``.
+        terminated, truncated, open: Number of episodes that end with done 1, with done 2, with neither.
+        duplicates: Number of episodes that equal an earlier one, step by step.
+        done_codes: Number of rows of each done code.
+        repeated_observations: Number of transitions whose observation equals the one before.
+        anomalies: Number of occurrences of other anomalies; see ``warnings``.
     """
 
     count: int
@@ -489,8 +490,8 @@ class ActionsReport:
 
     Args:
         kind: "discrete" or "continuous".
-        counts: How often each discrete action occurs, by action; None for others, or where there are too many.
-        places: For every place of a vector ``low``, ``high``, ``mean``, ``deviation`` and ``histograms``, or None.
+        counts: Frequency of each discrete action, by action; None for other actions, or for too many distinct ones.
+        places: For each dimension of a vector ``low``, ``high``, ``mean``, ``deviation`` and ``histograms``, or None.
     """
 
     kind: str
@@ -503,16 +504,16 @@ class Report:
     """Report of ``inspect``.
 
     Args:
-        source: As it was asked for.
-        format: The format in words.
-        alignment: "arrived" or "outgoing": how the rows stand.
-        alignment_found: How that was found out, in words.
+        source: The source as the caller named it.
+        format: The format, as text.
+        alignment: The alignment of the rows, "arrived" or "outgoing".
+        alignment_found: The origin of the alignment, as text.
         rows: Number of rows.
         columns: The columns, in their order.
-        episodes: The episodes; None where the rows have no ``done``.
-        actions: How actions are used; None without the column.
+        episodes: The episodes; None if the rows have no ``done``.
+        actions: The usage of actions; None without the column.
         findings: Errors, warnings and notes, in this order.
-        metadata: The metadata of the data: environments, tasks, specs of columns, ...
+        metadata: The metadata of the data: environments, tasks, specs of columns, and others.
     """
 
     source: str
@@ -532,10 +533,10 @@ class Report:
         return [finding for finding in self.findings if finding.level != "note"]
 
     def column(self, name: str) -> ColumnReport | None:
-        """The column of this name, if there is one."""
+        """Return the column of this name; None if it is missing."""
         return next((column for column in self.columns if column.name == name), None)
 
     def to_json(self) -> str:
-        """Everything as JSON; numbers that JSON has no sign for are texts ("inf")."""
+        """Return the report as JSON; numbers that JSON cannot represent become texts ("inf")."""
         content = asdict(replace(self, metadata=None)) | {"metadata": self.metadata.to_json()}  # type: ignore[arg-type]
         return json.dumps(as_json(content), indent=1, allow_nan=False) + "\n"

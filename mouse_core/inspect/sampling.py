@@ -1,4 +1,4 @@
-"""Pieces of consecutive rows from all over the data, in bounded memory, and the extremes of all rows."""
+"""A sample of consecutive rows from all parts of the data, in bounded memory, and the extremes of all rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# Rows are kept in pieces of so many, which hold most of what happens within a second or two.
+# Rows are kept in pieces of this many rows, which cover most events within a second or two.
 PIECE = 128
 _MOST_ROWS = 65_536
 _MOST_NUMBERS = 4_000_000
@@ -25,11 +25,11 @@ class SampledColumn:
     """Sample of a column.
 
     Args:
-        name: Its name.
+        name: The name of the column.
         values: The sampled rows, float64 ``[n, width]``.
-        low, high: Of all rows, float64 ``[width]``.
-        low_at, high_at: Episode and step of these, ``[width, 2]``; -1 where not known.
-        names: What the data call the dimensions, or None.
+        low, high: Lowest and highest values over all rows, float64 ``[width]``.
+        low_at, high_at: Episode and step of these values, ``[width, 2]``; -1 if unknown.
+        names: Names of the dimensions in the data, or None.
         continuous: Whether the numbers are floats.
     """
 
@@ -50,13 +50,13 @@ class SampledColumn:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rows from all over the data; those of a piece lie side by side.
+    """A sample of rows from all parts of the data; the rows of a piece are adjacent.
 
     Args:
-        columns: By name.
-        row: The number of each among all rows, int64 ``[n]``.
-        episode, step: Of each.
-        rows: How many there are in all.
+        columns: The columns by name.
+        row: The number of each sampled row among all rows, int64 ``[n]``.
+        episode, step: Episode and step of each sampled row.
+        rows: Number of all rows.
     """
 
     columns: Mapping[str, SampledColumn]
@@ -66,7 +66,7 @@ class Sampled:
     rows: int
 
     def thinned(self, most: int) -> Sampled:
-        """About ``most`` of the rows, in whole pieces from all over."""
+        """Return a sample of about `most` of the rows, in whole pieces from all parts of the data."""
         stride = -(-len(self.row) // most)
         if stride <= 1:
             return self
@@ -76,12 +76,12 @@ class Sampled:
         return replace(self, columns=columns, row=self.row[kept], episode=self.episode[kept], step=self.step[kept])
 
     def where(self, place: int) -> tuple[int, int]:
-        """Episode and step of a sampled row."""
+        """Return episode and step of a sampled row."""
         return int(self.episode[place]), int(self.step[place])
 
 
 class RowSample:
-    """Keeps every ``stride``-th piece of rows, and doubles the stride where these become too many."""
+    """Sample of every ``stride``-th piece of rows; when there are too many pieces, the stride is doubled."""
 
     def __init__(self) -> None:
         self._stride = 1
@@ -102,14 +102,14 @@ class RowSample:
         real: Mapping[str, Bools],
         bounds: Mapping[str, tuple[Floats, Floats]],
     ) -> None:
-        """Take in some rows.
+        """Add rows.
 
         Args:
             numbers: Columns, ``[n, ...]`` each.
-            row: The number of the first.
-            episode, step: Of each.
-            real: Of columns some of whose rows hold a place only, which do not; others have none.
-            bounds: The lowest and the highest of each place so far, these rows included, where they are known.
+            row: The number of the first row.
+            episode, step: Episode and step of each row.
+            real: For columns with placeholder rows, a mask of the other rows; other columns have no entry.
+            bounds: The lowest and the highest value of each dimension so far, including these rows, where known.
         """
         flat = {name: found.reshape(len(found), -1) for name, found in numbers.items()}
         flat = {name: found for name, found in flat.items() if self._takes(name, found)}
@@ -129,7 +129,7 @@ class RowSample:
             self._thin()
 
     def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
-        """Whether a column is one of numbers whose rows are all as long as the first were."""
+        """Whether a column holds numbers, and all rows are as long as the first rows were."""
         width = self._widths.setdefault(name, found.shape[1] if found.shape[1] <= _WIDEST else 0)
         self._continuous.setdefault(name, found.dtype.kind == "f")
         return 0 < width == int(found.shape[1])
@@ -145,7 +145,7 @@ class RowSample:
         self._count = sum(len(part[" row"]) for part in thinned)
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """Return the kept rows of ``rows`` in all; ``names`` are those of dimensions, by column."""
+        """Return the sample of ``rows`` rows in all; ``names`` are the names of dimensions, by column."""
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
@@ -169,7 +169,7 @@ class RowSample:
 
 
 def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.NDArray[Any]:
-    """The numbers with NaN where a row only holds a place."""
+    """Return the numbers with NaN in placeholder rows."""
     if real is None or real[kept].all():
         return found
     found = found.astype(np.float64)
@@ -178,7 +178,7 @@ def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.N
 
 
 class Extremes:
-    """The lowest and the highest of each place, and where they stand."""
+    """The lowest and the highest value of each dimension, with episode and step."""
 
     def __init__(self, width: int) -> None:
         self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)
@@ -192,7 +192,7 @@ class Extremes:
         real: Bools | None,
         bounds: tuple[Floats, Floats] | None,
     ) -> None:
-        """Take rows into account, except those that only hold a place; ``bounds`` are their extremes where known."""
+        """Add rows other than placeholders; ``bounds`` are their extremes where known."""
         if real is not None and not real.all():
             found, episode, step = found[real], episode[real], step[real]
         if not len(found):
@@ -207,7 +207,7 @@ class Extremes:
 
 
 def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """The lowest and the highest finite number of each place."""
+    """Return the lowest and the highest finite number of each dimension."""
     low, high = found.min(axis=0), found.max(axis=0)
     if found.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
         there = np.isfinite(found)
@@ -217,7 +217,7 @@ def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
 
 
 def quantiles(values: Floats, shares: tuple[float, ...]) -> list[Floats]:
-    """Quantiles of finite values, ``[width]`` for each share, without interpolation; NaN without finite values."""
+    """Return quantiles of finite values, ``[width]`` per share, without interpolation; NaN without finite values."""
     if not len(values):
         return [np.full(values.shape[1], np.nan) for _ in shares]
     there = np.isfinite(values)
