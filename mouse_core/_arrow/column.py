@@ -1,7 +1,7 @@
-"""Columns: rows of chunks (record batches, one after another, over all segments of a store), and where these lie.
+"""Columns: rows of chunks (record batches in sequence, over all segments of a store), and the addresses of chunks.
 
-Where a chunk's values begin is looked up the first time that a window touches it, and kept. From then on ``ByteViews``
-copies what lies there side by side, or in a dense copy of the chunk; everything else is gathered by ``gathering``.
+The address of a chunk's values is looked up at the first access and cached. From then on ``ByteViews`` copies
+contiguous values from the chunk or from its dense copy; ``gathering`` gathers all other values.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from mouse_core.errors import DataError
 if TYPE_CHECKING:
     from mouse_core.readahead.backing import RemoteMemory
 
-# ---------------------------------------------------------------------- record batches that are laid out alike
+# ---------------------------------------------------------------------- record batches with equal layouts
 #
-# In Arrow's IPC format a record batch is a message of metadata, which says how many rows, nulls and bytes each column
-# has and at which offsets, and a body with the bytes. Batches with the same metadata have every value at the same
-# distance from the body's beginning; what remains to be compared is the offsets of lists, which are data. A file of
-# ``datasets`` has such a batch for every 1,000 rows, 100,000 of them in a hundred million steps: asking pyarrow about
-# each of them, column by column, takes ten times as long as reading their windows.
+# In Arrow's IPC format a record batch is a message of metadata, with the number of rows, nulls and bytes of each column
+# and their offsets, and a body with the bytes. Batches with equal metadata have every value at the same offset in the
+# body; only the offsets of lists, which are data, must still be compared. A file of ``datasets`` has such a batch for
+# every 1,000 rows, 100,000 of them in a hundred million steps: asking pyarrow about each of them, column by column,
+# takes ten times as long as reading their windows.
 
-# Metadata takes some 60 bytes a column; tables of hundreds of columns are looked up one by one.
+# Metadata takes some 60 bytes for each column; the batches of tables with hundreds of columns are looked up singly.
 _LONGEST_METADATA = 1 << 14
 _UNKNOWN = np.iinfo(np.int64).min
 _NOT_ALIKE = _UNKNOWN + 1
 
 
 class Alike:
-    """The record batches of a table that have the metadata of one of them, the template.
+    """The record batches of a table whose metadata equal those of one of them, the template.
 
     Args:
-        table: Read from mapped files; all columns of a chunk are of one record batch.
+        table: A table from mapped files; all columns of a chunk belong to one record batch.
         starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
     """
 
@@ -66,9 +66,9 @@ class Alike:
         self.template = 1 if len(self._sizes) > 2 and self._sizes[0] != self._sizes[1] else 0
         self._distance = np.full(len(self._sizes), _UNKNOWN, np.int64)
         self._lock = ProcessLock()
-        # The template's list offsets that others' were compared with, by address, and their bytes.
+        # List offsets of the template that other batches' were compared with: their addresses and sizes in bytes.
         self._lists: dict[int, int] = {}
-        # Address ranges of files that were met: where each begins, and where it ends.
+        # Address ranges of known files: their begins, and their ends.
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._metadata = self._find_metadata()
@@ -104,7 +104,7 @@ class Alike:
         return alike
 
     def _holds(self, column: pa.ChunkedArray) -> bool:
-        """Whether the template's body is where the column's values lie: not those of one that was cast."""
+        """Whether the column's values lie in the template's body; after a cast, they do not."""
         if self._metadata is None:
             return False
         buffers = [buffer for buffer in column.chunk(self.template).buffers() if buffer is not None and buffer.size]
@@ -112,7 +112,7 @@ class Alike:
         return all(parent is not None and parent.address == self._address for parent in parents)
 
     def _find_metadata(self) -> Int64s | None:
-        """The template's message before its body, in words; None if it is not a message in uncompressed IPC."""
+        """Return the template's message before its body, as int64 words; None if it is no uncompressed IPC message."""
         body = self._find_body() if len(self._sizes) else None
         if body is None or not self._in_file(body):
             return None
@@ -128,7 +128,7 @@ class Alike:
         return None if not len(marked) else words[int(marked[-1]) :].astype(np.int64)
 
     def _find_body(self) -> pa.Buffer | None:
-        """The template's body, through a column and a buffer that are there to find those of other chunks."""
+        """Return the template's body, and record the column and buffer through which other bodies are found."""
         for column in self._table.columns:
             if not pa.types.is_dictionary(column.type):
                 for number, buffer in enumerate(column.chunk(self.template).buffers()):
@@ -138,13 +138,13 @@ class Alike:
         return None
 
     def _body(self, chunk: int) -> pa.Buffer | None:
-        """The body of a chunk's record batch, which is what its values' memory is a part of."""
+        """Return the body of a chunk's record batch: the parent of the buffer with its values."""
         values = self._column.chunk(chunk)
         buffer = None if values.offset else values.buffers()[self._buffer]
         return None if buffer is None else buffer.parent
 
     def _in_file(self, body: pa.Buffer) -> bool:
-        """Whether a body lies in a file that was met, which it is made to be."""
+        """Whether a body is part of a file; record the file if it is new."""
         file = bisect_right(self._begins, body.address) - 1
         if file < 0 or body.address + body.size > self._ends[file]:
             root = body
@@ -158,7 +158,7 @@ class Alike:
         return True
 
     def _compare(self, chunks: Int64s) -> Int64s:
-        """The distance of each chunk, or ``_NOT_ALIKE``."""
+        """Return the distance of each chunk, or ``_NOT_ALIKE``."""
         distance = np.full(len(chunks), _NOT_ALIKE, np.int64)
         if self._metadata is None:
             return distance
@@ -183,7 +183,7 @@ class Alike:
         return distance
 
 
-# So many chunks are looked up one by one.
+# Up to this number of chunks are looked up one by one.
 _FEW = 8
 
 
@@ -193,7 +193,7 @@ class Reading:
 
     Args:
         name: The column's name, for error messages.
-        kind: Its type.
+        kind: The type of the column.
         shape: The shape of one row, images as ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
         budget: The limit of dense copies; None for no dense copies.
@@ -211,7 +211,7 @@ class Reading:
 
     @memo
     def width(self) -> int:
-        """Values of a row."""
+        """Number of values of a row."""
         return prod(self.shape)
 
     @memo
@@ -221,13 +221,13 @@ class Reading:
 
     @memo
     def is_plain(self) -> bool:
-        """Whether values may lie in memory as NumPy has them."""
+        """Whether values may lie in memory as in NumPy."""
         return self.kind.kind in ("scalar", "list")
 
     @memo
     def dense_budget(self) -> DenseBudget | None:
-        """``budget``, where there may be dense copies."""
-        # Copies have the stored dtype, even if another one is delivered: fill and pad must be exact in it.
+        """``budget`` if dense copies are allowed, else None."""
+        # Copies have the stored dtype for every delivered dtype, so fill and pad must be exact in it.
         specials = [value for value in (self.fill, self.pad) if value is not None]
         return self.budget if self.is_plain and all(_is_exact(value, self.dtype) for value in specials) else None
 
@@ -238,27 +238,27 @@ class Reading:
 
 
 def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` holds a number as it is, or as any float does."""
+    """Whether ``dtype`` represents a number exactly; NaN counts as exact in any float dtype."""
     with np.errstate(all="ignore"):
         held = np.asarray(value).astype(dtype)
     return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))
 
 
 class ColumnPart:
-    """One column of one segment, and where its chunks lie; filled in as chunks are touched, and shared by snapshots.
+    """One column of one segment, and the addresses of its chunks, which are found on demand and shared by snapshots.
 
     Args:
-        column: Gives the values; None where the segment has no such column, which reads as nulls.
+        column: Returns the values; None if the segment has no such column, which is read as nulls.
         starts: The first row of every chunk of the segment, and the end, int64 ``[chunks + 1]``.
-        same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
-        alike: Which chunks are laid out alike.
-        image_roots: The folders in which images that it names by path may lie.
+        same_chunks: Whether the column's own chunks begin at ``starts``; else each range lies within one of its chunks.
+        alike: Finds chunks with equal layouts.
+        image_roots: The folders in which images that rows name by path may lie.
     """
 
-    # What its addresses are backed by. Whoever reads there waits for it; ``chunk`` gives values that stay.
+    # The remote memory behind the addresses. Readers of an address must wait for it; ``chunk`` returns lasting values.
     backing: RemoteMemory | None = None
-    videos: Any = None  # that its frames are of: ``video.frames.VideoFiles``
-    # How many chunks are looked up one by one, where that is no slower.
+    videos: Any = None  # of its frames: ``video.frames.VideoFiles``
+    # Number of chunks up to which singly looking up is as fast.
     few = _FEW
 
     def __init__(
@@ -279,35 +279,35 @@ class ColumnPart:
     def _column(self) -> pa.ChunkedArray | None:
         return self._make_column()
 
-    # Of each chunk, made when asked for: its rows, where its values begin, how many a row has, the largest integer.
+    # For each chunk, computed on demand: its rows, the begin of its values, values per row, the largest integer.
     rows = memo(lambda part: np.diff(part._starts))
     begin = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
     width = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
     largest = memo(lambda part: np.full(len(part._starts) - 1, -1, np.int64))
 
     def chunk(self, number: int) -> pa.Array:
-        """The values of one chunk, without a copy."""
+        """Return the values of one chunk, without a copy."""
         first, end = self._starts[number : number + 2].tolist()
         if self._column is None:
             return pa.nulls(end - first)
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
 
     def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
-        """Return the row ranges of chunks: each chunk's number, first row and row count."""
+        """Return ranges of rows; each of ``wanted`` is a chunk's number, its first row and the row count."""
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Have at once what it takes to locate some chunks, where it is not at hand."""
+        """Read the metadata for locating these chunks at once, unless it is in memory."""
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
         """Return the begin of a chunk's values, and the shape of a row; see ``locate_checked``."""
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Chunks, among ``chunks`` or beside them, that are laid out as another one is.
+        """Yield chunks with equal layouts; they may include chunks besides ``chunks``.
 
         Yields:
-            That one; the chunks; how many bytes behind it the values of each lie.
+            The number of a template chunk; the chunks with its layout; the distance in bytes of each from the template.
         """
         if self._alike is not None and self._column is not None:
             distance, alike = self._alike.distances(chunks)
@@ -315,18 +315,18 @@ class ColumnPart:
             yield self._alike.template, chunks[alike], distance[alike]
 
     def has_copies(self, reading: Reading) -> bool:
-        """Whether somebody has asked for such ``copies``."""
+        """Whether ``copies`` was called for this way of reading."""
         return reading.copies_key in self._copies
 
     def copies(self, reading: Reading) -> DenseCopies:
-        """The dense copies of its chunks for those who read them in the same way."""
+        """Return the dense copies of the chunks, shared by all readers with equal shape, fill and pad."""
         with self.lock:
             if reading.copies_key not in self._copies:
                 self._copies[reading.copies_key] = DenseCopies(self.rows, reading.width * reading.dtype.itemsize)
             return self._copies[reading.copies_key]
 
     def known(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values and the number per row, as far as known now."""
+        """Return the begin of every chunk's values and the number per row, as far as they are known."""
         with self.lock:
             return self.begin.copy(), self.width.copy()
 
@@ -337,7 +337,7 @@ class Growth(NamedTuple):
     Args:
         kept: The number of unchanged segments.
         appended: The other segments (``store._segments.Segment``), each of one chunk. The first may be the last earlier
-            one, grown.
+            segment after it grew.
         replaced: The earlier segments that are not kept, each of one chunk; most often one, or none.
     """
 
@@ -347,12 +347,12 @@ class Growth(NamedTuple):
 
 
 class Column:
-    """A column over all segments of a snapshot, and where the values of its chunks lie.
+    """A column over all segments of a snapshot, and the addresses of its chunks' values.
 
     Args:
-        reading: How it is read.
+        reading: The options for reading it.
         parts: The column in segments.
-        later: The segments behind them, whose parts are made when they are asked for.
+        later: The segments behind these parts, whose parts are created on demand.
     """
 
     def __init__(self, reading: Reading, parts: Sequence[ColumnPart], later: Sequence[Any] = ()) -> None:
@@ -370,17 +370,17 @@ class Column:
 
     @memo
     def _parts(self) -> Sequence[ColumnPart]:
-        """The column in every segment."""
+        """Return the column in every segment."""
         return [*self._known_parts, *(segment.part(self.name) for segment in self._later)]
 
     @memo
     def backings(self) -> Sequence[RemoteMemory]:
-        """The remote memories behind some of the column's addresses."""
+        """Return the remote memories behind some of the column's addresses."""
         return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
 
     @memo
     def _lock(self) -> ProcessLock:
-        """Whoever holds it may look at the tables; those of a single part are the part's."""
+        """The lock of the tables; a single part's tables have the part's lock."""
         return self._parts[0].lock if len(self._parts) == 1 else ProcessLock()
 
     @memo
@@ -389,14 +389,14 @@ class Column:
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
-        """The begin of every chunk's values and the number per row, as far as known."""
+        """Return the begin of every chunk's values and the number per row, as far as known."""
         if len(self._parts) == 1:
             return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
     def begins_so_far(self) -> Int64s | None:
-        """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at; None where they are all."""
+        """Return ``begins`` of all chunks, ``UNKNOWN`` for chunks not looked up yet; None if no chunk was."""
         if not any("begin" in part.__dict__ for part in self._parts):
             return None
         begin, width = self._tables
@@ -404,13 +404,13 @@ class Column:
             return np.where((begin != UNKNOWN) & (width != self.width), IRREGULAR, begin)
 
     def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
-        """The address of the first value of each of some chunks, or of their dense copies.
+        """Return the address of the first value of each of some chunks, or of their dense copies.
 
-        ``IRREGULAR`` where rows do not lie side by side, ``UNKNOWN`` where a copy can be had by asking again.
+        The address is ``IRREGULAR`` if rows are not contiguous, ``UNKNOWN`` if a later call can return a copy.
 
         Args:
-            chunks: Their numbers, ascending, int64 ``[n]``.
-            rows: How many rows may be made dense.
+            chunks: The chunk numbers, ascending, int64 ``[n]``.
+            rows: Number of rows that may be made dense.
         """
         first, width = self.addresses(chunks)
         found, budget = np.where(self._is_in_place(width), first, IRREGULAR), self.reading.dense_budget
@@ -422,17 +422,17 @@ class Column:
         return found
 
     def dense(self, values: pa.Array, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-        """Rows made dense, ``[n, width]`` of a dtype, by default the stored one; see ``dense_rows``."""
+        """Convert values to dense rows, ``[n, width]`` of a dtype, by default the stored one; see ``dense_rows``."""
         reading = self.reading
         return dense_rows(values, self.shape, dtype or self._stored, fill=reading.fill, pad=reading.pad)
 
     def largest(self, chunks: Int64s) -> Int64s:
-        """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
+        """Return the largest integer in each of some regular chunks; a negative integer counts as the largest int64.
 
-        So do all of a chunk that is too long to be looked through for the few rows of a batch.
+        A chunk that is too long to be searched for the few rows of a batch also counts as the largest int64.
 
         Args:
-            chunks: Their numbers, ascending, int64 ``[n]``.
+            chunks: The chunk numbers, ascending, int64 ``[n]``.
         """
         found = np.empty(len(chunks), np.int64)
         for part, among, local in self._by_part(chunks):
@@ -451,7 +451,7 @@ class Column:
 
     def _largest_in_chunks(self, table: ColumnPart | DenseCopies, chunks: Int64s) -> Int64s:
         if isinstance(table, ColumnPart) and table.backing is not None:
-            return np.full(len(chunks), np.iinfo(np.int64).max)  # which nobody reads for that
+            return np.full(len(chunks), np.iinfo(np.int64).max)  # a remote chunk is not read for this
         with table.lock:
             unknown = chunks[table.largest[chunks] < 0]
             for rows in np.unique(table.rows[unknown]).tolist():
@@ -460,27 +460,28 @@ class Column:
             return table.largest[chunks]
 
     def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether chunks that begin somewhere, with so many values a row, can be copied from there."""
+        """Whether chunks with `width` values in each row can be copied from their addresses, bool ``[n]``."""
         in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
         return in_place
 
     def lies_in(self, segment: Any) -> bool:
-        """Whether the values of a segment of appended rows are copied from where they lie."""
+        """Whether the values of a segment of appended rows are copied from their addresses."""
         return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 
     def _by_part(self, chunks: Int64s) -> Iterator[tuple[ColumnPart, slice, Int64s]]:
-        """The parts that some chunks (ascending) belong to, where these are among them, and their numbers there."""
+        """Yield each part with some of ``chunks`` (ascending), the chunks as a slice, and their numbers in the part."""
         ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
         for number, (begin, end) in enumerate(pairwise([0, *ends])):
             if begin < end:
                 yield self._parts[number], slice(begin, end), chunks[begin:end] - self._first_chunk[number]
 
     def addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the begin of each chunk's values (an address; for booleans 8 times the address plus the bit's number),
-        or ``IRREGULAR``, and the number of values per row.
+        """Return the begin of each chunk's values, or ``IRREGULAR``, and the number of values per row.
+
+        The begin is an address; for booleans, 8 times the address plus the bit's number.
         """
         if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
-            # The tables are as long as the snapshot, of which there may be another soon.
+            # The tables are as long as the snapshot, and the next snapshot may come soon.
             found = np.array([self._locate_chunk(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
             return found[:, 0], found[:, 1]
         begins, widths = self._tables
@@ -499,10 +500,10 @@ class Column:
             return begins[chunk], widths[chunk]
 
     def _locate_alike(self, part: ColumnPart, first: int, local: Int64s) -> None:
-        """Locate those of some chunks of one part, whose chunks are numbered from ``first`` on, that are like another.
+        """Locate chunks of one part whose layout equals another chunk's; the part's chunks are numbered from ``first``.
 
-        Of record batches 13,000 bytes after each other, of which the values of the first begin at address 70,400, those
-        of the third begin at 96,400.
+        If record batches lie 13,000 bytes apart, and the values of the first begin at address 70,400, the values of the
+        third begin at 96,400.
         """
         scale = 8 if self.kind.value_type == "bool" else 1
         for template, chunks, distance in part.alike(local):
@@ -510,7 +511,7 @@ class Column:
             fits = (distance % self._stored.itemsize == 0) & (begin > 0)
             chunks, begins = chunks[fits], begin + scale * distance[fits]
             with part.lock:
-                # Whoever sees where they begin must find how wide they are, also in a child forked in between.
+                # A reader that sees the begin must also find the width, even in a child that is forked in between.
                 part.width[chunks], part.begin[chunks] = width, begins
             with self._lock:
                 self._tables[1][first + chunks], self._tables[0][first + chunks] = width, begins
@@ -528,17 +529,17 @@ class Column:
         return begin, width
 
     def _first_value_of(self, part: ColumnPart, number: int) -> tuple[int, int]:
-        """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
+        """Return the values in a row of a chunk and their begin; ``IRREGULAR`` if rows are not in order."""
         try:
             located = part.locate(number)
         except DataError:
-            raise  # what is computed, or lies in a file, says itself where it is wrong
+            raise  # computed columns and columns of files name the error's place themselves
         except ValueError as error:
             raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:
             return 0, IRREGULAR
         address, shape = located
-        # Rows of nested lists must have the declared shape, not only as many values.
+        # Rows of nested lists must have the declared shape, not only the right number of values.
         if len(shape) > 1 and shape != self.shape and (*shape, 1) != self.shape:
             return 0, IRREGULAR
         if self.kind.value_type != "bool" and element_of(address, self._stored.itemsize) is None:
@@ -546,6 +547,6 @@ class Column:
         return prod(shape), address
 
     def part_of(self, number: int) -> tuple[ColumnPart, int]:
-        """The part that a chunk is in, and its number there."""
+        """Return the part that holds a chunk, and the chunk's number in it."""
         part = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
         return self._parts[part], number - int(self._first_chunk[part])

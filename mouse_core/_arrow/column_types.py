@@ -1,4 +1,4 @@
-"""The types of columns independent of Arrow's encoding, the fields that can be read from them, and how."""
+"""The types of columns, independent of Arrow's encoding, and the fields that can be read from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ColumnType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether values are pictures that have to be decoded."""
+        """Whether values are encoded pictures."""
         return self.kind in ("image", "video")
 
     @property
@@ -48,14 +48,14 @@ class ColumnType:
         return f"{'list of ' * self.depth}{self.value_type or self.kind}"
 
 
-# Of Arrow's types of numbers.
+# Arrow's number types.
 NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"} | {
     name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
 
 
 def column_type(data_type: pa.DataType) -> ColumnType:
-    """The ColumnType of an Arrow type; extension and dictionary types count as what they store."""
+    """Return the ColumnType of an Arrow type; extension and dictionary types count as their storage types."""
     depth = 0
     while True:
         if isinstance(data_type, pa.BaseExtensionType):
@@ -80,9 +80,9 @@ def column_type(data_type: pa.DataType) -> ColumnType:
 
 
 def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
-    """The shape of one row where the type alone says it: ``()`` for scalars, sizes of nested fixed-size lists."""
+    """Return the shape of one row if the type determines it: ``()`` for scalars, sizes of nested fixed-size lists."""
     shape: list[int] = []
-    declared = getattr(data_type, "shape", None)  # datasets' Array2D and its kin
+    declared = getattr(data_type, "shape", None)  # Array2D and similar types of datasets
     if isinstance(data_type, pa.BaseExtensionType) and declared is not None and None not in declared:
         return tuple(int(size) for size in declared)
     while isinstance(data_type, pa.BaseExtensionType):

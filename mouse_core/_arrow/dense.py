@@ -1,8 +1,9 @@
-"""Dense NumPy rows of Arrow rows that are ragged, null or packed in bits: slower than a copy, with the same result.
+"""Dense NumPy rows from Arrow rows that are ragged, null or packed in bits: slower than a copy, with the same result.
 
-``dense_rows`` converts rows. ``DenseCopies`` keeps whole converted chunks, within a limit (``DenseBudget``): one such
-chunk would otherwise send every batch around it through the slow path. A dense copy lies like any regular chunk, and
-all sources of a store share it. Example: a chunk of 1,000 booleans has 125 bytes; its copy has 1,000.
+``dense_rows`` converts rows. ``DenseCopies`` keeps whole converted chunks, within a limit (``DenseBudget``): a single
+such chunk would otherwise send every batch with its rows through the slow path. A dense copy has the layout of a
+regular chunk, and all sources of a store share it. Example: a chunk of 1,000 booleans has 125 bytes; its copy has
+1,000.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from mouse_core.dtypes import RowError, convert
 from mouse_core.spec import check_count
 
 UNKNOWN = 0
-"""Address of a chunk whose place was not looked up yet."""
+"""Address of a chunk that was not located yet."""
 IRREGULAR = -1
-"""Address of a chunk whose rows do not lie side by side."""
-# What a store keeps by default: two million rows of 16 floats, or 16 million of one number.
+"""Address of a chunk whose rows are not contiguous."""
+# The default limit of a store: two million rows of 16 floats, or 16 million rows of one number.
 DENSE_BYTES = 128 << 20
-# So many rows are made dense at a time: what that takes beside the copy itself stays small.
+# Number of rows that are converted at a time, which bounds the temporary memory.
 _PART_ROWS = 1 << 15
 
 Dense = npt.NDArray[Any]
@@ -36,13 +37,13 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class DenseBudget:
-    """Limit of the bytes of dense copies that a store keeps.
+    """Limit of the size of dense copies that a store keeps.
 
     Args:
-        nbytes: The limit.
+        nbytes: The limit in bytes.
 
     Raises:
-        ConfigError: ``nbytes`` is no number of bytes.
+        ConfigError: ``nbytes`` is not a valid number of bytes.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -55,12 +56,12 @@ class DenseBudget:
 
     @property
     def used(self) -> int:
-        """The number of bytes of dense copies now."""
+        """Return the present size of dense copies in bytes."""
         with self._lock:
             return sum(copies.nbytes for copies in self._takers)
 
     def take(self, copies: DenseCopies, nbytes: int) -> bool:
-        """Reserve ``nbytes`` more for ``copies``, for as long as they live; False if that exceeds the limit."""
+        """Reserve ``nbytes`` more for the lifetime of ``copies``; return False if that exceeds the limit."""
         with self._lock:
             if self.used + nbytes > self.nbytes:
                 return False
@@ -70,16 +71,16 @@ class DenseBudget:
 
 
 class DenseCopies:
-    """Dense copies of the chunks of one column in one segment, as one field reads them. They are never dropped.
+    """Dense copies of the chunks of one column in one segment, for one way of reading. They are never dropped.
 
     Args:
         rows: The rows of each chunk, int64 ``[chunks]``.
-        row_bytes: Bytes of a dense row.
+        row_bytes: Size of a dense row in bytes.
     """
 
     def __init__(self, rows: Int64s, row_bytes: int) -> None:
         self.rows = rows
-        # The address of each copy; UNKNOWN where there is none yet, IRREGULAR where there will be none.
+        # The address of each copy; UNKNOWN without a copy yet, IRREGULAR if no copy is possible.
         self.begin = np.zeros(len(rows), np.int64)
         self.largest = np.full(len(rows), -1, np.int64)
         self.lock = ProcessLock()
@@ -101,10 +102,10 @@ class DenseCopies:
 
         Args:
             chunks: The numbers of the chunks.
-            rows: How many rows more may be made dense, now or when what was allowed is enough for a chunk.
+            rows: Number of further rows that may be made dense, now or once the allowance suffices for a chunk.
             budget: The limit of dense copies.
             values: Returns the values of a chunk.
-            dense: Converts values to rows ``[n, width]`` of a dtype; RowError if some are not allowed.
+            dense: Converts values to rows ``[n, width]`` of a dtype; raises RowError for invalid values.
         """
         with self.lock:
             missing = chunks[self.begin[chunks] == UNKNOWN]
@@ -119,7 +120,7 @@ class DenseCopies:
             return self.begin[chunks]
 
     def _copy(self, values: pa.Array, budget: DenseBudget, dense: Callable[[pa.Array], Dense]) -> int:
-        """The address of a copy of a chunk's values, which is kept; ``IRREGULAR`` if there can be none."""
+        """Return the address of a copy of a chunk's values, and keep the copy; ``IRREGULAR`` if no copy is possible."""
         count = len(values)
         only_nulls = values.null_count == count
         if only_nulls and self._null is not None and len(self._null) >= count:
@@ -152,7 +153,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def without_nulls(array: pa.Array) -> pa.Array:
-    """The values that are not null; pyarrow (26) gives others of nested lists of fixed size that do not begin at 0."""
+    """Return the values that are not null; pyarrow 26 returns wrong values for sliced nested fixed-size lists."""
     if array.offset and pa.types.is_fixed_size_list(array.type):
         array = pa.concat_arrays([array, array.slice(0, 0)])
     return array.drop_null()
@@ -166,18 +167,18 @@ def dense_rows(
     fill: float | None,
     pad: float | None,
 ) -> npt.NDArray[np.generic]:
-    """The rows of ``array`` as ``[n, prod(shape)]`` of ``dtype``.
+    """Convert the rows of ``array`` to ``[n, prod(shape)]`` of ``dtype``.
 
     Args:
-        array: Rows of one column, valid: what is damaged is not noticed.
+        array: Valid rows of one column: damage is not detected.
         shape: The shape of one row.
-        dtype: Of the result.
-        fill: What a null row or value becomes; None: an error.
-        pad: What rows shorter than ``shape`` are filled up with; None: an error.
+        dtype: The dtype of the result.
+        fill: The value that replaces a null row or value; None: a null is an error.
+        pad: The value that fills rows shorter than ``shape``; None: a shorter row is an error.
 
     Raises:
-        RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, or a value
-            that does not fit ``dtype``.
+        RowError: A null without ``fill``, a row wider than ``shape``, a narrower row without ``pad``, or a value that
+            does not fit ``dtype``.
     """
     array = plain(array)
     nulls = _nulls(array)
@@ -210,7 +211,7 @@ def _nulls(array: pa.Array) -> _Bools | None:
 
 
 def _bits(bits: pa.Buffer, array: pa.Array) -> _Bools:
-    """The array's part of a buffer that has a bit for each item."""
+    """Return the array's part of a buffer with a bit for each item."""
     first, end = array.offset, array.offset + len(array)
     octets = np.frombuffer(bits, np.uint8)[first // 8 : -(-end // 8)]
     begin = first % 8
@@ -218,7 +219,7 @@ def _bits(bits: pa.Buffer, array: pa.Array) -> _Bools:
 
 
 def _numbers(array: pa.Array, nulls: _Bools | None) -> npt.NDArray[Any]:
-    """A primitive array as NumPy, 0 where it is null; not to be written to."""
+    """Return a primitive array as a read-only NumPy array, with 0 for nulls."""
     if pa.types.is_null(array.type) or not len(array):
         return np.zeros(len(array), np.bool_)
     memory = array.buffers()[1]
@@ -236,7 +237,7 @@ def _fill_lists(
     fill: float | None,
     pad: float | None,
 ) -> None:
-    """Write rows that are lists to ``out``, ``[n, width]``; ``nulls`` says which rows are null."""
+    """Write rows that are lists to ``out``, ``[n, width]``; ``nulls`` is the mask of null rows."""
     n, width = out.shape
     values, inner_nulls, lengths = _values_of_lists(array, nulls)
     _check_widths(lengths, nulls, width, is_padded=pad is not None)
@@ -257,14 +258,14 @@ def _fill_lists(
     if nulls is None and lowest == highest:
         out[:, :highest] = values.reshape(n, highest)
     else:
-        # Lengths 1 and 3 of a width of 4 are [[x, -, -, -], [x, x, x, -]], in the order of the values.
+        # Lengths 1 and 3 with a width of 4 give [[x, -, -, -], [x, x, x, -]], in the order of the values.
         out[np.arange(width) < lengths[:, None]] = values
     if nulls is not None:
         out[nulls] = fill
 
 
 def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray[Any], _Bools | None, Int64s]:
-    """The values of all lists one after the other, which of them are null if some are, and how many each row has."""
+    """Return the values of all lists in sequence, their null mask (None without nulls), and the length of each row."""
     n = len(array)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
@@ -276,7 +277,7 @@ def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray
     inner_nulls = _nulls(leaves)
     values = _numbers(leaves, inner_nulls)
     if nulls is not None:
-        # Rows that are null may have values all the same.
+        # Null rows may still have values.
         if lengths[nulls].any():
             there = np.repeat(~nulls, lengths)
             values, inner_nulls = values[there], None if inner_nulls is None else inner_nulls[there]
@@ -285,7 +286,7 @@ def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray
 
 
 def _check_widths(lengths: Int64s, nulls: _Bools | None, width: int, *, is_padded: bool) -> None:
-    """Raise RowError if a row has more values than ``width``, or fewer where nothing fills it up."""
+    """Raise RowError if a row has more values than ``width``, or fewer values without padding."""
     wrong = lengths > width
     if not is_padded and not wrong.any():
         wrong = lengths < width if nulls is None else (lengths < width) & ~nulls

@@ -1,4 +1,4 @@
-"""Gathering windows of steps out of a column, whatever its chunks look like."""
+"""Gather windows of steps from a column with chunks of any layout."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LONG = 1024
 
 
 def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
-    """Write the windows' values, whatever the chunks look like. Where they are regular, ``ByteViews`` is faster.
+    """Write the windows' values, for chunks of any layout. For regular chunks, ``ByteViews`` is faster.
 
     Args:
-        column: Where to read.
-        windows: Where they lie.
-        out: Where to write, ``[n, S, width]`` of any dtype, C-contiguous.
+        column: The column to read.
+        windows: The positions of the windows.
+        out: The target, ``[n, S, width]`` of any dtype, C-contiguous.
 
     Raises:
         RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
@@ -47,15 +47,15 @@ def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
 
 
 def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]] | None:
-    """The values of a batch's windows where they lie, piece by piece, ``[n, width]`` each; None where some do not so.
+    """Return views of a batch's windows, piece by piece, ``[n, width]`` each; None if some rows are not contiguous.
 
-    They are read-only, and there as long as the column's snapshot is.
+    The views are read-only, and valid as long as the column's snapshot exists.
     """
     every = windows.every
     if not 0 < len(windows) == len(every) or every.physical is not None or dtype != column.reading.dtype:
         return None
     if column.backings:
-        return None  # what lies there may go away
+        return None  # the memory of remote rows may be reused
     chunk, row, size = (part[0] for part in every.pieces)
     first, width = column.addresses(chunk)
     if column.kind.value_type == "bool" or first.min() < 0 or (width != column.width).any():
@@ -69,7 +69,7 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
 def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the byte ranges that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
 
-    The ranges that are known without reading come first; then those of lists and bytes, read from the first.
+    The ranges that are known without reading come first; then the ranges of lists and bytes, which depend on the first.
     """
     chunk, row, size = (part[windows.number] for part in windows.every.pieces)
     begins, ends, later = [], [], []
@@ -82,7 +82,7 @@ def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple
         ends.append(((first + (row + size) * step)[regular] * bits + 7) // 8)
         for number, at, count in zip(*(part[first == IRREGULAR].tolist() for part in (chunk, row, size)), strict=True):
             part, local = column.part_of(number)
-            if count and part.backing is None:  # others fetch what they give
+            if count and part.backing is None:  # remote parts fetch their own ranges
                 later.append((part.chunk(local), at, count))
     for deep in (False, True):
         found = [one for array, at, count in later for one in ranges_in(array, at, count, deep=deep)]
@@ -94,7 +94,7 @@ def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple
 def _gather_rows(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
-    """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
+    """Write runs of ``length`` rows to ``steps[target : target + length]``, for chunks of any layout."""
     if not len(chunk):
         return
     first, width = column.addresses(chunk)
@@ -124,7 +124,7 @@ def _gather_rows(
 def _regular_when_there(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
     if not column.backings:
         return _regular(column, begin, row, length, width)
-    from mouse_core.readahead.backing import copied_when_there  # loaded where something is backed
+    from mouse_core.readahead.backing import copied_when_there  # loaded where some part is remote
 
     if column.kind.value_type == "bool":
         firsts = begin + row * width
@@ -153,7 +153,7 @@ def _gather_irregular(
 def _gather_slices(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
-    # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
+    # Rows that are adjacent in source and target are one slice, and slices of one type are converted together.
     joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
     begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
     slices: dict[pa.DataType, list[pa.Array]] = {}
@@ -182,7 +182,7 @@ def _gather_slices(
         asked = {"fill": reading.fill, "pixel": reading.dtype, "crop": reading.crop, "decoder": reading.decoder}
         videos.fill(runs, column.shape, steps, **asked)
     if images:
-        from mouse_core.images.decoding import fill_images  # 0.5 us; the first image alone takes a hundred times that
+        from mouse_core.images.decoding import fill_images  # repeating the import takes 0.5 us
 
         fill_images(images, column.shape, steps, fill=column.reading.fill, pixel=column.reading.dtype)  # type: ignore[arg-type]
     for data_type, arrays in slices.items():
@@ -196,10 +196,10 @@ def _gather_slices(
 def _share_rows(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> bool:
-    """Decode rows that several windows have in common once; whether there are such.
+    """Decode rows that several windows share only once; return whether there are such rows.
 
-    Runs of 3 rows from rows 5 and 6 are rows 5, 6, 7, 6, 7, 8, of which 5, 6, 7, 8 are read; where they belong is then
-    0, 1, 2, 1, 2, 3.
+    Runs of 3 rows from rows 5 and 6 are rows 5, 6, 7, 6, 7, 8. Rows 5, 6, 7, 8 are read, and their places in the result
+    are 0, 1, 2, 1, 2, 3.
     """
     within = np.arange(length)
     places = np.stack([np.repeat(chunk, length), (row[:, None] + within).reshape(-1)])
@@ -217,7 +217,7 @@ def _share_rows(
 
 
 def _different(numbers: Int64s) -> list[int]:
-    """The numbers there are, most often one."""
+    """Return the distinct numbers, most often a single one."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
     different: list[int] = np.unique(numbers).tolist()

@@ -12,20 +12,20 @@ from mouse_core._base.memo import memo
 
 Int64s = npt.NDArray[np.int64]
 
-# What a window takes, about: start, stretch, chunk, row, and its pieces.
+# Approximate size of a window in bytes: start, stretch, chunk, row, and its pieces.
 _WINDOW_BYTES = 64
-# Stretches that are looked at together.
+# Number of stretches that are examined together.
 _AT_ONCE = 1 << 16
 
 
 class Pieces(NamedTuple):
-    """Windows cut where stretches end, so that each piece lies side by side in one chunk; a row for each batch.
+    """Windows cut at the ends of stretches, so that each piece is contiguous in one chunk; a row for each batch.
 
-    In the order of the windows' steps; where a batch has fewer than another, pieces of no steps fill it up.
+    Pieces are in the order of the windows' steps; batches with fewer pieces are filled up with pieces of no steps.
 
     Args:
-        chunk, row: Where each begins, int64 ``[batches, most]``.
-        size: Its steps, int64 ``[batches, most]``.
+        chunk, row: Chunk and row at which each piece begins, int64 ``[batches, most]``.
+        size: Number of steps of each piece, int64 ``[batches, most]``.
     """
 
     chunk: Int64s
@@ -37,8 +37,8 @@ class Steps(NamedTuple):
     """Single steps of windows.
 
     Args:
-        chunk, row: Where each lies, int64 ``[n]``.
-        target: Which it is, counted over all windows: ``window * length + step``, int64 ``[n]``.
+        chunk, row: Chunk and row of each step, int64 ``[n]``.
+        target: Position of each step among all windows: ``window * length + step``, int64 ``[n]``.
     """
 
     chunk: Int64s
@@ -51,9 +51,9 @@ class Stretches:
 
     Args:
         starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
-        chunk, row: The chunk in which each lies, and which of its rows is the first, int64 ``[stretches]``; by default
-            the stretches are the chunks.
-        longest: Rows of the longest chunk; by default of the longest stretch.
+        chunk, row: The chunk of each stretch, and its first row in that chunk, int64 ``[stretches]``; by default the
+            stretches are the chunks.
+        longest: Number of rows of the longest chunk; by default of the longest stretch.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Stretches:
     ) -> None:
         self.starts = starts
         self.chunk, self.row = chunk, row
-        # Files have chunks of one size, so that a division finds the stretch in a file: many times as fast as a search.
+        # The chunks of a file have equal sizes, so a division finds the stretch: many times as fast as a search.
         found, shortest, most = [np.zeros(1, np.int64)] if len(self) else [], 1, 0
-        # In parts that stay in the cache: there may be tens of millions.
+        # In parts that fit into the cache: there may be tens of millions of stretches.
         for begin in range(0, len(self), _AT_ONCE):
-            sizes = np.diff(starts[begin : begin + _AT_ONCE + 2])  # and the one behind, where its size changes
+            sizes = np.diff(starts[begin : begin + _AT_ONCE + 2])  # and the next one, whose size may change
             found.append(np.flatnonzero(np.diff(sizes)) + begin + 1)
             own = sizes[:_AT_ONCE]
             shortest, most = min(shortest, int(own.min())), max(most, int(own.max()))
@@ -79,7 +79,7 @@ class Stretches:
         return len(self.starts) - 1
 
     def find(self, rows: Int64s) -> Int64s:
-        """The stretch of each row."""
+        """Return the stretch of each row."""
         if self._runs is None:
             # side="right" steps over empty stretches.
             return np.searchsorted(self.starts, rows, side="right") - 1
@@ -94,14 +94,14 @@ class Stretches:
         return found
 
     def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
-        """The chunk and its row, of rows of stretches."""
+        """Return chunk and row in the chunk, for rows of stretches."""
         if self.chunk is None or self.row is None:
             return stretch, row
         return self.chunk[stretch], self.row[stretch] + row
 
 
 def distinct(numbers: Int64s, count: int) -> Int64s:
-    """Each of some numbers in ``0..count - 1`` once, ascending, as ``np.unique`` gives them."""
+    """Return the distinct numbers of ``numbers``, all in ``0..count - 1``, ascending, like ``np.unique``."""
     if 8 * len(numbers) < count:
         return np.unique(numbers)
     there = np.zeros(count, np.bool_)
@@ -110,15 +110,15 @@ def distinct(numbers: Int64s, count: int) -> Int64s:
 
 
 class Windows:
-    """Windows of ``length`` steps, located together; usually those of several batches.
+    """Windows of ``length`` steps that were located together; usually the windows of several batches.
 
     Args:
-        stretches: Where stretches of rows begin.
+        stretches: The stretches of rows.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
-        length: Steps in a window.
-        bounds: The first window of each batch, and the end; by default all are one batch.
-        physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
-        lengths: How many steps of each window are there, where that may be fewer: int64 ``[n]``.
+        length: Number of steps of a window.
+        bounds: The first window of each batch, and the end; by default all windows are one batch.
+        physical: The corresponding rows of the tables, if they differ: int64 ``[n, length]``.
+        lengths: Number of present steps of each window, if windows may be shorter: int64 ``[n]``.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Windows:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory they take."""
+        """Return the approximate size in bytes."""
         return (_WINDOW_BYTES + (0 if self.lengths is None else self.length)) * len(self.rows)
 
     @property
@@ -151,7 +151,7 @@ class Windows:
         return self
 
     def part(self, number: int) -> WindowsPart:
-        """The windows of one of the batches."""
+        """Return the windows of one of the batches."""
         return WindowsPart(self, number)
 
     @memo
@@ -177,7 +177,7 @@ class Windows:
 
     @memo
     def is_whole(self) -> npt.NDArray[np.bool_]:
-        """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
+        """Whether each window is contiguous in one chunk, bool ``[n]``."""
         whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.stretches.starts[self.stretch + 1]
         if self.physical is not None:
             whole &= (self.physical[:, 1:] - self.physical[:, :-1] == 1).all(axis=1)
@@ -185,7 +185,7 @@ class Windows:
 
     @memo
     def pieces(self) -> Pieces:
-        """The windows, cut at the ends of stretches; at least one window is required."""
+        """Return the pieces of the windows, cut at the ends of stretches; at least one window is required."""
         if self.physical is not None and self.length > 1:
             return in_rows(*join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
         stretch, row, size = _cut(self)
@@ -193,14 +193,14 @@ class Windows:
 
     @memo
     def there(self) -> npt.NDArray[np.bool_]:
-        """The mask of present steps in each window, bool ``[n, length]``."""
+        """Return the mask of present steps in each window, bool ``[n, length]``."""
         if self.lengths is None:
             return np.ones((len(self), self.length), np.bool_)
         there: npt.NDArray[np.bool_] = np.arange(self.length) < self.lengths[:, None]
         return there
 
     def forget(self) -> None:
-        """Give back the memory of what can be worked out again."""
+        """Release the memory of cached results, which can be computed again."""
         for name in ("starts", "stretch", "chunk", "row", "is_whole", "pieces"):
             self.__dict__.pop(name, None)
 
@@ -218,7 +218,7 @@ class Windows:
 
 
 class WindowsPart:
-    """The windows of one batch, among ``every`` that was located together with them."""
+    """The windows of one batch, as a part of ``every``, which was located as a whole."""
 
     def __init__(self, every: Windows, number: int) -> None:
         self.every = every
@@ -229,30 +229,30 @@ class WindowsPart:
         return self.end - self.begin
 
     def row_of(self, step: int) -> int:
-        """The snapshot's row of a step, counted over the part's windows."""
+        """Return the snapshot's row of a step, counted over the part's windows."""
         window, step = divmod(step, self.every.length)
         return int(self.every.rows[self.begin + window]) + step
 
     @memo
     def whole(self) -> Int64s:
-        """The windows that lie in one chunk, counted from the part's first."""
+        """Return the windows that lie in one chunk, counted from the part's first window."""
         return np.nonzero(self.every.is_whole[self.begin : self.end])[0]
 
     @memo
     def broken_steps(self) -> Steps:
-        """The steps of the other windows; targets are counted from the part's first window."""
+        """Return the steps of the other windows; targets are counted from the part's first window."""
         broken = np.nonzero(~self.every.is_whole[self.begin : self.end])[0] + self.begin
         steps = self.every.steps(broken)
         return steps._replace(target=steps.target - self.begin * self.every.length)
 
 
 def _cut(windows: Windows) -> Pieces:
-    """The pieces of windows of consecutive rows; their chunks are stretches.
+    """Return the pieces of windows of consecutive rows; the pieces' chunks are stretches.
 
-    Chunks of 10 rows and windows of 4 that begin at rows 2, 8 and 13, of two batches with bounds 0, 2, 3: from the rows
-    that are left in each window's chunk, 8, 2 and 7, it follows that the second is cut into 2 and 2 steps. The counts
-    of pieces are 1, 2, 1, so batches have 3 and 1; with a row of 3 for each batch the windows' first pieces stand at
-    positions 0, 1 and 3, the second's other one at 2, and nothing at 4 and 5.
+    Example: chunks of 10 rows and windows of 4 that begin at rows 2, 8 and 13, in two batches with bounds 0, 2, 3. The
+    windows' chunks have 8, 2 and 7 rows left, so the second window is cut into 2 and 2 steps. The counts of pieces are
+    1, 2, 1, so the batches have 3 and 1. With a row of 3 for each batch, the windows' first pieces are at positions 0,
+    1 and 3, the second window's other piece at 2, and positions 4 and 5 are empty.
     """
     stretches, starts, length, sizes = windows.stretches, windows.starts, windows.length, np.diff(windows.bounds)
     stretch = windows.stretch
@@ -262,7 +262,8 @@ def _cut(windows: Windows) -> Pieces:
     if not len(broken) and (sizes == sizes[0]).all():
         shape = (len(sizes), -1)
         return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
-    # What is left of broken windows lies at the beginning of the next stretch, or in several where that is too short.
+    # The rest of a broken window lies at the begin of the next stretch, or in several stretches if that one is too
+    # short.
     rest = length - room[broken]
     after = stretches.find(starts[broken] + room[broken])
     too_short = stretches.starts[after + 1] - stretches.starts[after] < rest
@@ -270,12 +271,12 @@ def _cut(windows: Windows) -> Pieces:
     *pieces_of_often, which = [often] * 4  # mostly none
     if len(often):
         *pieces_of_often, which = cut_at_stretches(stretches, starts[often] + room[often], rest[too_short])
-    more = np.bincount(which, minlength=len(often))  # pieces behind the first one, of each of these
+    more = np.bincount(which, minlength=len(often))  # pieces behind the first one, for each of these windows
     counts = np.ones(len(starts), np.int64)
     counts[twice] = 2
     counts[often] += more
     position, most = _positions(counts, windows.bounds)
-    # Of those in several pieces, the others follow the first one: 1, 2, .. behind it.
+    # For windows in several pieces, the other pieces follow the first one at distances 1, 2, ..
     others = position[often][which] + 1 + np.arange(len(which)) - (np.cumsum(more) - more)[which]
     second = position[twice] + 1
     np.minimum(room, length, out=room)
@@ -293,8 +294,8 @@ def _cut(windows: Windows) -> Pieces:
 def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
     """Return the position of each window's first piece, int64 ``[n]``, and the largest number of pieces in a batch.
 
-    Each batch has a row of as many. Counts 1, 2, 1 with bounds 0, 2, 3 end at 0, 1, 3, 4; the batches begin there at
-    0 and 3, so the one with most has 3, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
+    Each batch has a row of that many pieces. Counts 1, 2, 1 with bounds 0, 2, 3 end at 0, 1, 3, 4; the batches begin
+    there at 0 and 3, so the largest batch has 3, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     begins = ends[np.asarray(bounds)]
@@ -304,11 +305,11 @@ def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
 
 
 def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Consecutive rows from each of some starts, so many, cut where stretches end: of each piece stretch, row, size,
-    and which start it was of; all int64 ``[n]``.
+    """Cut ``length`` consecutive rows from each of ``starts`` at the ends of stretches.
 
-    With stretches of 10 rows 25 rows from row 8 become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and
-    (3, 0, 3).
+    Return for each piece stretch, row, size, and the number of its start; all int64 ``[n]``.
+
+    With stretches of 10 rows, 25 rows from row 8 become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and (3, 0, 3).
     """
     first = stretches.find(starts)
     counts = stretches.find(starts + (length - 1)) - first + 1
@@ -317,7 +318,7 @@ def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tu
     begin = starts[which]
     end = np.minimum(begin + length[which], stretches.starts[stretch + 1])
     begin = np.maximum(begin, stretches.starts[stretch])
-    there = end > begin  # not so for empty stretches
+    there = end > begin  # empty stretches are an exception
     return stretch[there], (begin - stretches.starts[stretch])[there], (end - begin)[there], which[there]
 
 
@@ -332,10 +333,10 @@ def join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64
 
 
 def in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
-    """Pieces with a row for each batch, filled up with pieces of no steps.
+    """Arrange pieces in a row for each batch, filled up with pieces of no steps.
 
     Pieces of windows 0, 1, 1, 2 with bounds 0, 2, 3: the batches begin with pieces 0 and 3 and have 3 and 1. So the
-    rows are pieces 0, 1, 2 and 3, 4, 5, of which 4 and 5 are beyond the batch's end.
+    rows are pieces 0, 1, 2 and 3, 4, 5; 4 and 5 are beyond the batch's end.
     """
     first = np.searchsorted(window, np.asarray(bounds))
     counts = np.diff(first)

@@ -156,8 +156,8 @@ _MOST_ROWS_READ = 2**13
 class SplitPiece:
     """Rows of a store that belong to a split.
 
-    where: Name of the rows in messages: the split, and the store if there are several.
-        where: Name of the rows in messages: the split and, of several, the store.
+    Args:
+        where: Name of the rows in messages: the split, and the store if there are several.
         dataset: The rows.
         first_row: Number of the first row in its store.
         image_roots: Folders in which images that rows name by path may lie.

@@ -773,8 +773,7 @@ class Watch:
                 camera.add(hashes[name], combined(others, len(step)), start, episode, step)
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a finding with the place where a dimension of its column, or any, is at its ``"low"`` or ``"high"``.
-        """
+        """Return a finding with the place where a dimension of its column, or any, is at ``"low"`` or ``"high"``."""
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
             return finding

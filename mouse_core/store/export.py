@@ -34,8 +34,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
         metadata: The metadata of the dataset.
 
     Raises:
-        Warn that episodes will be joined in a dataset, because no column marks that an episode begins at each of
-            ``rows``.
+        ConfigError: The snapshot is empty.
         DataError: A list or text column is damaged; reading it would crash the process.
     """
     import datasets
@@ -66,7 +65,9 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
 
 
 def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
-    """Warn that episodes will be joined in a dataset, since no column shows that one begins at each of ``rows``."""
+    """Warn that episodes will be joined in a dataset, because no column marks that an episode begins at each of
+    ``rows``.
+    """
     warnings.warn(
         f"{label}: the new dataset joins two episodes at row {rows[0]}"
         f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: one was loaded or pushed behind the "

@@ -1,4 +1,4 @@
-"""Tools for tests: a digest that says whether two streams are the same, and what extensions must do."""
+"""Tools for tests: a digest that tells whether two streams are equal, and the contracts of extensions."""
 
 from mouse_core.digest import as_arrays, as_numpy
 from mouse_core.testing.adapters import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance

@@ -1,4 +1,4 @@
-"""Comparisons that the conformance suites share: arrays of a framework with NumPy arrays, signatures, errors."""
+"""Comparisons for the conformance suites: a framework's arrays with NumPy arrays, signatures, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class InArrays:
             assert array.shape == wanted.shape, f"{place}: expected shape {wanted.shape}, found {array.shape}"
             if exact:
                 np.testing.assert_array_equal(array, wanted, place)
-            else:  # a framework may add in another order, which rounds differently
+            else:  # a framework may add in another order, with another rounding
                 np.testing.assert_allclose(array, wanted, 1e-5, 1e-5, err_msg=place)
 
 
@@ -73,8 +73,8 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def same_arguments(adapter: Callable[..., Any], core: Callable[..., Any]) -> None:
     """Assert that an adapter takes the arguments of ``core``, in the same order and with the same defaults.
 
-    An argument that only the adapter has must be keyword-only. An adapter with ``*args`` and ``**options`` passes the
-    arguments on that it does not name.
+    An argument that only the adapter has must be keyword-only. An adapter with ``*args`` and ``**options`` passes other
+    arguments on.
     """
     found, expected = inspect.signature(adapter).parameters, inspect.signature(core).parameters
     kinds = {parameter.kind for parameter in found.values()}

@@ -1,4 +1,4 @@
-"""The contracts of adapters, and of rollout storages and replay buffers of frameworks, as tests to run with pytest."""
+"""The contracts of adapters, and of frameworks' rollout storages and replay buffers, as tests for pytest."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _FIELDS: Mapping[str, Any] = {
 
 
 class RolloutAdapterConformance(InArrays):
-    """Tests that a framework's ``RolloutStorage`` keeps, computes and delivers what the core's does.
+    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same as the core's.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and name the class to test. For an adapter of
-    pure functions name a small class that keeps their state and has the methods of ``RolloutStorage``.
+    Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter of
+    pure functions, write a small class that stores their state and has the methods of ``RolloutStorage``.
 
         class TestMyRollouts(RolloutAdapterConformance):
             storage_class = my_adapter.RolloutStorage
@@ -62,7 +62,7 @@ class RolloutAdapterConformance(InArrays):
 
     Attributes:
         storage_class: Called with ``num_envs``, ``num_transitions_per_env``, ``fields`` and ``seed``.
-        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
     """
 
     storage_class: Any = rollouts.RolloutStorage
@@ -80,7 +80,7 @@ class RolloutAdapterConformance(InArrays):
                 assert np.allclose(found, expected), f"statistics: expected {expected}, found {found}"
 
     def test_mini_batches_are_those_of_the_core(self) -> None:
-        """Every epoch has the core's rows in the core's order, for this rollout and the next, histories included."""
+        """Every epoch has the core's rows in the core's order, for two rollouts in sequence, histories included."""
         mine, core = self._filled()
         for options in ({}, {"drop_last": True}, {"histories": {"observations": 3}}):
             self._alike(mine, core, "mini_batch_generator", 5, 2, **options)
@@ -90,7 +90,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 3, 2)
 
     def test_recurrent_mini_batches_are_those_of_the_core(self) -> None:
-        """Trajectories that are cut where episodes end, padded, with their masks."""
+        """Trajectories are cut at the ends of episodes and padded, and have the core's masks."""
         mine, core = self._filled()
         for shuffle in (False, True):
             self._alike(mine, core, "recurrent_mini_batch_generator", 2, 2, shuffle=shuffle)
@@ -111,7 +111,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_rows_that_do_not_fit_are_refused(self) -> None:
-        """Names, shapes, and values that are not finite, no codes or hidden by a mask; the row is not written."""
+        """Wrong names and shapes, NaN and infinity, invalid codes and masked values raise errors; no row is written."""
         mine, core = self._empty()
         good = _steps(0)[0]
         nan = good["rewards"] * np.float32("nan")
@@ -123,7 +123,7 @@ class RolloutAdapterConformance(InArrays):
             (DataError, {**good, "dones": good["dones"] + 7}),
         ):
             refused(kind, partial(mine.add_transitions, self.given(bad)))
-        # What a mask of NumPy hides is no data.
+        # A value that a NumPy mask hides is missing.
         for name in ("rewards", "observations"):
             hidden = np.ma.masked_array(good[name], np.arange(good[name].size).reshape(good[name].shape) == 0)
             refused(DataError, partial(mine.add_transitions, {**self.given(good), name: hidden}))
@@ -131,7 +131,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_truncated_episodes_need_the_values_of_their_ends(self) -> None:
-        """Code 2 in ``dones`` never counts as a termination: without its time-out and final value it is refused."""
+        """Code 2 in ``dones`` never counts as termination: without its time-out and final value it raises an error."""
         mine, _ = self._empty()
         for step in _steps(0):
             mine.add_transitions(self.given({**step, "dones": np.full_like(step["dones"], 2)}))
@@ -193,9 +193,9 @@ _SIZE = 40
 
 
 class ReplayAdapterConformance(InArrays):
-    """Tests that a framework's ``ReplayBuffer`` draws, keeps and refuses what the core's does.
+    """Tests that a framework's ``ReplayBuffer`` draws, stores and rejects the same as the core's.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and name the classes to test:
+    Subclass it in a test file, under a name that begins with ``Test``, and set the classes to test:
 
         class TestMyReplay(ReplayAdapterConformance):
             buffer_class = my_adapter.ReplayBuffer
@@ -205,9 +205,9 @@ class ReplayAdapterConformance(InArrays):
                 return my_framework.asarray(values)
 
     Attributes:
-        buffer_class: The adapter's buffer.
-        ensemble_class: Its ensemble; None if it has none.
-        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        buffer_class: The adapter's buffer class.
+        ensemble_class: The adapter's ensemble class; None if it has none.
+        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
         options: Further arguments for every buffer.
     """
 
@@ -216,7 +216,7 @@ class ReplayAdapterConformance(InArrays):
     options: Mapping[str, Any] = {}
 
     def storage(self, capacity: int, ndim: int) -> Any:
-        """An empty storage for the framework's buffers; override it for a storage of the framework."""
+        """Return an empty storage for the framework's buffers; override it for a storage of the framework."""
         return ArrayStorage(capacity, ndim)
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
@@ -243,7 +243,7 @@ class ReplayAdapterConformance(InArrays):
             assert _counts(mine) == _counts(core)
 
     def test_environments_lie_side_by_side(self) -> None:
-        """Rows ``[time, env]`` of any number of time steps, or one time step; and of as many environments always."""
+        """Rows have the form ``[time, env]`` for any number of time steps; the number of environments never changes."""
         mine, core = self._pair(
             ndim=2, sampler=lambda: replay.SliceSampler(sequence_length=3, end_key=("next", "done"))
         )
@@ -268,7 +268,7 @@ class ReplayAdapterConformance(InArrays):
                 self.same(found, expected, "an epoch")
 
     def test_priorities_come_in_its_arrays(self) -> None:
-        """Priorities are set by index and value, by a whole batch, and with the rows."""
+        """Priorities are set by index and value, by a whole batch, and together with the rows."""
         mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
         rows = _rows(30) | {"td_error": np.arange(30, dtype=np.float32)}
         mine.extend(self.given(rows))
@@ -299,7 +299,7 @@ class ReplayAdapterConformance(InArrays):
             self.same(mine[index], core[index], f"rows {index}")
 
     def test_a_batch_never_changes(self) -> None:
-        """Whatever is written after it was delivered."""
+        """A delivered batch does not change, whatever is written afterwards."""
         mine, core = self._pair()
         held, expected = [], []
         for number in range(20):
@@ -332,7 +332,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(other.sample(), back.sample(), "after what was refused")
 
     def test_a_digest_runs_along(self) -> None:
-        """Equal to the core's where the framework has all dtypes; a state has it, and it goes on from there."""
+        """The digest equals the core's if the framework has all dtypes, and it continues from a restored state."""
         mine, core = self._pair(digest=True)
         mine.extend(self.given(_rows(30)))
         core.extend(_rows(30))
@@ -351,7 +351,7 @@ class ReplayAdapterConformance(InArrays):
         assert other.digest == mine.digest != before, f"expected {mine.digest} after a state, found {other.digest}"
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows unlike the first ones; a sample of an empty buffer."""
+        """Rows of another form, and a sample of an empty buffer, raise errors and change nothing."""
         mine, core = self._pair()
         refused(MouseError, mine.sample)
         refused(MouseError, core.sample)
@@ -369,7 +369,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after what was refused")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
-        """Shares, priorities and all."""
+        """Ensembles have the core's shares and priorities."""
         if self.ensemble_class is None:
             return
         pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
@@ -393,7 +393,7 @@ class ReplayAdapterConformance(InArrays):
         ndim: int = 1,
         **options: Any,
     ) -> tuple[Any, replay.ReplayBuffer]:
-        """The adapter's buffer and the core's, made alike, with parts of their own."""
+        """Return the adapter's buffer and the core's with equal options; each has its own sampler and transform."""
         given: dict[str, Any] = {"batch_size": 8, "seed": 5, **options}
         make, change = sampler or replay.RandomSampler, transform or list
         mine = self.storage(_SIZE, ndim)
@@ -404,12 +404,12 @@ class ReplayAdapterConformance(InArrays):
 
 
 def _counts(buffer: Any) -> dict[str, Any]:
-    """The numbers of a buffer, but for its bytes: a framework may not have NumPy's widest dtypes."""
+    """Return the counters of a buffer without its size in bytes: a framework may lack NumPy's widest dtypes."""
     return {name: value for name, value in buffer.stats().items() if name != "nbytes"}
 
 
 def _rows(n: int, first: int = 0) -> dict[str, Any]:
-    """Nested rows that can be told by their numbers."""
+    """Return nested rows whose values identify them."""
     return _rows_at(np.arange(first, first + n))
 
 
@@ -445,18 +445,18 @@ SMALL: Mapping[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 11}
 
 
 class AdapterConformance(InArrays):
-    """Tests that a ``PrefetchBatchifier`` for some framework delivers the batches of ``mouse_core``, and nothing else.
+    """Tests that a framework's ``PrefetchBatchifier`` delivers exactly the batches of ``mouse_core``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and name the class to test:
+    Subclass it in a test file, under a name that begins with ``Test``, and set the class to test:
 
         class TestMine(AdapterConformance):
             loader_class = my_adapter.PrefetchBatchifier
 
     Attributes:
         loader_class: The adapter's loader.
-        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
         options: Further arguments for every loader.
-        patience: Seconds that threads may take to end.
+        patience: Seconds after which a thread that has not ended is an error.
     """
 
     loader_class: Any = PrefetchBatchifier
@@ -466,11 +466,11 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ batches
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
-        """A study that changes the import must not need to change the call."""
+        """The adapter's loader takes the core's arguments, so that only the import differs between frameworks."""
         same_arguments(self.loader_class, PrefetchBatchifier)
 
     def test_batches_are_those_of_the_core(self) -> None:
-        """Every sampling mode, computed by the caller and by threads."""
+        """Batches equal the core's in every sampling mode, computed by the caller and by threads."""
         store = example_store()
         for sampling in ("random", "last", "sequential", "batch"):
             for workers in (0, 1, 2, 8):
@@ -499,7 +499,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, expected, 3)
 
     def test_windows_of_lengths_of_their_own(self) -> None:
-        """Padded, packed and filled up, from a store and from a source of one's own, on from a state."""
+        """Windows of variable length are padded or packed, from a store and a custom source, also after a restore."""
         store = example_store()
         for packed in (False, True, 32):
             options = {"lengths": range(1, 9), "packed": packed}
@@ -511,7 +511,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, expected, 3)
 
     def test_a_source_of_ones_own(self) -> None:
-        """Batches of anything that is a source, which a loader knows by four things alone, and on from a state."""
+        """A custom source with only the four required members works in a loader, also after a restored state."""
         source = _Own(BatchSource(example_store(), **SMALL))
         expected = self._source(example_store())
         for workers in (0, 1, 4):
@@ -519,7 +519,7 @@ class AdapterConformance(InArrays):
         refused(ConfigError, lambda: self._loader(source), "sequence_length")
 
     def test_the_spec_says_what_comes(self) -> None:
-        """Names in their order, dtypes and shapes, before the first batch."""
+        """The spec states names in their order, dtypes and shapes, before the first batch."""
         for dtypes in ({}, {"obs_image": "uint8", "obs_continuous": "float32", "reward": "float16"}):
             with self._loader(example_store(), dtypes=dtypes) as loader:
                 spec = loader.spec
@@ -532,7 +532,7 @@ class AdapterConformance(InArrays):
                     assert values.shape == (4, 8, *field.shape), f"{name}: found shape {values.shape}"
 
     def test_absent_fields_are_absent(self) -> None:
-        """An optional column that is not there is not in the batch, unless the caller needs it."""
+        """A missing optional column is not in the batch; if the caller requires it, an error is raised."""
         store = _store_of("action", "reward", "done")
         with self._loader(store) as loader:
             assert set(loader.next_batch().keys()) == {"action", "reward", "done"}
@@ -566,7 +566,7 @@ class AdapterConformance(InArrays):
             assert isinstance(loader.next_batch(), tuple)
 
     def test_a_batch_never_changes(self) -> None:
-        """A hundred batches are held while others are made; small ones, and a few of more than a megabyte."""
+        """A hundred batches stay unchanged while others are computed; small ones, and a few above one megabyte."""
         for options, count in (({}, 100), ({"batch_size": 128, "sequence_length": 64}, 8)):
             source = self._source(example_store(), **options)
             with self._loader(example_store(), **options) as loader:
@@ -601,7 +601,7 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ state
 
     def test_the_state_is_that_of_the_core(self) -> None:
-        """Plain numbers and strings that say what was delivered, whatever was made ahead."""
+        """The state has plain numbers and strings that describe delivered batches, whatever was prefetched."""
         store = example_store()
         with self._loader(store) as loader, PrefetchBatchifier(store, **SMALL) as core:
             for _ in range(3):
@@ -632,7 +632,7 @@ class AdapterConformance(InArrays):
                     self._same(loader, (self._arrays(first.next_batch()) for _ in range(5)), 5)
 
     def test_other_numbers_of_processes_go_on_with_the_stream(self) -> None:
-        """Stopped with 4, on with 3, of which some are filled up, and with 1; within an epoch and over its end."""
+        """A stream continues with 3 instead of 4 processes (padding some batches), and with 1; also past an epoch."""
         store, state = example_store(), dict[str, Any]()
         options: Any = {"sampling": "sequential", "drop_last": False, "batch_size": 8}
         for count, begin, end in ((4, 0, 2), (3, 2, 6), (1, 6, 8)):
@@ -641,7 +641,7 @@ class AdapterConformance(InArrays):
                 loader.load_state_dict(state)
             for index in range(begin, end):
                 parts = list(map(self._arrays, (loader.next_batch() for loader in loaders)))
-                there = np.stack([part["mask"].any(axis=1) for part in parts])  # of as many windows each
+                there = np.stack([part["mask"].any(axis=1) for part in parts])  # each process has equally many windows
                 for name, values in self._source(store, **options)[index].items():
                     own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
                     np.testing.assert_array_equal(np.concatenate(own), values, f"{name} of batch {index}")
@@ -669,8 +669,8 @@ class AdapterConformance(InArrays):
     def test_a_failure_comes_at_its_index_and_stays(self) -> None:
         """Earlier batches are delivered, nothing is skipped, and the state stays at the failing index."""
         columns = {name: example_columns(120)[name] for name in ("action", "reward", "done")}
-        columns["reward"][101] = 0  # as where an episode begins
-        columns["done"][100] = 7  # is no code; Arrow tables are read as they are, when they are
+        columns["reward"][101] = 0  # as at the begin of an episode
+        columns["done"][100] = 7  # an invalid code; Arrow tables are read unchanged
         store = DatasetStore().from_dataset(pa.table(columns))
         source = self._source(store, sampling="sequential")
         failing = next(index for index in range(len(source)) if _covers(source, index, 100))
@@ -685,7 +685,7 @@ class AdapterConformance(InArrays):
                     assert loader.state_dict()["next_index"] == failing
 
     def test_closed_is_closed(self) -> None:
-        """Closing may be repeated, also with a full queue, and nothing is delivered after."""
+        """Closing may be repeated, also with a full queue, and no batch is delivered afterwards."""
         for workers in (0, 2):
             with self._loader(example_store(), num_workers=workers) as loader:
                 loader.next_batch()
@@ -715,7 +715,7 @@ class AdapterConformance(InArrays):
         return self.loader_class(store, **{**SMALL, **self.options, **options})
 
     def _goes_on(self, make: Callable[[], Any], expected: BatchSource) -> None:
-        """Assert that a loader delivers the first batches, and another one the next from its state."""
+        """Assert that a loader delivers the first batches, and that another one continues from its state."""
         said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
         with make() as loader:
             assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said

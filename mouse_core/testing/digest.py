@@ -12,18 +12,18 @@ from mouse_core.errors import ConfigError
 
 
 def stream_digest(loader: Any, n: int) -> str:
-    """A digest of the next ``n`` batches of a loader: names, kinds, shapes, and every value to the last bit.
+    """Return a digest of the next ``n`` batches of a loader: names, kinds, shapes, and the bits of every value.
 
     Batches of NumPy, PyTorch and JAX have the same digest if and only if they have the same fields with the same
-    values. How wide a number is stored is not a difference: an integer counts as int32 where all values of its array
-    fit and as int64 otherwise, a float as float32 where that loses nothing and as float64 otherwise. So a
-    stream that JAX without x64 holds in 32 bits has the digest of the 64-bit stream, unless narrowing changed
-    a value. All NaNs are one value; -0.0 and 0.0 are two.
+    values. The width of a number is ignored: an integer counts as int32 if all values of its array fit and as int64
+    otherwise, a float as float32 if the conversion is exact and as float64 otherwise. So a stream that JAX without x64
+    stores in 32 bits has the digest of the 64-bit stream, unless narrowing changed a value. All NaNs are one value;
+    -0.0 and 0.0 are two values.
 
     Args:
-        loader: A loader, which goes on by ``n`` batches; a ``BatchSource``, of which the first are taken; or any
+        loader: A loader, which advances by ``n`` batches; a ``BatchSource``, whose first batches are used; or any
             iterable of batches. A batch is a mapping of names to arrays, or a tuple of such views.
-        n: How many batches.
+        n: Number of batches.
 
     Returns:
         32 hexadecimal digits.

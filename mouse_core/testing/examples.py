@@ -1,4 +1,4 @@
-"""Steps to test with: small, complete, and the same on every machine."""
+"""Steps for tests: few, complete, and the same on every machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ IMAGE_SHAPE = (3, 4, 3)
 
 
 def example_columns(rows: int, *, first: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Columns for every field that a store knows, ``rows`` steps from step ``first`` on.
+    """Return columns for every field of a store: ``rows`` steps from step ``first`` on.
 
-    Episodes have 1 to 13 rows, and end terminal and truncated in turn. Observations are float64 that float32 cannot
-    hold. No two steps are alike.
+    Episodes have 1 to 13 rows, and end with done 1 and done 2 in turn. Observations are float64 values that float32
+    cannot represent. No two steps are equal.
 
     Args:
-        rows: How many steps.
-        first: The number of the first; the steps of ``example_columns(50)`` and of ``example_columns(30, first=20)``
-            agree where they overlap.
+        rows: Number of steps.
+        first: The number of the first step; the steps of ``example_columns(50)`` and of ``example_columns(30,
+            first=20)`` agree where they overlap.
 
     Returns:
         Arrays ``[rows, ...]`` by column.
@@ -49,7 +49,7 @@ def example_columns(rows: int, *, first: int = 0) -> dict[str, npt.NDArray[Any]]
 
 
 def example_store(rows: int = 300) -> DatasetStore:
-    """A store of ``example_columns(rows)``."""
+    """Return a store of ``example_columns(rows)``."""
     store = DatasetStore()
     store.extend(example_columns(rows))
     return store

@@ -1,4 +1,4 @@
-"""The contracts of a format's reader and of a batch source, as tests that their authors run with pytest."""
+"""The contracts of format readers and of batch sources, as tests that their authors run with pytest."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BATCHES = 5
 
 
 class SourceConformance:
-    """Tests that a source is one that loaders can use: ``mouse_core.prefetch.Source``.
+    """Tests that loaders can use a source: ``mouse_core.prefetch.Source``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
         class TestMine(SourceConformance):
             def make(self):
@@ -38,11 +38,11 @@ class SourceConformance:
     """
 
     def make(self) -> Any:
-        """A new source, always the same."""
+        """Return a new source, always with the same options."""
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """A spec, a fingerprint that is always the same, batches by number, and at least one in an epoch."""
+        """A source has a spec, a constant fingerprint, batches by number, and at least one batch in an epoch."""
         source = self.make()
         assert isinstance(source, Source), f"expected spec, fingerprint, a length and batches by number: {source}"
         assert isinstance(source.spec, Spec), f"expected a mouse_core.Spec, found {source.spec!r}"
@@ -51,7 +51,7 @@ class SourceConformance:
         assert len(source) >= 1, f"expected batches in an epoch, found {len(source)}"
 
     def test_the_spec_says_what_comes(self) -> None:
-        """Names in their order, dtypes, and the shape of a step behind ``[B, S]``, or ``[B]`` where it says so."""
+        """The spec states names in order, dtypes, and the shape of a step behind ``[B, S]``, or behind ``[B]``."""
         source = self.make()
         for view in _views(source[0]):
             assert list(view) == list(source.spec), f"expected the fields {list(source.spec)}, found {list(view)}"
@@ -82,7 +82,7 @@ class SourceConformance:
             assert np.array_equal(view["position"], steps), "position: expected the place of a row in its window"
 
     def test_a_batch_is_a_function_of_its_number(self) -> None:
-        """In any order, more than once, of another source made alike, and beyond the end of an epoch."""
+        """Batches do not depend on order, repetition, the instance of the source, or the end of an epoch."""
         source, other = self.make(), self.make()
         numbers = [*range(_BATCHES), len(source), len(source) + 1]
         expected = {number: _digest(source[number]) for number in numbers}
@@ -100,9 +100,9 @@ class SourceConformance:
             assert _digest(batch) == expected[number], f"batch {number} is another one among threads"
 
     def test_batches_are_the_callers(self) -> None:
-        """Nothing is written to one that was delivered, and what the caller writes is not seen again."""
+        """The source never writes to a delivered batch, and changes by the caller do not affect later batches."""
         source, other = self.make(), self.make()
-        # Digests, as a batch of the other source may lie in memory that the two share.
+        # Digests are compared, since a batch of the other source may share its memory.
         expected = [_digest(other[number]) for number in range(_BATCHES)]
         kept = [source[number] for number in range(_BATCHES)]
         for number, batch in enumerate(kept):
@@ -132,10 +132,10 @@ class SourceConformance:
                 refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
 
     def test_other_numbers_of_processes_go_on_with_it(self) -> None:
-        """Stopped with 3 processes, gone on with 1, then with 4: together they have the rows of the whole batches."""
+        """A stream continues with 1 and 4 processes instead of 3; their parts hold the rows of the whole batches."""
         source = self.make()
         if source.spec.is_packed or getattr(source, "shard", (0, 1)) != (0, 1):
-            return  # whose rows are no windows, who makes it says whether it has shards; or it is one
+            return  # for rows that are not windows, the author decides whether the source has shards
         state: Any = None
         for begin, end, count in ((0, 2, 3), (2, 3, 1), (3, 5, 4)):
             loaders = [PrefetchBatchifier(self.make(), shard=(rank, count), uneven="pad") for rank in range(count)]
@@ -153,7 +153,7 @@ class SourceConformance:
 
 
 def _assert_together(whole: dict[str, npt.NDArray[Any]], parts: Sequence[Any], what: str) -> None:
-    """A batch is what the parts of all processes make, where those that have fewer rows are padded."""
+    """Assert that a batch is the concatenation of all processes' parts; parts with fewer rows are padded."""
     size, count = len(next(iter(whole.values()))), len(parts)
     own = [size * (rank + 1) // count - size * rank // count for rank in range(count)]
     for name, values in whole.items():
@@ -170,14 +170,14 @@ def _digest(batch: Any) -> str:
     return stream_digest([batch], 1)
 
 
-# Seconds.
+# In seconds.
 _PATIENCE = 30
 
 
 class FormatConformance:
-    """Tests that a reader gives rows as ``mouse_core.formats.base.RowStream`` says: T transitions as T+1 rows.
+    """Tests that a reader returns rows as ``mouse_core.formats.base.RowStream`` defines: T transitions as T+1 rows.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how data are written and read:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``write`` and ``read``:
 
         class TestMine(FormatConformance):
             episodes = ((8, 1), (5, 2))
@@ -189,17 +189,17 @@ class FormatConformance:
                 return read_log(path, **options)
 
     Attributes:
-        episodes: What ``write`` writes, as ``read`` should give it: for each episode how many rows it has, and its last
-            ``done``, 1 for terminal, 2 for truncated, 0 for neither. Take it from what was recorded, not from what is
-            read.
-        cut: Whether it can be told that a file lacks its end.
+        episodes: The episodes that ``write`` writes and ``read`` returns: for each episode its number of rows and its
+            last ``done``, 1 for terminal, 2 for truncated, 0 for neither. Derive it from the recording, not from the
+            reader.
+        cut: Whether the reader can detect that the end of a file is missing.
     """
 
     episodes: tuple[tuple[int, int], ...] = ()
     cut: bool = True
 
     def write(self, folder: Path) -> Path:
-        """Write some episodes, of ten transitions or more in all; ``folder`` is an empty one. Returns what to read."""
+        """Write episodes with at least ten transitions in all into the empty ``folder``; return the path to read."""
         raise NotImplementedError
 
     def read(self, path: Path, **options: Any) -> RowStream:
@@ -244,7 +244,7 @@ class FormatConformance:
         assert stream.episodes in (None, len(starts)), f"episodes: expected {len(starts)}, found {stream.episodes}"
 
     def test_a_marked_row_lacks_its_observation_alone(self, tmp_path: Path) -> None:
-        """Whole numbers and texts that stay the same all through an episode are in its last row, too."""
+        """A row without observation repeats whole numbers and texts that are constant throughout its episode."""
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
         if MISSING not in table.column_names:
@@ -284,7 +284,7 @@ class FormatConformance:
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
         """Missing and damaged files raise MouseError; a file that no row depends on may lack its end.
 
-        Where it cannot be told that a file lacks its end, rows may be read of it, and nothing else may be raised.
+        If a missing end cannot be detected, the reader may return rows, and no other error is allowed.
         """
         assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error where there is nothing"
         path = self.write(tmp_path)
@@ -303,7 +303,7 @@ class FormatConformance:
         assert self._digest(path) is None, "every byte of every file changed: expected an error, found rows"
 
     def test_no_file_outside_of_a_folder_is_read(self, tmp_path: Path) -> None:
-        """A link that leads out of the folder is refused, and a pipe, unless the rows are the same without the file."""
+        """A link that leads out of the folder, or a pipe, is an error, unless the rows are the same without it."""
         (tmp_path / "source").mkdir()
         path = self.write(tmp_path / "source")
         outside = tmp_path / "outside"

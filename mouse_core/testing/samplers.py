@@ -1,4 +1,4 @@
-"""The contract of a sampler of windows or of a replay buffer, as tests that its author runs with pytest."""
+"""The contracts of samplers of windows and of replay buffers, as tests that their authors run with pytest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INDICES = (0, 1, 2, 17, 1000)
 
 
 class WindowSamplerConformance:
-    """Tests that a sampler of windows is one that ``BatchSource`` can use: ``mouse_core.sampling.WindowSampler``.
+    """Tests that ``BatchSource`` can use a sampler of windows: ``mouse_core.sampling.WindowSampler``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
@@ -158,7 +158,7 @@ class WindowSamplerConformance:
 
 
 class ReplaySamplerConformance:
-    """Tests that a sampler is one that ``ReplayBuffer`` can use: ``mouse_core.replay.Sampler``.
+    """Tests that ``ReplayBuffer`` can use a sampler: ``mouse_core.replay.Sampler``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 

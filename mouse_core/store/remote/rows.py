@@ -77,7 +77,7 @@ class RemoteRows(StoreBackend):
 class FileRows(RemoteRows):
     """The rows of remote files, as the files were when they were opened.
 
-    url: The address of the rows.
+    Args:
         url: The address of the rows.
         told: The schema that the store was opened with; the rows must fit it.
         budget: The limit of dense copies.

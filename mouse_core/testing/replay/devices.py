@@ -1,8 +1,8 @@
 """The contract of a replay in device memory, as tests that its author runs with pytest.
 
-A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the one
-under test, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, plain Python for the existing
-slices and the rows of a batch. Their batches are equal bit by bit, and importance weights to ``1e-5``.
+A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the tested
+one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, plain Python that computes slices and rows.
+Their batches are equal bit by bit, and importance weights to ``1e-5``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Nodes(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-    """The options of a replay, as the arguments of ``DeviceReplayConformance.init``, and the sizes of its writes.
+    """The options of a replay, as arguments of ``DeviceReplayConformance.init``, and the sizes of its writes.
 
     Attributes:
-        steps: The time steps of the capacity.
-        several: The time steps of a write of several; other writes have one.
-        ids: The name of the field with the number of a row's trajectory. Where no field is named for slices, "episode"
-            is known to end episodes, and "run" is not.
+        steps: The capacity in time steps.
+        several: Number of time steps of a large write; other writes have one.
+        ids: The name of the field with the trajectory number of a row. If no field is set for slices, "episode" ends
+            episodes, and "run" does not.
     """
 
     steps: int = 20
@@ -59,11 +59,11 @@ class Setup:
 
     @property
     def envs(self) -> int:
-        """The number of streams of rows."""
+        """The number of environments."""
         return self.num_envs or 1
 
     def options(self, seed: int) -> dict[str, Any]:
-        """Return the options that ``init`` takes beside an example and the capacity."""
+        """Return the options of ``init`` besides the example and the capacity."""
         names = ("num_envs", "batch_size", "slices", "transform", "priorities", "order")
         return {name: getattr(self, name) for name in names} | {"seed": seed}
 
@@ -86,7 +86,7 @@ class Setup:
 
 @cache
 def setup_of(kind: str, variant: int) -> Setup:
-    """Return the options number ``variant`` of a kind of draws, which the name of the kind describes."""
+    """Return option set ``variant`` of a kind of draws, which the name of the kind describes."""
     choose = random.Random(f"{kind} {variant}")
     steps = choose.choice([7, 8, 13, 20])
     given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([3, 5, 7])}
@@ -117,7 +117,7 @@ PADDED_BY_PRIORITY = Setup(
     slices={"sequence_length": 3, "pad": True, "period": 2},
     priorities=replay.Priorities(alpha=1, beta=0.6, eps=1e-3),
 )
-"""Options that reach most of a replay, for the settings in which compilation takes long."""
+"""Options that cover most features of a replay, for settings with long compilation."""
 
 
 class Slice(NamedTuple):
@@ -130,13 +130,13 @@ class Slice(NamedTuple):
 
 
 class ReplayOracle:
-    """A replay that keeps all rows that were ever written, and looks at all of them for each batch.
+    """A replay that keeps all rows that were ever written, and searches all of them for each batch.
 
-    Time step t of environment e lies in slot ``t % steps * envs + e``; the newest ``steps`` time steps are there.
+    Time step t of environment e lies in slot ``t % steps * envs + e``; the newest ``steps`` time steps are present.
 
     Args:
         setup: The options of the replay.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
     """
 
     def __init__(self, setup: Setup, seed: int) -> None:
@@ -151,7 +151,7 @@ class ReplayOracle:
 
     @property
     def there(self) -> range:
-        """The time steps that are there."""
+        """Return the present time steps."""
         end = len(self.streams[0])
         return range(max(0, end - self.setup.steps), end)
 
@@ -198,19 +198,20 @@ class ReplayOracle:
         return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
 
     def slices(self) -> list[Slice]:
-        """Return the slices that exist, in the order in which draws count them."""
+        """Return the existing slices, in the order in which draws count them."""
         found = []
         length, pad, period = self.slice["sequence_length"], self.slice["pad"], self.slice.get("period", 1)
         for env in range(self.setup.envs):
             for number, episode in enumerate(self.episodes(env)):
                 steps = [step for step in episode if step in self.there]
                 whole = [step for step in steps if step + length - 1 in episode]
-                # Each so-many-th step begins a slice, counted from the first of the episode, overwritten or not.
+                # Every `period`-th step begins a slice, counted from the episode's first step, even if that step was
+                # overwritten.
                 counted = [step for step in steps if (step - episode[0]) % period == 0]
                 starts = [step for step in counted if step in whole] or (counted[:1] if pad is not False else [])
-                if self.setup.order == "epochs":  # slices lie side by side, from the first row that is there
+                if self.setup.order == "epochs":  # slices are adjacent, from the first present row on
                     starts = [step for step in steps[::length] if step in whole or pad is not False]
-                # The numbers of no two episodes are equal; a field numbers trajectories itself.
+                # No two episodes have the same number; a field numbers trajectories itself.
                 traj_id = (
                     self.streams[env][episode[0]][self.setup.ids]
                     if "traj_key" in self.slice
@@ -220,7 +221,7 @@ class ReplayOracle:
         return found
 
     def count(self) -> int:
-        """Return the number of rows or slices that may be drawn; of those that come once, 0 without a whole batch."""
+        """Return the number of drawable rows or slices; without replacement, 0 if they do not fill a batch."""
         setup = self.setup
         if setup.priorities is not None:
             return len(self.shares())
@@ -229,12 +230,12 @@ class ReplayOracle:
         return total if setup.order == "random" or total >= setup.batch_size else 0
 
     def shares(self) -> dict[int, int]:
-        """Return the weight of each slot that may be drawn by its priority; of slices, the slots where they begin."""
+        """Return the weight of each slot that can be drawn by priority; for slices, of the slots where they begin."""
         slots = {self.slot(one.env, one.start) for one in self.slices()} if self.slice else self.weights
         return {slot: self.weights[slot] for slot in sorted(slots) if self.weights[slot] > 0}
 
     def draw(self, index: int) -> dict[str, Any]:
-        """Return batch number ``index``, where ``count`` is above 0."""
+        """Return batch number ``index``; ``count`` must be above 0."""
         setup, total, size = self.setup, self.count(), self.setup.batch_size
         weights, words = None, self.words(index, size)
         places = [int((word >> 11) * (total * 2.0**-53)) for word in words]
@@ -291,7 +292,7 @@ class ReplayOracle:
 
 
 def _find(shares: dict[int, int], rest: int) -> int:
-    """Return the first slot with which the sum of the shares is above ``rest``."""
+    """Return the index of the first slot at which the cumulated ``shares`` exceed ``rest``."""
     for slot, share in shares.items():
         rest -= share
         if rest < 0:
@@ -304,11 +305,11 @@ def _like(value: Any, number: float) -> Any:
 
 
 class DeviceReplayConformance(InArrays):
-    """Tests that a replay on a device draws, keeps and moves what ``mouse_core.replay.ReplayBuffer`` does.
+    """Tests that a replay on a device draws, stores and moves the same as ``mouse_core.replay.ReplayBuffer``.
 
-    Random programs are followed in every order, with slices, priorities and transforms, as rows go round the ring, and
-    by way of files in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define
-    the functions of a replay. A state may be changed in place or created anew; the returned state is used from then on.
+    Random programs cover every order, slices, priorities and transforms, writes beyond the ring's capacity, and files
+    in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define the functions of
+    a replay. A state may be changed in place or created anew; the returned state is used from then on.
 
         class TestMine(DeviceReplayConformance):
             def init(self, example, capacity, **options):
@@ -335,9 +336,9 @@ class DeviceReplayConformance(InArrays):
                 return state, state.loads(path)
 
     Attributes:
-        orders: The orders that it has, of "random", "epochs" and "queue".
-        variants: The number of random options of each kind of draws.
-        programs: The number of random programs with each of these options.
+        orders: The supported orders, of "random", "epochs" and "queue".
+        variants: The number of random option sets of each kind of draws.
+        programs: The number of random programs with each option set.
     """
 
     orders: tuple[str, ...] = ("random", "epochs", "queue")
@@ -345,76 +346,76 @@ class DeviceReplayConformance(InArrays):
     programs: int = 1
 
     def init(self, example: Any, capacity: int, **options: Any) -> Any:
-        """An empty replay.
+        """Return an empty replay.
 
         Args:
             example: One row of NumPy scalars and arrays.
-            capacity: Rows of all environments.
+            capacity: Capacity in rows of all environments.
             **options: ``batch_size``, ``seed`` and ``num_envs``, which is None for one stream; ``slices``, a dict of
-                ``sequence_length``, ``pad`` and ``period`` as of ``SliceSampler``, or None; ``transform``, a list;
+                ``sequence_length``, ``pad`` and ``period`` as for ``SliceSampler``, or None; ``transform``, a list;
                 ``priorities``, a ``mouse_core.replay.Priorities`` or None; ``order``.
         """
         raise NotImplementedError
 
     def add(self, state: Any, rows: Any) -> Any:
-        """The replay with rows, NumPy arrays ``[n, ...]`` or ``[time, env, ...]``, or one time step of them."""
+        """Add rows, NumPy arrays ``[n, ...]``, ``[time, env, ...]`` or one time step of them; return the replay."""
         raise NotImplementedError
 
     def sample(self, state: Any, index: int) -> tuple[Any, Any]:
-        """The replay after batch number ``index``, and the batch, in arrays of the framework."""
+        """Draw batch number ``index``; return the replay, and the batch in arrays of the framework."""
         raise NotImplementedError
 
     def set_priorities(self, state: Any, indices: Any, priorities: Any) -> Any:
-        """The replay with priorities, float32, of some slots."""
+        """Set float32 priorities of some slots; return the replay."""
         raise NotImplementedError
 
     def can_sample(self, state: Any) -> Any:
-        """Whether there is a batch to draw, in anything that ``bool`` takes."""
+        """Return whether a batch can be drawn, as any object that ``bool`` accepts."""
         raise NotImplementedError
 
     def dumps(self, state: Any, path: Path, samples: int) -> None:
-        """Save it to a file, with the number of the next sample."""
+        """Save the replay to a file, with the number of the next sample."""
         raise NotImplementedError
 
     def loads(self, state: Any, path: Path) -> tuple[Any, int]:
-        """An empty replay with what a file has, and the number of the next sample."""
+        """Load a file into an empty replay; return the replay and the number of the next sample."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------ what it draws
+    # ------------------------------------------------------------------ draws
 
     def test_rows(self, tmp_path: Path) -> None:
-        """Rows at random, each as likely."""
+        """Random rows are drawn with equal probability."""
         self._programs("rows", tmp_path)
 
     def test_slices(self, tmp_path: Path) -> None:
-        """Slices at random, padded or not, with a period or without."""
+        """Random slices are drawn, with and without padding and period."""
         self._programs("slices", tmp_path)
 
     def test_rows_by_priority(self, tmp_path: Path) -> None:
-        """Rows by their priorities, after any updates, of rows that come twice among them."""
+        """Rows are drawn by priority, after any updates, also with repeated rows in an update."""
         self._programs("rows by priority", tmp_path)
 
     def test_slices_by_priority(self, tmp_path: Path) -> None:
-        """Slices by the priorities of their first rows."""
+        """Slices are drawn by the priorities of their first rows."""
         self._programs("slices by priority", tmp_path)
 
     def test_epochs(self, tmp_path: Path) -> None:
-        """Rows in epochs; a write that changes the number of rows ends an epoch."""
+        """Rows are drawn in epochs; a write that changes the number of rows ends an epoch."""
         if "epochs" in self.orders:
             self._programs("epochs", tmp_path)
 
     def test_epochs_of_slices(self, tmp_path: Path) -> None:
-        """Slices side by side in epochs; a write ends an epoch."""
+        """Adjacent slices are drawn in epochs; a write ends an epoch."""
         if "epochs" in self.orders:
             self._programs("epochs of slices", tmp_path)
 
     def test_queue(self, tmp_path: Path) -> None:
-        """The oldest rows that have not come yet."""
+        """A queue delivers the oldest rows that were not delivered yet."""
         if "queue" in self.orders:
             self._programs("queue", tmp_path)
 
     def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
-        """Named tuples, tuples, lists of arrays and None, also of as many children as there are time steps or rows."""
+        """Named tuples, tuples, lists of arrays and None are restored, also with as many children as rows or steps."""
         for envs in (None, 2):
             lead = (2,) if envs is None else (2, envs)
             number = np.arange(np.prod(lead), dtype=np.float32).reshape(*lead, 1)
@@ -437,10 +438,10 @@ class DeviceReplayConformance(InArrays):
                     values = self.to_numpy(leaf)[:, 0]
                     np.testing.assert_array_equal(values, self.to_numpy(index) + begin, ".".join(path))
 
-    # ------------------------------------------------------------------ what it promises
+    # ------------------------------------------------------------------ guarantees
 
     def test_a_sample_is_a_function_of_its_number(self) -> None:
-        """Drawn again, and in any order, it is the same; another number and another seed draw other rows."""
+        """A sample depends only on its number and the seed, in any order and after repetition."""
         state, other = (self.add(self._init(_PLAIN, seed), _arrays(Rows().next(20), None)) for seed in (2**64 - 1, 5))
         drawn: dict[int, list[Any]] = {}
         for index in (5, 2, 5, 2**32 - 1, 2):
@@ -454,7 +455,7 @@ class DeviceReplayConformance(InArrays):
         assert (drawn[5][0] != found).any(), "expected another seed to draw other rows"
 
     def test_a_batch_never_changes(self) -> None:
-        """Whatever is written after it was drawn."""
+        """A drawn batch does not change, whatever is written afterwards."""
         rows = Rows()
         state, batch = self.sample(self.add(self._init(_PLAIN, 5), _arrays(rows.next(20), None)), 0)
         before = [np.array(self.to_numpy(leaf)) for _, leaf in leaves(batch)]
@@ -463,7 +464,7 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows unlike the example, values that a mask hides, priorities where none are, and a batch of nothing."""
+        """Rows of another form, masked values, unexpected priorities, empty batches: errors that change nothing."""
         state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
@@ -503,7 +504,7 @@ class DeviceReplayConformance(InArrays):
                     raise
 
     def follow(self, setup: Setup, program: int, folder: Path) -> None:
-        """Follow one program: write until the ring has gone round, draw, set priorities, and move by way of files.
+        """Follow one program: write beyond the ring's capacity, draw, set priorities, and move through files.
 
         Args:
             setup: The options of the replay.
@@ -530,7 +531,7 @@ class DeviceReplayConformance(InArrays):
                     break
                 expected, wanted, (state, batch) = host.sample(), oracle.draw(number), self.sample(state, number)
                 drawn = np.where(wanted.get("mask", True), wanted["index"], -1).reshape(-1).tolist()
-                but = {"traj_id"} if moved else set()  # a file does not keep the numbers of episodes
+                but = {"traj_id"} if moved else set()  # a file does not store the numbers of episodes
                 self._equal(batch, expected, place, but)
                 if setup.transform is None:
                     self._equal(batch, wanted, place, but)
@@ -553,7 +554,7 @@ class DeviceReplayConformance(InArrays):
                     assert samples == number, f"expected the number {number} of the next sample, found {samples}"
 
     def _equal(self, batch: Any, expected: Any, place: str, but: Set[str] = frozenset()) -> None:
-        """Assert that fields are equal, and of the dtypes of the rows."""
+        """Assert that two batches have equal fields, in the dtypes of the rows."""
         found, wanted = ({path[-1]: leaf for path, leaf in leaves(tree)} for tree in (batch, expected))
         assert found.keys() == wanted.keys(), f"{place}: expected the fields {[*wanted]}, found {[*found]}"
         for name in wanted.keys() - but:
@@ -573,13 +574,13 @@ _DTYPES |= {"run": np.int32, "episode": np.int32}
 
 
 class Rows:
-    """Rows of environments whose episodes end, and whose trajectories change, at random.
+    """Random rows of environments: episodes end, and trajectories change, at random.
 
     Args:
         envs: The number of environments.
-        choose: Random choices.
+        choose: The source of random choices.
         ends: The probability that a row ends an episode.
-        ids: The name of the field with the number of a row's trajectory.
+        ids: The name of the field with the trajectory number of a row.
     """
 
     def __init__(self, envs: int = 1, choose: random.Random | None = None, ends: float = 0.2, ids: str = "run") -> None:

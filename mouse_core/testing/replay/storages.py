@@ -30,19 +30,19 @@ class Nodes(NamedTuple):
 
 
 class StorageConformance:
-    """Tests that a class keeps rows as the protocol ``mouse_core.replay.Storage`` says.
+    """Tests that a class implements the protocol ``mouse_core.replay.Storage``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
         class TestMine(StorageConformance):
             def make(self, capacity, ndim, folder, alignment):
                 return MyStorage(capacity, ndim=ndim, alignment=alignment)
 
     Attributes:
-        typed: Whether all rows must be like the first; not so for a storage of any objects.
-        ndims: The ``ndim`` that it knows.
-        alignments: Those that it knows.
-        buffer: The class of buffers that transform its rows.
+        typed: Whether all rows must have the form of the first; False for a storage of arbitrary objects.
+        ndims: The supported values of ``ndim``.
+        alignments: The supported alignments.
+        buffer: The class of buffers for transformed rows.
     """
 
     typed = True
@@ -51,14 +51,14 @@ class StorageConformance:
     buffer: Any = ReplayBuffer
 
     def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
-        """A new storage; ``folder`` is an empty one that it may use."""
+        """Return a new storage; ``folder`` is an empty folder for its files."""
         raise NotImplementedError
 
     def to_numpy(self, values: Any) -> npt.NDArray[Any]:
-        """A leaf as a NumPy array; override it for a storage that gives others."""
+        """Convert a leaf to a NumPy array; override it for a storage with other arrays."""
         return np.asarray(values)
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ content
 
     def test_it_has_what_the_protocol_names(self, tmp_path: Path) -> None:
         """An empty storage has the members and sizes of the protocol."""
@@ -79,7 +79,7 @@ class StorageConformance:
             states[alignment] = copy.deepcopy(storage.state())
 
     def test_rows_lie_where_a_ring_puts_them(self, tmp_path: Path) -> None:
-        """Single rows and many, in every order, up to more than there is room for."""
+        """Single rows and several rows are written in every order, up to more rows than the capacity."""
         storage = self._new(7, 1, tmp_path)
         kept: dict[int, int] = {}
         written = 0
@@ -102,7 +102,7 @@ class StorageConformance:
         self._holds(storage, {number % 7: number for number in range(2, 9)})
 
     def test_time_steps_of_environments_stay_together(self, tmp_path: Path) -> None:
-        """``[time, env]``: slot = time * num_envs + env."""
+        """Rows ``[time, env]`` have the slots time * num_envs + env."""
         if 2 not in self.ndims:
             return
         storage = self._new(12, 2, tmp_path)
@@ -129,7 +129,7 @@ class StorageConformance:
         self._holds(again, {number % 9: number for number in range(3, 12)})
 
     def test_rows_are_given_in_any_shape_and_order(self, tmp_path: Path) -> None:
-        """``[n]``, ``[a, b]``, none, the same row twice."""
+        """Rows are read by indices ``[n]``, ``[a, b]``, no index, and repeated indices."""
         storage = self._new(7, 1, tmp_path)
         storage.append(rows_from(0, 5))
         for slots in ([3, 0, 3], [[1, 2], [4, 4], [0, 3]], []):
@@ -137,7 +137,7 @@ class StorageConformance:
             self._same(storage.get(index), index)
 
     def test_what_was_given_is_never_written_to(self, tmp_path: Path) -> None:
-        """The storage copies rows: changes to arrays that it was given, or gave, do not reach it."""
+        """The storage copies rows: changes to arrays that it received or returned do not affect it."""
         storage = self._new(4, 1, tmp_path)
         mine = rows_from(0, 4)
         storage.append(mine)
@@ -162,7 +162,7 @@ class StorageConformance:
                 np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected), ".".join(path))
 
     def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
-        """Dicts, named tuples, tuples, lists of arrays and None, also of as many children as there are rows."""
+        """Dicts, named tuples, tuples, lists of arrays and None are restored, also with as many children as rows."""
         storage = self._new(6, 1, _folder(tmp_path, "from"))
         numbers = np.arange(2.0)[:, None]
         storage.append(Nodes([numbers, numbers + 10], (numbers + 20, {"memory": None, "x": numbers + 30})))
@@ -199,10 +199,10 @@ class StorageConformance:
         np.testing.assert_array_equal(storage.read(("next", "done"), np.array([1, 3])), [True, True])
         refused(MissingFieldError, lambda: storage.read("nothing", np.array([0])), "nothing")
 
-    # ------------------------------------------------------------------ what changes it
+    # ------------------------------------------------------------------ changes
 
     def test_rows_are_overwritten_in_place(self, tmp_path: Path) -> None:
-        """Neither cursor nor length move, and the change is counted."""
+        """Overwriting moves neither cursor nor length, and counts as a change."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
@@ -214,7 +214,7 @@ class StorageConformance:
         self._holds(storage, {0: 5, 1: 71, 2: 7, 3: 8, 4: 70})
 
     def test_it_can_be_emptied(self, tmp_path: Path) -> None:
-        """The next row has number 0."""
+        """After the storage is emptied, the next row has number 0."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
@@ -266,7 +266,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1})
 
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
-        """Rows unlike the first, values that a mask hides, nulls and damage of Arrow, and slots that are not in use."""
+        """Rows of another form, masked values, nulls, damage and unused slots are errors and change nothing."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         changes = storage.changes
@@ -299,7 +299,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1, 2: 2})
 
     def test_fields_without_values_count_as_others(self, tmp_path: Path) -> None:
-        """Rows of zero-size leaves, appended one by one, and many at once."""
+        """Rows of zero-size leaves can be appended one by one and together."""
         for ndim in self.ndims:
             storage = self._new(8, ndim, _folder(tmp_path, f"ndim{ndim}"))
             envs = (2,) * (ndim - 1)
@@ -311,7 +311,7 @@ class StorageConformance:
             storage.get(np.arange(len(storage)))
 
     def test_a_buffer_is_built_on_it(self, tmp_path: Path) -> None:
-        """Rows that are added come back in batches, and after a checkpoint."""
+        """Added rows are delivered in batches, also after a checkpoint."""
         buffer = ReplayBuffer(self._new(8, 1, _folder(tmp_path, "a")), batch_size=6, seed=3)
         buffer.extend(rows_from(0, 11))
         buffer.append(row_of(11))
@@ -343,7 +343,7 @@ class StorageConformance:
             buffer.extend({name: values[8:] for name, values in rows.items()})
             batch = buffer.sample()
             obs, behind, mask = (self.to_numpy(leaf) for leaf in (batch["obs"], batch["next"]["obs"], batch["mask"]))
-            # Rows 13 to 22 are there; rows 15 and 19 end episodes, and nothing is known behind row 22.
+            # Rows 13 to 22 are present; rows 15 and 19 end episodes, and no row follows row 22.
             follows = ~np.isin(obs % 100, [15, 19, 22])
             np.testing.assert_array_equal(mask, follows)
             np.testing.assert_array_equal(behind[follows], obs[follows] + 1)
@@ -354,7 +354,7 @@ class StorageConformance:
         return self.make(capacity, ndim, folder, self.alignments[0])
 
     def _holds(self, storage: Any, kept: dict[int, int]) -> None:
-        """Slot by slot, the rows of these numbers, and no others."""
+        """Assert that the storage holds exactly the rows of these numbers, slot by slot."""
         assert len(storage) == len(kept)
         slots = np.array(sorted(kept), np.int64)
         assert slots.tolist() == list(range(len(kept)))
@@ -362,7 +362,7 @@ class StorageConformance:
             self._same(storage.get(slots), np.array([kept[slot] for slot in slots.tolist()]))
 
     def _same(self, found: Any, numbers: npt.NDArray[np.int64]) -> None:
-        if isinstance(found, list):  # of any objects
+        if isinstance(found, list):  # arbitrary objects
             flat = [item for part in found for item in (part if isinstance(part, list) else [part])]
             assert len(flat) == numbers.size
             for item, number in zip(flat, numbers.reshape(-1).tolist(), strict=True):
@@ -377,7 +377,7 @@ class StorageConformance:
 
 
 def rows_at(numbers: npt.NDArray[np.int64]) -> Rows:
-    """Rows that can be told by their numbers, with the axes of ``numbers`` in front."""
+    """Return rows whose values identify their numbers, with the axes of ``numbers`` in front."""
     reward = numbers.astype(np.float32)
     pixels = np.empty((*numbers.shape, 40, 30), np.uint8)
     pixels[...] = (numbers % 251)[..., None, None]
@@ -390,12 +390,12 @@ def rows_at(numbers: npt.NDArray[np.int64]) -> Rows:
 
 
 def rows_from(first: int, n: int) -> Rows:
-    """``n`` rows from number ``first``."""
+    """Return ``n`` rows from number ``first`` on."""
     return rows_at(np.arange(first, first + n))
 
 
 def row_of(number: int) -> Rows:
-    """A single row."""
+    """Return a single row."""
     return rows_at(np.array(number))
 
 

@@ -23,18 +23,18 @@ from mouse_core.testing._comparing import refused
 
 
 class TransformConformance:
-    """Tests that a transform is one that ``ReplayBuffer`` can use, in any thread: ``mouse_core.replay.Transform``.
+    """Tests that ``ReplayBuffer`` can use a transform, in any thread: ``mouse_core.replay.Transform``.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+    Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
         class TestMine(TransformConformance):
             def make(self):
                 return MyTransform()
 
     Attributes:
-        sequence_length: Steps of the slices that it is tried on; None: single rows.
-        batch_size: Rows, or slices, of a batch.
-        alignment: That of the rows.
+        sequence_length: Steps of the slices in the tests; None: single rows.
+        batch_size: Number of rows, or slices, of a batch.
+        alignment: The alignment of the rows.
     """
 
     sequence_length: int | None = None
@@ -42,11 +42,11 @@ class TransformConformance:
     alignment: Alignment = "outgoing"
 
     def make(self) -> Any:
-        """A new transform, always the same, or a list of them."""
+        """Return a new transform, always with the same options, or a list of transforms."""
         raise NotImplementedError
 
     def rows(self, first: int, n: int) -> dict[str, Any]:
-        """Rows to write, ``[n, ...]``; override it for a transform that needs other fields."""
+        """Return rows to write, ``[n, ...]``; override it for a transform that needs other fields."""
         numbers = np.arange(first, first + n)
         return {
             "obs": (numbers[:, None] * [1, -2]).astype(np.float32),
@@ -56,7 +56,7 @@ class TransformConformance:
         }
 
     def test_a_batch_is_a_function_of_what_was_drawn(self) -> None:
-        """Made twice it is the same, and the arrays that it is made of are not written to."""
+        """Two computations of a batch are equal, and the input arrays are not written to."""
         for buffer in self._history():
             drawn = buffer.draw()
             for leaf in flatten(drawn.rows).values():
@@ -116,7 +116,7 @@ class TransformConformance:
         for buffer in self._history():
             try:
                 again = pickle.loads(pickle.dumps(buffer))
-            except (AttributeError, pickle.PicklingError):  # a function that is none of a module's is the user's own
+            except (AttributeError, pickle.PicklingError):  # a function outside of a module belongs to the user
                 return
             _same(buffer.sample(), again.sample(), "expected a pickle to sample what its original does")
 
@@ -138,7 +138,7 @@ class TransformConformance:
         Batches of the same draws are compared: the rows of some episodes have the same values in both buffers.
         """
         if self._buffer().transform.watchers:  # type: ignore[union-attr]
-            return  # numbers of all rows
+            return  # the numbers of all rows
         batches = []
         for shift in (0, 5000):
             sampler = None if self.sequence_length is None else SliceSampler(sequence_length=self.sequence_length)
@@ -152,7 +152,7 @@ class TransformConformance:
         index = np.asarray(batches[0]["index"])
         same = (index.reshape(len(index), -1)[:, 0] // 6) % 2 == 0
         if np.ndim(batches[0].get("mask", index)) == 1 and "mask" in batches[0]:
-            same &= np.asarray(batches[0]["mask"])  # of a transition that is not whole nothing counts
+            same &= np.asarray(batches[0]["mask"])  # an incomplete transition is ignored
         kept = [{str(key): leaf[same] for key, leaf in batch.items() if len(leaf) == len(same)} for batch in batches]
         _same(kept[0], kept[1], "expected rows of an episode whatever the others hold")
 
@@ -177,7 +177,7 @@ class TransformConformance:
         return ReplayBuffer(storage, sampler, transform=self.make(), batch_size=self.batch_size, seed=seed)
 
     def _history(self) -> Iterator[ReplayBuffer]:
-        """A buffer after each of some writes, in a ring that comes round."""
+        """Yield a buffer after each of several writes, beyond the ring's capacity."""
         buffer, written = self._buffer(), 0
         for n in (27, 9, 45):
             buffer.extend(self.rows(written, n))
@@ -186,7 +186,7 @@ class TransformConformance:
 
 
 class _Recorded(ArrayStorage):
-    """Rows of which each 6 are an episode, as their storage knows and no field says."""
+    """Rows in episodes of 6 rows, which only the storage records and no field shows."""
 
     def read(self, key: Any, slots: Any) -> Any:
         if key == EPISODE:
