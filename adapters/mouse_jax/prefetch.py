@@ -33,17 +33,17 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ArrayMaker:
-    """Makes a batch by its index, in two stages.
+    """Creates a batch from its index, in two stages.
 
-    Settings of JAX that hold for one thread only are those of the thread that made this.
+    Thread-local settings of JAX are those of the thread that created this object.
 
     Args:
-        sources: Of the shards that this process needs.
-        placement: Where batches go.
-        spec: Of the batches delivered.
+        sources: The sources of the shards that this process needs.
+        placement: The placement of batches.
+        spec: The spec of delivered batches.
         x64: Whether JAX holds 64-bit numbers.
-        default_device: JAX's default device, if there is a setting.
-        rows: This process's in a whole batch.
+        default_device: JAX's default device, if it is set.
+        rows: The number of this process's rows in a whole batch.
     """
 
     sources: tuple[BatchSource, ...]
@@ -54,9 +54,9 @@ class ArrayMaker:
     rows: int
 
     def gather(self, index: int) -> Any:
-        """This process's rows of batch ``index``, in memory that is given away.
+        """Return this process's rows of batch ``index``, in new memory that is never modified later.
 
-        On a host they have the dtypes to deliver; else those they are stored in, so that few bytes travel.
+        On a host, rows have the delivered dtypes; else the stored dtypes, so that fewer bytes are transferred.
         """
         if self.placement.on_host:
             parts = [source[index] for source in self.sources]
@@ -81,7 +81,9 @@ class ArrayMaker:
         return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
 
     def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Numbers of the gathered rows in the whole batch; -1 for a padded row, which belongs to another shard."""
+        """Return the numbers of the gathered rows in the whole batch; -1 for a padded row, which belongs to another
+        shard.
+        """
         rows = []
         for source in self.sources:
             plan, (rank, count) = source.plan(index), source.shard
@@ -97,25 +99,25 @@ class ArrayMaker:
 
 
 def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
-    """The function from an index to a batch of a source, in its two stages.
+    """Return the function from an index to a batch of a source, in two stages.
 
     Raises:
-        ConfigError: A batch that the placement's sharding does not divide.
+        ConfigError: The placement's sharding does not divide a batch.
     """
     sources = placement.sources(source)
     rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
-    if source.spec.is_packed:  # filled up to one size, or of a size that hardly comes again
+    if source.spec.is_packed:  # padded to one size, or of varying sizes that rarely recur
         rows = 0 if isinstance(source.packed, bool) else source.packed
     make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
     return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 
 
 def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
-    """The function from an index to a batch that exists as arrays: drawn from a replay buffer, or given by a source.
+    """Return the function from an index to a batch of whole arrays, from a replay buffer or a custom source.
 
     Args:
-        source: A ``BufferSource``, or a source of somebody's own.
-        target: Where they go; None: JAX's default device.
+        source: A ``BufferSource``, or a custom source.
+        target: The device or sharding of batches; None: JAX's default device.
         x64, default_device: See ``thread_settings``.
     """
 
@@ -135,7 +137,7 @@ def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool,
 
 
 def thread_settings() -> dict[str, Any]:
-    """JAX's settings here and now that other threads would not see."""
+    """Return the settings of JAX in this thread that other threads do not inherit."""
     config: Any = jax.config
     return {"x64": x64_enabled(), "default_device": config.jax_default_device}
 
@@ -147,7 +149,7 @@ def _changed(x64: bool, default_device: Any) -> Iterator[None]:
 
 
 def settings(x64: bool, default_device: Any) -> AbstractContextManager[None]:
-    """A context in which settings are those that ``thread_settings`` found; setting them anew costs 10 us."""
+    """Return a context with the settings of ``thread_settings``; changing a setting costs 10 us."""
     if thread_settings() == {"x64": x64, "default_device": default_device}:
         return nullcontext()
     return _changed(x64, default_device)
@@ -160,28 +162,28 @@ def _joined(parts: list[Any]) -> Any:
 
 
 _CLOSE_SECONDS = 0.25
-# How long the interpreter's exit waits for batches in the making.
+# Seconds that the interpreter's exit waits for batches that are being created.
 _EXIT_SECONDS = 2.0
 
 
 class GrainPrefetcher(Prefetcher[Any]):
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain's.
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain.
 
-    Besides those handed out at most ``ahead`` items exist at a time, or two, those in the making included.
+    Apart from returned items, at most ``ahead`` items, but at least two, exist at a time, including items in progress.
 
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
-        workers: Number of threads, at least 1; more than half of ``ahead`` are not used, for each has one item in the
-            making and one that waits.
-        ahead: How many items may be computed or waiting beyond the one that is asked for, at least 1.
+        workers: Number of threads, at least 1. At most half of ``ahead`` threads are used, as each thread has one item
+            in progress and one that waits.
+        ahead: The most items that are in progress or waiting beyond the requested item, at least 1.
     """
 
     def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
         self._work = _Work(make, first, workers, ahead)
         super().__init__(first, self._work.next)
         weakref.finalize(self, self._work.abandon).atexit = False
-        # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
+        # Runs before JAX ends its backends, and before modules are torn down, after which grain cannot be closed.
         atexit.register(self._work.exit)
 
     @property
@@ -190,7 +192,7 @@ class GrainPrefetcher(Prefetcher[Any]):
         return self._work.ready
 
     def close(self) -> None:
-        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        """Stop the threads and drop waiting items; see ``Prefetcher``."""
         self._work.stop()
 
 
@@ -199,7 +201,7 @@ _STOPPED: Outcome[Any] = Made(None)
 
 
 class _Work:
-    """State that the threads share. They reference this object, and never the prefetcher."""
+    """State that the threads share. Threads refer to this object, and never to the prefetcher."""
 
     def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
         self._make = make
@@ -211,7 +213,7 @@ class _Work:
         self._closer: threading.Thread | None = None
         self._failed_at = sys.maxsize
         self._taken = 0
-        # Each holds the items in its queue, and one that is in the making or finds no room there: ahead together.
+        # Each thread holds the items in its queue, and one in progress or waiting for the queue: ``ahead`` in total.
         count = max(1, min(workers, ahead // 2))
         self._makings = [_Making(self, worker, count) for worker in range(count)]
         self._iterators = [
@@ -222,11 +224,11 @@ class _Work:
             iterator.start_prefetch()
 
     def next(self) -> Outcome[Any] | None:
-        """The next outcome in order; None when stopped."""
+        """Return the next outcome in order; None after a stop."""
         if not self._enter():
             return None
         try:
-            # References of their own: stop() drops the others.
+            # Separate references, as stop() drops those of the object.
             iterators = self._iterators
             self._taken += 1
             outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
@@ -239,7 +241,7 @@ class _Work:
         if not self._enter():
             return _STOPPED
         try:
-            if position > self._failed_at:  # after an error nobody asks
+            if position > self._failed_at:  # no caller reads outcomes after an error
                 return _STOPPED
             made = outcome_of(self._make, self._first + position)
             if isinstance(made, Failed):
@@ -251,11 +253,11 @@ class _Work:
 
     @property
     def ready(self) -> int:
-        """Number of outcomes that were computed and not taken."""
+        """The number of computed outcomes that were not taken."""
         return max(0, sum(making.made for making in self._makings) - self._taken)
 
     def _enter(self) -> bool:
-        """Whether this is still open; counts the callers inside if it is."""
+        """Whether the object is still open; if so, count the caller as inside."""
         with self._changed:
             if self._stopped:
                 return False
@@ -271,9 +273,9 @@ class _Work:
     def stop(self) -> None:
         """End the threads and drop everything; may be called twice, and does nothing in a forked child.
 
-        grain's own closing waits for the element being computed, however long that takes, and leaves a caller who
-        waits in another thread there for ever. From here on every element is ``_STOPPED`` at once, and grain is
-        closed when nobody is inside.
+        grain's own close waits for the element in progress, without limit, and never wakes a caller that waits in
+        another thread. After a stop, every element is ``_STOPPED`` at once, and grain is closed when no caller is
+        inside.
         """
         if self._mark_stopped():
             if self._wait(_CLOSE_SECONDS):
@@ -282,14 +284,14 @@ class _Work:
                 self._end_later()
 
     def abandon(self) -> None:
-        """Close for the garbage collector, which may call from any line of any thread: never wait."""
+        """Close from the garbage collector, which may run at any line of any thread: never wait."""
         if self._mark_stopped():
             self._end_later()
 
     def exit(self) -> None:
-        """Close at the interpreter's exit, also for threads that others are about to end.
+        """Close at the interpreter's exit, also if another thread is closing.
 
-        One that comes back from compiled code after the interpreter's end is ended there, which aborts the process.
+        A thread that returns from compiled code after the end of the interpreter would abort the process.
         """
         if os.getpid() == self._process:
             with self._changed:
@@ -300,7 +302,7 @@ class _Work:
                 self._end()
 
     def _mark_stopped(self) -> bool:
-        """Whether it is now for the caller to end the threads."""
+        """Mark the object as stopped; return whether the caller has to end the threads."""
         if os.getpid() != self._process:
             # Locks may have been held when the process was forked. The registration at exit keeps this alive, so that
             # the garbage collector does not close grain's iterator either.
@@ -325,17 +327,17 @@ class _Work:
             closer.start()
             self._closer = closer
         except RuntimeError:
-            pass  # at exit there are no new threads, and the old ones end with the process
+            pass  # at exit no thread can start, and existing threads end with the process
 
     def _end(self) -> None:
         for iterator in self._iterators:
-            iterator.close()  # which waits for its thread, and may be called twice
+            iterator.close()  # waits for its thread; may be called twice
         self._iterators = []
         atexit.unregister(self.exit)
 
 
 class _Making:
-    """The outcomes at every ``step``-th position, as an iterator for grain, which wants to know where it is."""
+    """The outcomes at every ``step``-th position, as an iterator with the state that grain requires."""
 
     def __init__(self, work: _Work, position: int, step: int) -> None:
         self._work = work
@@ -352,7 +354,7 @@ class _Making:
 
     @property
     def made(self) -> int:
-        """Number of items computed so far."""
+        """The number of items computed so far."""
         return self._position // self._step
 
     def get_state(self) -> int:
@@ -363,29 +365,30 @@ class _Making:
 
 
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
-    """Batches as dicts of ``jax.Array`` ``[B, S, ...]``, made ahead in a grain pipeline, in index order.
+    """Delivers batches as dicts of ``jax.Array`` ``[B, S, ...]``, created ahead in a grain pipeline, in index order.
 
-    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``REPLACED_DTYPES`` says, and ``spec`` says so
-    beforehand; a value that does not fit is an error. What holds is whether x64 is enabled where the loader is made.
+    Without x64 (``jax_enable_x64``), 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``, which ``spec``
+    shows; a value that does not fit raises an error. The setting of x64 is read when the loader is created.
 
-    At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
+    At most ``prefetch + 1`` batches exist in the pipeline at a time, and delivered batches never change.
 
-    The other arguments are those of every loader; see ``mouse_core.prefetch.Batchifier``.
+    Every loader has the other arguments; see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: Threads that make batches and put them on the device (half of ``prefetch`` at most), and processes
-            that decode encoded images; with 0 the calling thread does both. The stream is the same.
-        pin_memory: Ignored here.
-        device: A ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1"); None: JAX's default
-            device, or where the replay buffer has its batches.
-        sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
-            device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
-            and ``source`` is that of the whole batch. The processes see that they agree, as with ``shard="auto"``,
-            which goes with a sharding.
+        num_workers: Number of threads that create batches and transfer them to the device (at most half of
+            ``prefetch``), and of processes that decode encoded images; with 0 the calling thread does both. The stream
+            does not depend on it.
+        pin_memory: Ignored.
+        device: A ``jax.Device``, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's default
+            device, or the device of the replay buffer's batches.
+        sharding: The sharding of a whole batch over the devices of one or several processes, in place of a device; for
+            example ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows of its devices, and
+            ``source`` is the source of the whole batch. The processes check that they agree, as with ``shard="auto"``,
+            which may be combined with a sharding.
 
     Raises:
-        ConfigError: A device that is not there; a sharding that does not divide a batch evenly (which ``uneven="pad"``
-            mends) or goes with a device or a shard; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: The device does not exist; the sharding does not divide a batch evenly (``uneven="pad"`` pads it),
+            or is combined with a device or a shard; else see ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
@@ -393,13 +396,15 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
 
     @property
     def replaced_dtypes(self) -> Mapping[np.dtype[Any], np.dtype[Any]]:
-        """Dtypes that JAX does not hold here and now, and what is delivered instead."""
+        """Return the dtypes that JAX does not hold in this thread, and the dtypes that are delivered in their place."""
         return replaced_dtypes()
 
     def delivery(
         self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any
     ) -> Delivery[dict[str, jax.Array]]:
-        """Converter of batches to JAX arrays on one or several devices; see ``mouse_core.prefetch.Batchifier``."""
+        """Return the converter of batches to JAX arrays on one or several devices; see
+        ``mouse_core.prefetch.Batchifier``.
+        """
         if isinstance(source, BatchSource):
             placement = find_placement(device, sharding, source)
             maker = partial(array_maker, placement=placement, **thread_settings())
@@ -412,7 +417,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             target = find_target(device, sharding)
         whole = partial(whole_maker, target=target, **thread_settings())
         if isinstance(source, BufferSource):
-            # Draws are made in the caller's thread, batch by batch; grain would ask for one that is not drawn yet.
+            # The caller's thread draws batch by batch; grain would request batches that are not drawn yet.
             return Delivery(whole)
         if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(

@@ -1,8 +1,9 @@
-"""Rollouts as a pytree: ``init``, ``append``, ``compute_returns``, ``mini_batches``: pure functions for ``jax.jit``.
+"""Rollouts as a pytree, and pure functions for ``jax.jit``: ``init``, ``append``, ``compute_returns``,
+``mini_batches``.
 
-Fields, formulas and, for the same seed, the order of rows are those of ``mouse_core.rollouts.RolloutStorage``. What
-depends on values (whether the rollout is full, whether rewards are finite) is checked where values are known, which is
-outside of ``jax.jit``; inside, a row beyond the last one is dropped.
+Fields, formulas and, for the same seed, the order of rows equal those of ``mouse_core.rollouts.RolloutStorage``. Checks
+of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values are
+known; inside, a row beyond the last one is dropped.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ for _kind in (AmpStates, MiniBatch):
 
 
 class JaxArrays(HostArrays):
-    """Arrays as they are given, JAX's or NumPy's, whose values may be traced."""
+    """Unconverted arrays of JAX or NumPy, whose values may be traced."""
 
     def array(self, value: Any) -> Any:
-        """A value as an array."""
+        """Return a value as an array."""
         return value if isinstance(value, jax.Array) else super().array(value)
 
     def may_look(self, array: Any) -> bool:
-        """Whether values are known, and no device has to be waited for."""
+        """Whether values are known, and can be read without waiting for a device."""
         return are_known(array)
 
 
@@ -59,9 +60,9 @@ class Layout:
     Args:
         num_envs: N.
         num_transitions_per_env: T.
-        fields: Names and fields.
-        extractors: The two of ``amp_cfg``, or None.
-        hidden_axis: Where hidden states of one step have their environments.
+        fields: The fields by name.
+        extractors: The two extractors of ``amp_cfg``, or None.
+        hidden_axis: The axis of environments in the hidden states of one step.
     """
 
     num_envs: int
@@ -72,12 +73,12 @@ class Layout:
 
     @property
     def checks(self) -> StepChecks:
-        """Layout of a step."""
+        """The layout of a step."""
         return StepChecks(dict(self.fields), self.num_envs, self.spec, JaxArrays())
 
     @property
     def spec(self) -> Spec:
-        """The arrays, with the dtypes in which JAX holds them."""
+        """The spec of the arrays, with the dtypes that JAX holds."""
         replaced, spec = replaced_dtypes(), stored_spec(dict(self.fields))
         held = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in spec.items()}
         return Spec(held, spec.alignment, spec.batch_dims)
@@ -86,16 +87,16 @@ class Layout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout, as the functions of this module take and return it: a pytree.
+    """A rollout: the pytree that the functions of this module take and return.
 
     Args:
-        arrays: Fields ``[T, N, ...]``, masks among them.
+        arrays: Fields ``[T, N, ...]``, including masks.
         hidden_states: ``(actor, critic)``, arrays ``[T, ...]``, or None.
-        step: Number of rows that were added, int32 ``[]``; more than T if rows were dropped.
-        epoch: Number of epochs of mini-batches that were read, uint32 ``[]``.
-        computed: Whether returns belong to the rows, bool ``[]``.
+        step: Number of added rows, int32 ``[]``; more than T if rows were dropped.
+        epoch: Number of read epochs of mini-batches, uint32 ``[]``.
+        computed: Whether returns are computed for the present rows, bool ``[]``.
         seed: The halves of the seed, uint32 ``[2]``.
-        layout: What does not change; static.
+        layout: The constants; static.
     """
 
     arrays: dict[str, jax.Array]
@@ -107,7 +108,7 @@ class Rollout:
     layout: Layout = field(metadata={"static": True})
 
     def __getitem__(self, name: str) -> jax.Array:
-        """The array of a field, ``[T, N, ...]``."""
+        """Return the array of a field, ``[T, N, ...]``."""
         try:
             return self.arrays[name]
         except KeyError:
@@ -115,9 +116,9 @@ class Rollout:
 
 
 def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
-    """The hidden states to write, in the structure of the rollout's; None where it has none.
+    """Return the hidden states to write, in the structure of the rollout's states; None without states.
 
-    Before its first step a policy has no state, and says so by (None, None): zeros.
+    (None, None) stands for the states of a policy before its first step, which are zeros.
     """
     held = rollout.hidden_states
     pair = isinstance(given, tuple | list) and len(given) == 2
@@ -144,19 +145,19 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
             row.append(policy_states.tree_map(zeros, arrays, path=path))
         else:
             row.append(policy_states.tree_map(check, arrays, states, path=path))
-    # A pair of the same type, for the two are mapped over together.
+    # A pair of the same type, as one ``tree.map`` runs over both.
     return type(held)(row)
 
 
 def check_full(rollout: Rollout, caller: str) -> None:
-    """RolloutError if the rollout is known to lack rows."""
+    """Raise RolloutError if the rollout is known to lack rows."""
     step = known(rollout.step)
     if step is not None and step != rollout.layout.num_transitions_per_env:
         raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
 
 
 def check_readable(rollout: Rollout, caller: str) -> None:
-    """RolloutError if the rollout is known to lack rows, or returns."""
+    """Raise RolloutError if the rollout is known to lack rows or returns."""
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
         raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
@@ -173,7 +174,7 @@ def amp_of(rollout: Rollout) -> AmpStates | None:
 
 
 def row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
-    """The function from row numbers to a mini-batch."""
+    """Return the function from row numbers to a mini-batch."""
     flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), amp_of(rollout)
 
     def take(rows: jax.Array) -> MiniBatch:
@@ -243,22 +244,22 @@ def init(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> Rollout:
-    """An empty rollout.
+    """Create an empty rollout.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: As in
-            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` gives the fields of its preset. Every field
-            is allocated, so that one that is optional needs a mask. The seed may be traced, so that ``jax.vmap`` makes
-            rollouts of many seeds, each with the order of rows that it has alone; a negative one, which is refused
-            where it is known, then counts modulo 2**32, or 2**64 in int64.
-        hidden_states: ``(actor, critic)`` of one step, whose shapes say what to allocate; None: there are none.
+            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Every
+            field is allocated, so optional fields need a mask. The seed may be traced: ``jax.vmap`` then creates
+            rollouts of many seeds, each with the same order of rows as alone. A negative seed raises an error if its
+            value is known; a traced one counts modulo 2**32, or 2**64 in int64.
+        hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
 
     Returns:
         A pytree with memory for T steps.
 
     Raises:
         ConfigError: An argument that cannot be used.
-        SchemaError: Hidden states of other environments.
+        SchemaError: ``hidden_states`` has another number of environments.
     """
     check_count("num_envs", num_envs)
     check_count("num_transitions_per_env", num_transitions_per_env)
@@ -286,17 +287,17 @@ def init(
 
 
 def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout:
-    """The rollout with one more step of all environments.
+    """Return the rollout with one more step of all environments.
 
     Under ``jax.jit`` with the rollout donated, rows are written in place.
 
     Args:
         rollout: A rollout.
-        transition: As in ``RolloutStorage.add_transitions``. Where ``init`` was given hidden states, None for those of
-            the actor or the critic stands for zeros in the first row, or where the number of the row is traced.
+        transition: As in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None for the states of
+            the actor or the critic stands for zeros, in the first row or if the number of the row is traced.
 
     Raises:
-        RolloutFullError: There is no row left; under ``jax.jit`` it is dropped instead.
+        RolloutFullError: No row is left; under ``jax.jit`` the step is dropped instead.
         SchemaError, MissingFieldError, DataError: As in ``RolloutStorage.add_transitions``; values are checked where
             they are known and on the CPU.
     """
@@ -313,15 +314,16 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
 
 
 def clear(rollout: Rollout) -> Rollout:
-    """The rollout without rows; the order of rows goes on being new in every epoch."""
+    """Return the rollout without rows; the order of rows still differs in every epoch."""
     return replace(rollout, step=jnp.int32(0), computed=jnp.asarray(False))
 
 
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-    """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each.
+    """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
+    each.
 
     Raises:
-        RolloutError: There is no row yet, where that is known.
+        RolloutError: The rollout is known to have no row.
     """
     if known(rollout.step) == 0:
         raise RolloutError("get_statistics: expected at least one row, found none")
@@ -340,16 +342,17 @@ def compute_returns(
     time_outs: Any = None,
     final_values: Any = None,
 ) -> Rollout:
-    """The rollout with ``returns`` and ``advantages``, by generalized advantage estimation, as a scan.
+    """Return the rollout with ``returns`` and ``advantages``, by generalized advantage estimation, computed by a scan.
 
     Args:
         rollout: A full rollout.
         last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
         gamma, lam: Numbers from 0 to 1; may be traced.
-        normalize_advantage: As there; static.
+        normalize_advantage: As in ``RolloutStorage.compute_returns``; static.
 
     Raises:
-        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there, where values are known.
+        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As ``RolloutStorage.compute_returns``, if
+            values are known.
     """
     layout = rollout.layout
     check_full(rollout, "compute_returns")
@@ -371,7 +374,7 @@ def compute_returns(
 
 
 def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
-    """The order of the rows in the epoch that comes ``offset`` epochs from now, int32 ``[T * N]``.
+    """Return the order of the rows in the epoch ``offset`` epochs after the current one, int32 ``[T * N]``.
 
     In a scan over epochs, whose number is ``offset``, reshape it to ``[num_mini_batches, -1]`` and scan over that with
     ``mini_batch``; then ``advance`` the rollout.
@@ -382,17 +385,17 @@ def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
 
 
 def advance(rollout: Rollout, num_epochs: Any) -> Rollout:
-    """The rollout after so many more epochs, whose orders of rows will not come again."""
+    """Return the rollout after ``num_epochs`` more epochs, whose orders of rows are not used again."""
     return replace(rollout, epoch=rollout.epoch + jnp.asarray(num_epochs).astype(jnp.uint32))
 
 
 def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int] | None = None) -> MiniBatch:
-    """The mini-batch of some rows.
+    """Return the mini-batch of ``rows``.
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        rows: Flat numbers ``step * N + env``, int32 ``[B]``.
-        histories: Fields whose last H frames are delivered too, and H.
+        rows: Flat row numbers ``step * N + env``, int32 ``[B]``.
+        histories: By field, the number H of last frames that are delivered, too.
 
     Raises:
         RolloutError, ConfigError: As ``mini_batches``.
@@ -410,21 +413,21 @@ def mini_batches(
     drop_last: bool = False,
     histories: Mapping[str, int] | None = None,
 ) -> tuple[Rollout, Batches]:
-    """Mini-batches of rows, every row once in each epoch, in the order of ``RolloutStorage.mini_batch_generator``.
+    """Return mini-batches with every row once per epoch, in the order of ``RolloutStorage.mini_batch_generator``.
 
-    ``permutation`` and ``mini_batch`` serve scans.
+    For scans, use ``permutation`` and ``mini_batch``.
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        num_mini_batches, num_epochs, drop_last, histories: As there; static.
+        num_mini_batches, num_epochs, drop_last, histories: As in ``RolloutStorage.mini_batch_generator``; static.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches, which are pytrees; under ``jax.jit`` a
         tuple of them.
 
     Raises:
-        RolloutError: The rollout is not full, or has no returns, where that is known.
-        ConfigError: A number out of range; a history of an unknown field.
+        RolloutError: The rollout is known to lack rows or returns.
+        ConfigError: A number is out of range, or ``histories`` names an unknown field.
     """
     check_count("num_epochs", num_epochs)
     histories = check_histories(histories, rollout.arrays)
@@ -445,14 +448,15 @@ def recurrent_mini_batches(
     shuffle: bool = False,
     num_trajectories: int | None = None,
 ) -> tuple[Rollout, Batches]:
-    """Mini-batches of trajectories, as ``RolloutStorage.recurrent_mini_batch_generator`` delivers them.
+    """Return mini-batches of trajectories, as ``RolloutStorage.recurrent_mini_batch_generator`` does.
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        num_mini_batches, num_epochs, drop_last, shuffle: As there; static.
-        num_trajectories: K, the most trajectories in a mini-batch; those beyond what there are are empty. None: as many
-            as there are, another number in every mini-batch, each of which is compiled; and under ``jax.jit``, where
-            that is not known, T times the environments.
+        num_mini_batches, num_epochs, drop_last, shuffle: As in ``RolloutStorage.recurrent_mini_batch_generator``;
+            static.
+        num_trajectories: K, the number of trajectories in a mini-batch; surplus trajectories are empty. None: the
+            actual number, which differs between mini-batches, so each mini-batch is compiled; under ``jax.jit``, where
+            the number is unknown, T times the number of environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit`` a tuple of them.
@@ -490,6 +494,6 @@ def recurrent_mini_batches(
 
 
 def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
-    """One by one, or, where a compiled function is to return them, all at once."""
-    # Under jax.vmap over seeds the seed alone may be traced.
+    """Return an iterator over the mini-batches; or, under ``jax.jit``, all of them as a tuple."""
+    # Under jax.vmap over seeds, only the seed may be traced.
     return batches if are_known(*jax.tree.leaves(rollout), anywhere=True) else tuple(batches)

@@ -24,27 +24,26 @@ _EPISODE = "episode"
 def read(
     store: Store | Snapshot, *, fields: Sequence[str] | None = None, rows_per_block: int = 4096
 ) -> ray.data.Dataset:
-    """A Ray Dataset of the steps, with the store's fields as columns.
+    """Return a Ray Dataset of the steps, with the store's fields as columns.
 
-    A block holds whole episodes: as many as make ``rows_per_block`` steps, and at least one. Ray delivers blocks in the
+    A block holds whole episodes with about ``rows_per_block`` steps, at least one episode. Ray delivers blocks in the
     order in which they are finished, unless ``execution_options.preserve_order`` is set in its ``DataContext``. With
     ``dataset.streaming_split(n)`` every trainer gets whole blocks, so each episode goes to one trainer; with
     ``equal=True`` Ray cuts blocks so that all get the same number of steps.
 
-    Every block, an Arrow table, says in its metadata what the store says of its rows: alignment, environments and tasks
-    (``mouse_core.metadata``). Files that Ray writes of them keep it.
+    Every block is an Arrow table with the store's metadata of its rows: alignment, environments and tasks
+    (``mouse_core.metadata``). Files that Ray writes from blocks keep the metadata.
 
     Args:
-        store: The steps. Datasets on disk are read by the tasks, from the same path; steps that are only in memory
+        store: The store of the steps. Tasks read datasets on disk from the same path; steps that are only in memory
             travel through the object store.
-        fields: The fields to read; by default all. There is also a column ``episode``, int64, which counts episodes
-            from 0.
-        rows_per_block: About how many steps a block has. Ray cuts blocks that are larger than
+        fields: The fields to read; by default all. The additional column ``episode``, int64, counts episodes from 0.
+        rows_per_block: The approximate number of steps in a block. Ray cuts blocks that are larger than
             ``DataContext.target_max_block_size`` (128 MB).
 
     Raises:
-        ConfigError: A store without steps, or an argument of another kind.
-        MissingFieldError: A field that is not there, or not in all datasets of the store.
+        ConfigError: The store has no steps, or an argument is invalid.
+        MissingFieldError: A field is missing in a dataset of the store.
     """
     snapshot = store.snapshot() if isinstance(store, Store) else store
     if not isinstance(snapshot, Snapshot):
@@ -60,7 +59,7 @@ def read(
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
     metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     source = _Episodes(snapshot, tuple(names), rows_per_block, metadata)
-    # As many blocks as there are, or Ray would cut them further.
+    # The exact number of blocks; otherwise Ray would split them further.
     dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))
     return dataset
 
@@ -96,7 +95,7 @@ class _Episodes(ray.data.Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ray.data.ReadTask]:
-        # Steps that are only in memory are sent once, and not with every task.
+        # Steps that are only in memory are sent once, not with every task.
         snapshot = ray.put(self._snapshot)
         tasks = []
         for block in self.blocks:
@@ -113,7 +112,7 @@ class _Episodes(ray.data.Datasource):
 
 
 def _cut(starts: npt.NDArray[np.int64], rows: int, rows_per_block: int) -> list[_Block]:
-    """Blocks of whole episodes; each is closed once it has enough rows."""
+    """Return blocks of whole episodes; a block ends when it has enough rows."""
     ends = np.append(starts[1:], rows)
     blocks, first = [], 0
     while first < len(starts):

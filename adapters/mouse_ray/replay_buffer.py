@@ -12,20 +12,20 @@ from mouse_core.digest import StreamDigest
 
 
 class ReplayBufferActor(replay.ReplayBuffer):
-    """A ``ReplayBuffer`` in a process of its own, for many producers and many trainers.
+    """A ``ReplayBuffer`` in a separate process, for many producers and many trainers.
 
-    It has the same arguments and methods; ``digest`` is a method here, ``get``, ``set`` and ``size`` are
-    ``buffer[index]``, ``buffer[index] = rows`` and its length. Rows and batches travel in shared memory: write many
-    rows a call with ``extend``; a batch's arrays can be read and not written to.
+    The actor has the arguments and methods of ``ReplayBuffer``. ``digest`` is a method; ``get``, ``set`` and ``size``
+    stand for ``buffer[index]``, ``buffer[index] = rows`` and ``len(buffer)``. Rows and batches travel in shared memory:
+    write many rows in each call of ``extend``. The arrays of a batch are read-only.
 
-    Rows in a ``MemmapStorage`` outlive an actor that dies: it is started again and finds them in its folder. Those of
-    other storages are gone with it, but for a ``checkpoint``. A call that was under way fails and is not repeated, for
-    rows that arrived before would be written twice.
+    Rows in a ``MemmapStorage`` survive the death of an actor: Ray restarts the actor, which finds the rows in the
+    folder. Rows of other storages are lost, except those in a ``checkpoint``. A call in progress fails and is not
+    repeated, as rows that arrived before would be written twice.
 
     Args:
-        *given: As there.
-        checkpoint: A file of ``dumps``, which is loaded whenever the actor starts and it is there.
-        **options: As there.
+        *given: The positional arguments of ``ReplayBuffer``.
+        checkpoint: A file of ``dumps``, which is loaded at every start of the actor if the file exists.
+        **options: The other arguments of ``ReplayBuffer``.
     """
 
     def __init__(self, *given: Any, checkpoint: str | Path | None = None, **options: Any) -> None:
@@ -34,24 +34,26 @@ class ReplayBufferActor(replay.ReplayBuffer):
             self.loads(checkpoint)
 
     def get(self, index: Any) -> Any:
-        """Rows as they are stored: ``buffer[index]``."""
+        """Return stored rows: ``buffer[index]``."""
         return self[index]
 
     def set(self, index: Any, rows: Any) -> None:
-        """Write over rows: ``buffer[index] = rows``."""
+        """Overwrite rows: ``buffer[index] = rows``."""
         self[index] = rows
 
     def size(self) -> int:
-        """Rows there are."""
+        """Return the number of rows."""
         return len(self)
 
     def digest(self) -> StreamDigest:  # type: ignore[override]
-        """The 128-bit digest of all batches from ``sample``, to any caller; see the core's."""
+        """Return the 128-bit digest of all batches that ``sample`` returned to any caller; see
+        ``mouse_core.replay.ReplayBuffer``.
+        """
         return super().digest
 
 
-# Ray's types do not know the options of actors.
+# Ray's type annotations lack the options of actors.
 _actor: Any = ray.remote
 
 ReplayBuffer = _actor(max_restarts=-1)(ReplayBufferActor)
-"""The actor class: ``mouse_ray.ReplayBuffer.remote(...)``; ``.options(...)`` changes how it is run."""
+"""The actor class: ``mouse_ray.ReplayBuffer.remote(...)``; ``.options(...)`` changes Ray's options of the actor."""

@@ -14,57 +14,58 @@ from mouse_core.groups import RLExample, RolloutRecord
 
 
 class RolloutBufferActor(groups.RolloutBuffer):
-    """A ``RolloutBuffer`` in a process of its own, for many producers and many trainers.
+    """A ``RolloutBuffer`` in a separate process, for many producers and many trainers.
 
-    It has the same arguments and methods. These attributes are methods here: ``batches``, ``digest``, ``num_groups``,
-    ``num_waiting``, ``num_ahead``; and ``size()`` is its length. An actor that dies is started again, and finds in its
-    folder everything that ``add_rollouts`` was answered for. Calls that were under way are repeated, which changes
-    nothing for rollouts that arrived before, except ``create_and_store_batch``: it fails, and ``batches`` says whether
-    there is one more. ``batch_at`` is repeated, and gives the same batch.
+    The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``, ``digest``,
+    ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
+    restarts it, and it finds all rollouts of answered ``add_rollouts`` calls in its folder. Calls in progress are
+    repeated, which does not duplicate rollouts that arrived before; a repeated ``batch_at`` returns the same batch.
+    Only ``create_and_store_batch`` is not repeated and fails; ``batches`` shows whether the batch was stored.
 
-    Calls of several producers run at the same time and share their waiting for the disk. Send many rollouts a call:
-    their arrays then travel in shared memory and are not copied, and stay there while the rollouts wait for their group
-    or to be drawn (``memory_bytes`` limits that).
+    Calls of several producers run concurrently and share their waits for the disk. Send many rollouts in each call:
+    their arrays then travel in shared memory without a copy, and stay in it while the rollouts wait for their group or
+    a draw (``memory_bytes`` limits this memory).
 
-    The folder is on a disk that every node sees if the actor may be started on another one.
+    The folder must be on a disk that all nodes see, if the actor may restart on another node.
     """
 
-    # Producers who are held back keep nobody else from the actor.
+    # Producers that wait for room do not block other callers of the actor.
     @ray.method(concurrency_group="producers")
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:  # type: ignore[override]
-        """Add one rollout; whether it was new. See ``add_rollouts``."""
+        """Add one rollout; return whether it was new. See ``add_rollouts``."""
         return super().add_rollouts([rollout], timeout=timeout) == 1
 
     @ray.method(concurrency_group="producers")
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:  # type: ignore[override]
-        """Add rollouts; when this is answered, they are on the disk.
+        """Add rollouts; when the call returns, they are on the disk.
 
-        How many were new: fewer than arrived now, where a call was repeated that a dying actor had carried out.
+        The result is the number of new rollouts, which is smaller if a repeated call was already executed before the
+        actor died.
         """
         return super().add_rollouts(rollouts, timeout=timeout)
 
     @ray.method(max_task_retries=0)
     def create_and_store_batch(self, batch_size: int) -> str | None:  # type: ignore[override]
-        """Let the batch maker make a batch, and store it; its id, or None while there are too few rollouts."""
+        """Create a batch by the batch maker, and store it; return its id, or None if too few rollouts are available."""
         return super().create_and_store_batch(batch_size)
 
-    # Callers of an actor reach methods alone: the getter of each of these properties is a method here.
+    # Callers of an actor reach only methods, so the getter of each of these properties becomes a method.
     batches, digest, num_groups, num_waiting, num_ahead = (
         vars(groups.RolloutBuffer)[name].fget
         for name in ("batches", "digest", "num_groups", "num_waiting", "num_ahead")
     )
 
     def size(self) -> int:
-        """Rollouts, sealed or waiting."""
+        """Return the number of rollouts, sealed or waiting."""
         return len(self)
 
 
 class ActorBatches:
-    """A ``RolloutBuffer`` actor's batches for a ``RolloutStream``, on a node that need not see its folder.
+    """The batches of a ``RolloutBuffer`` actor for a ``RolloutStream``; the node need not see the actor's folder.
 
     Args:
-        buffer: The actor's handle.
-        batch_size: How many examples the batches have that are made, which any rank may ask for; None: none are made.
+        buffer: The handle of the actor.
+        batch_size: The number of examples in new batches, which any rank may request; None: no batches are created.
 
     Example:
         stream = RolloutStream(ActorBatches(buffer, batch_size=512), max_tokens=8192, shard="auto")
@@ -77,7 +78,7 @@ class ActorBatches:
         return f"the actor {self._buffer!r}"
 
     def batch_at(self, index: int) -> str | None:
-        """The id of a batch; None while there are too few rollouts."""
+        """Return the id of a batch; None if too few rollouts are available."""
         found: str | None = ray.get(self._buffer.batch_at.remote(index, self._size))
         return found
 
@@ -87,15 +88,15 @@ class ActorBatches:
         return examples
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions each example was behind."""
+        """Return the number of versions that each example was behind."""
         behind: npt.NDArray[np.float64] = ray.get(self._buffer.batch_staleness.remote(batch_id))
         return behind
 
 
-# Ray's types do not know the options of actors.
+# Ray's type annotations lack the options of actors.
 _actor: Any = ray.remote
 
 RolloutBuffer = _actor(max_restarts=-1, max_task_retries=-1, max_concurrency=8, concurrency_groups={"producers": 8})(
     RolloutBufferActor
 )
-"""The actor class: ``mouse_ray.RolloutBuffer.remote(...)``; ``.options(...)`` changes how it is run."""
+"""The actor class: ``mouse_ray.RolloutBuffer.remote(...)``; ``.options(...)`` changes Ray's options of the actor."""

@@ -1,4 +1,4 @@
-"""A ``DatasetStore`` that an actor writes, for the rows of collectors on any machine."""
+"""A ``DatasetStore`` that an actor writes, for collectors on any machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mouse_core.collect import SharedStore, StoreClient
 
 
 class StoreWriterActor:
-    """The one writer of a store in a folder, as an actor; ``store_client`` makes a client of it.
+    """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of it.
 
-    An actor that dies is started again, opens the folder, and finds there whose rows are in the store: a call that was
-    under way is made again, and written once. Whoever trains opens the folder itself, to read, where it sees it.
+    If the actor dies, Ray restarts it, and it reads from the folder which calls of each client are in the store: a call
+    in progress is repeated, and its rows are written once. A trainer opens the folder itself for reading, if its node
+    sees the folder.
 
     Args:
-        path: The folder; on a disk that every node sees if the actor may be started on another one.
+        path: The folder; on a disk that all nodes see, if the actor may restart on another node.
         sync, max_rows, max_bytes, options: See ``DatasetStore.open``.
     """
 
@@ -42,28 +43,28 @@ class StoreWriterActor:
         return self._shared.answer(call, body.data)
 
     def flush(self) -> None:
-        """``flush()`` of the store."""
+        """Call ``flush()`` of the store."""
         self._shared.flush()
 
     def size(self) -> int:
-        """Rows there are."""
+        """Return the number of rows."""
         return len(self._store)
 
     def clients(self) -> dict[str, int]:
-        """The number of writes of each client in the store."""
+        """Return the number of writes of each client in the store."""
         return self._shared.counts
 
     def close(self) -> None:
-        """Seal the rows, and let others write."""
+        """Seal the rows, and release the store for another writer."""
         self._shared.close()
         self._store.close()
 
 
-# Ray's types do not know the options of actors.
+# Ray's type annotations lack the options of actors.
 _actor: Any = ray.remote
 
 StoreWriter = _actor(max_restarts=-1, max_task_retries=-1)(StoreWriterActor)
-"""The actor class: ``mouse_ray.StoreWriter.remote(folder)``; ``.options(...)`` changes how it is run."""
+"""The actor class: ``mouse_ray.StoreWriter.remote(folder)``; ``.options(...)`` changes Ray's options of the actor."""
 
 
 class _ActorChannel:
@@ -76,10 +77,10 @@ class _ActorChannel:
         return repr(self._actor)
 
     def connect(self, timeout_s: float) -> None:
-        """Ray reaches it by itself."""
+        """Do nothing, as Ray connects by itself."""
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """Return the actor's answer to a call; many bytes travel in shared memory."""
+        """Return the actor's answer to a call; large bodies travel in shared memory."""
         try:
             answer: Mapping[str, Any] = ray.get(
                 self._actor.answer.remote(dict(call), *[np.frombuffer(part, np.uint8) for part in parts])
@@ -89,16 +90,16 @@ class _ActorChannel:
         return answer
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as the channel holds no connection."""
 
 
 def store_client(writer: Any, name: str, *, timeout_s: float = 30.0) -> StoreClient:
-    """A client of a ``StoreWriter``; the same as one of a ``StoreServer``.
+    """Return a client of a ``StoreWriter``; it behaves as the client of a ``StoreServer``.
 
     Args:
-        writer: The actor, ``mouse_ray.StoreWriter.remote(...)``, from wherever it was handed over.
-        name: Tells this client from all others; see ``StoreClient``.
-        timeout_s: How long to wait for an actor that is started again, in seconds.
+        writer: The handle of the actor, ``mouse_ray.StoreWriter.remote(...)``, which may come from another process.
+        name: The unique name of this client; see ``StoreClient``.
+        timeout_s: Seconds to wait for an actor that restarts.
 
     Raises:
         ConfigError, StorageError: See ``StoreClient``.
