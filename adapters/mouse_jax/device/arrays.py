@@ -1,8 +1,8 @@
 """JAX's functions over arrays, for the samplers of ``mouse_core.replay.device``.
 
 Indices are int32, and counts of rows and slices uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has only
-with x64. So they lie in memory as halves of 32 bits, and are put together within ``jax.enable_x64``, which holds for
-the operations that are traced in it, whatever JAX is set to.
+with x64. So they are stored as halves of 32 bits, and joined within ``jax.enable_x64``, which applies to the operations
+traced in it, whatever the setting of JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mouse_jax.dtypes import is_key
 
 
 class JaxArrays(Arrays):
-    """See ``Arrays``. Loops are ``lax`` loops, for XLA would merge rounds into one expression, which it computes anew
+    """See ``Arrays``. Loops are ``lax`` loops: XLA would merge unrolled rounds into one expression, and recompute it
     for every use.
     """
 
@@ -62,7 +62,7 @@ class JaxArrays(Arrays):
         return jnp.searchsorted(ends, values, side="right").astype(jnp.int32)
 
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
-        """See ``Arrays``. On a CPU what is read at the same time is divided among threads, which takes far longer."""
+        """See ``Arrays``. On a CPU, XLA divides simultaneous reads among threads, which takes far longer."""
         return lax.map(function, jnp.stack(arrays))
 
     def constant(self, name: str, values: Any) -> Any:
@@ -70,7 +70,7 @@ class JaxArrays(Arrays):
         return jnp.asarray(values)
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """See ``Arrays``. XLA does not know that no number is negative."""
+        """See ``Arrays``. XLA cannot infer that no number is negative."""
         return jnp.where(positive < 0, 0, values)
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -84,7 +84,7 @@ class JaxArrays(Arrays):
     # ------------------------------------------------------------------ rings
 
     def slots(self, ring: Ring, row: Any) -> Any:
-        """See ``Arrays``. Cheaper than the rest of a division."""
+        """See ``Arrays``. The comparison is cheaper than the remainder of a division."""
         step = (ring.cursor - ring.size) % ring.steps + row
         return jnp.where(step >= ring.steps, step - ring.steps, jnp.where(step < 0, step + ring.steps, step))
 
@@ -108,7 +108,7 @@ class JaxArrays(Arrays):
         return ((step,), step) if num_envs is None else ((step, env), step * num_envs + env)
 
     def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """See ``Arrays``. Divided by 1, slots would be so for each value of each field."""
+        """See ``Arrays``. XLA would repeat a division by 1 for each value of each field."""
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
@@ -141,7 +141,7 @@ class JaxArrays(Arrays):
         return (((high << 32) | low) >> 11).astype(jnp.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
-        """The order of few elements."""
+        """Return the first state for an order of few elements."""
         return {"shuffled": jnp.zeros(min(most, _philox.SHUFFLED_UP_TO), jnp.int32)}
 
     def in_order(
@@ -165,11 +165,11 @@ class JaxArrays(Arrays):
         return context
 
     def pack(self, numbers: Any) -> Any:
-        """Integers of 64 bits as halves, uint32 ``[..., 2]``: the lower half of each, and the upper one."""
+        """Return 64-bit integers as halves, uint32 ``[..., 2]``: the lower half of each, then the upper half."""
         return jnp.stack([numbers.astype(jnp.uint32), (numbers >> 32).astype(jnp.uint32)], -1)
 
     def unpack(self, memory: Any) -> Any:
-        """Halves as uint64."""
+        """Return halves as uint64."""
 
         def shifted(halves: jax.Array) -> jax.Array:
             return (halves[..., 1].astype(jnp.uint64) << 32) | halves[..., 0].astype(jnp.uint64)
@@ -177,7 +177,7 @@ class JaxArrays(Arrays):
         def as_they_lie(halves: jax.Array) -> jax.Array:
             return lax.bitcast_convert_type(halves, jnp.uint64)
 
-        # Twice as fast, but what TPUs have instead of 64 bits does not know it.
+        # Twice as fast, but TPUs, which emulate 64 bits, do not support it.
         return lax.platform_dependent(memory, tpu=shifted, default=as_they_lie)
 
     def wide_memory(self, rows: int) -> Any:
@@ -225,7 +225,7 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         tables = powers(alpha)
         factors, shifts, pieces = map(jnp.asarray, (tables.factors, tables.shifts, tables.pieces))
-        # Without the sign, which 0 may have.
+        # Without the sign, as 0 may be negative.
         bits = lax.bitcast_convert_type(priority, jnp.uint32) & jnp.uint32(0x7FFFFFFF)
         summed = plus_bits(bits.astype(jnp.int64), bits_of(eps), jnp)
         return weights_of(summed, Powers(factors, shifts, pieces, tables.bends_down, most), jnp)

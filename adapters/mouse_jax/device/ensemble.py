@@ -34,7 +34,7 @@ def sample_ensemble(
     p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
     seed: int | jax.Array = 0,
 ) -> dict[str, Any]:
-    """Batch number ``index`` from several replays, each of which gives its share.
+    """Return batch number ``index`` from several replays; each replay contributes its share.
 
     The batch equals that of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same
     rows and no other reader, as long as each member with a weight has a row in every batch. A share is a weight times
@@ -42,21 +42,22 @@ def sample_ensemble(
     the transforms of members are applied.
 
     Args:
-        replays: Replays with order="random", all with rows; see ``can_sample``.
+        replays: Replays with order="random", which all have rows; see ``can_sample``.
         index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
         batch_size: Rows or slices in the batch, B.
-        p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
-            sample, which is no random key then.
+        p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
+            number of the sample, which then must not be a random key.
         seed: In ``[0, 2**64)``; may be traced.
 
     Returns:
-        A batch as of ``sample``, with the rows of the members one behind the other, and ``buffer_ids``, int32, the
-        member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A batch
-        has these fields even without a row of a member that has them.
+        A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
+        of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A batch has
+        these fields even without a row of a member that has them.
 
     Raises:
-        ConfigError: No replays, weights that are none, or a number out of range; nothing to draw, where that is known.
-        SchemaError: Members whose batches have other fields than the first one's.
+        ConfigError: There are no replays, weights are invalid, a number is out of range, or a replay is known to have
+            nothing to draw.
+        SchemaError: The batches of a member have other fields than the batches of the first member.
     """
     members, size = len(replays), check_count("batch_size", batch_size)
     if not members:

@@ -1,4 +1,4 @@
-"""Rows between the device and a buffer on the host, which may be of any framework, and the file that both save."""
+"""Copies of rows between a device and a buffer on the host of any framework, and the file format of both."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mouse_jax.dtypes import WIDER, are_known, as_numbers, is_key, seed_halves
 
 
 def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
-    """Save a replay to a file that buffers on the host load, as ``loads`` does: the format of ``ReplayBuffer.dumps``.
+    """Save a replay to a file that ``loads`` and buffers on the host load, in the format of ``ReplayBuffer.dumps``.
 
     Args:
-        replay: A replay, outside of ``jax.jit``. Of one for each of many seeds,
-            ``jax.tree.map(lambda leaf: leaf[3], replay)`` is the fourth.
-        path: A file; or a directory that exists, in which it is called ``replay.mouse``.
-        samples: The number of the next sample, with which a buffer on the host goes on.
+        replay: A replay, outside of ``jax.jit``. From replays of many seeds,
+            ``jax.tree.map(lambda leaf: leaf[3], replay)`` selects the fourth.
+        path: A file; or an existing directory, which then gets the file ``replay.mouse``.
+        samples: The number of the next sample, with which a buffer on the host continues.
 
     Raises:
-        ConfigError: Several replays, or one that is traced.
+        ConfigError: ``replay`` is several replays, or is traced.
         StorageError: The file cannot be written (also an OSError).
     """
     _check_one(replay, "dumps")
@@ -41,18 +41,17 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
 
 
 def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
-    """A replay with the rows of a file, and the number of the sample that comes next.
+    """Return a replay with the rows of a file, and the number of the next sample.
 
     Args:
-        replay: An empty one, made as that one was that was saved; outside of ``jax.jit``.
-        path: What ``dumps`` wrote, here or of a buffer on the host of any package, over an ``ArrayStorage`` and with
-            the sampler that draws the same.
+        replay: An empty replay with the options of the saved replay; outside of ``jax.jit``.
+        path: A file of ``dumps``, or of a buffer of any package with an ``ArrayStorage`` and the corresponding sampler.
 
     Raises:
-        ConfigError: A replay that is not empty; several, or one that is traced.
+        ConfigError: ``replay`` is not empty, is several replays, or is traced.
         SchemaError, DataError: Rows of another kind; see ``add``.
-        StateError: The file is damaged, or of other parts.
-        StorageError: It cannot be read (also an OSError).
+        StateError: The file is damaged, or the saved buffer has other parts.
+        StorageError: The file cannot be read (also an OSError).
     """
     _check_one(replay, "loads")
     buffer = _like(replay)
@@ -61,20 +60,20 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 
 
 def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
-    """Put all rows into an empty buffer, which then draws what the replay would.
+    """Copy all rows to an empty buffer, which then draws the batches of the replay.
 
-    Each row lies in the same place, and the buffer takes the seed over. Episodes may have other numbers (``traj_id``).
-    Random keys are there what ``jax.random.key_data`` gives, uint32, and what has less than a byte, as int4, has one.
+    Each row is in the same slot, and the buffer gets the seed. Episodes may have other numbers (``traj_id``). Random
+    keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one byte.
 
     Args:
         replay: A replay, outside of ``jax.jit``.
-        buffer: An empty one of any package and of the same capacity, with environments over a storage with ``ndim=2``;
-            its sampler and transforms are its own.
+        buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
+            ``ndim=2``; its sampler and transforms stay.
         samples: The number of the buffer's next sample.
 
     Raises:
-        ConfigError: A buffer that is not empty, or of another capacity or ``ndim``; several replays, or one that is
-            traced.
+        ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` is several replays, or
+            is traced.
     """
     _check_one(replay, "to_host")
     check_count("samples", samples, 0)
@@ -84,18 +83,18 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
-    """The replay with all rows of a buffer, whose sample of any number is what it draws from then on.
+    """Return the replay with all rows of a buffer, which then draws the samples of the buffer.
 
-    Each row lies in the same place, and the replay takes the seed over; ``buffer.stats()["samples"]`` is the number of
-    the buffer's next sample. Episodes may have other numbers (``traj_id``).
+    Each row is in the same slot, and the replay gets the seed; ``buffer.stats()["samples"]`` is the number of the
+    buffer's next sample. Episodes may have other numbers (``traj_id``).
 
     Args:
-        replay: An empty one, outside of ``jax.jit``; what it draws and its transforms are its own.
-        buffer: One of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+        replay: An empty replay, outside of ``jax.jit``; its sampler and transforms stay.
+        buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
 
     Raises:
-        ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows lie in no order; several
-            replays, or one that is traced.
+        ConfigError: The replay is not empty, has another capacity, is several replays, or is traced; or the rows of the
+            buffer have no order.
         SchemaError, DataError: Rows of another kind; see ``add``.
     """
     _check_one(replay, "from_host")
@@ -114,7 +113,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
-    """Rows of a buffer as arrays, in the dtypes of the replay where ``as_numbers`` changed them."""
+    """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become those of the replay again."""
     rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
     given, held = flatten(rows), flatten(replay.rows)
     if given.keys() != held.keys():
@@ -125,12 +124,12 @@ def _as_here(replay: Replay, rows: Any) -> Any:
             return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
         return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
 
-    # A file has the name of a class of named tuples, and the replay has the class.
+    # A file has only the name of a named tuple's class, and the replay has the class.
     return unflatten(structure_of(replay.rows), {key: as_held(memory, given[key]) for key, memory in held.items()})
 
 
 def _like(replay: Replay) -> ReplayBuffer:
-    """An empty buffer on the host that draws the same."""
+    """Return an empty buffer on the host that draws the same batches."""
     layout = replay.layout
     beta = None if replay.beta is None else layout.schedule or float(replay.beta)
     return moving.buffer_like(layout, beta)

@@ -24,9 +24,9 @@ from mouse_jax.dtypes import are_known, as_key, is_key
 
 
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
-    """Whether a batch can be drawn, from at least ``min_length`` rows: bool ``[]``.
+    """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]``.
 
-    A batch needs one row or slice; where each row comes once, it needs ``batch_size`` of them.
+    A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` of them.
     """
     asked = _asked(replay), min_length
     known = are_known(*jax.tree.leaves(asked))  # also in jax.jit
@@ -49,28 +49,28 @@ def _ready(replay: Replay, min_length: Any) -> jax.Array:
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
-    """Batch number ``index``: the same rows for the same seed, number and writes, here and on the host.
+    """Return batch number ``index``: the same rows for the same seed, number and writes, on the device and on the host.
 
-    A ``mouse_core.replay.ReplayBuffer`` of the same seed and writes gives them as its sample of this number, with a
-    ``RandomSampler`` or, for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or
+    A ``mouse_core.replay.ReplayBuffer`` of the same seed and writes draws the same rows as its sample of this number,
+    with a ``RandomSampler`` or, for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or
     ``PrioritizedSliceSampler``.
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX, for draws that
-            nothing on the host equals.
-        batch_size: Rows or slices in the batch, B; by default that of the replay.
-        beta: The exponent of ``priority_weight``, a number from 0 or a traced one, or a function from the number of the
-            sample to one that can be traced, such as a ``LinearSchedule``; by default that of the replay.
+        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX, for draws without
+            an equal on the host.
+        batch_size: Rows or slices in the batch, B; by default the batch size of the replay.
+        beta: The exponent of ``priority_weight``: a number from 0, which may be traced, or a traceable function from
+            the number of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
 
     Returns:
-        ``{field: [B, ...]}``, slices as ``[B, S, ...]``, nested as the rows are, and ``index``, int32: where the rows
-        lie. With priorities there is ``priority_weight``, float32 of the same shape, ``(p_i / p_min) ** -beta`` to
-        ``1e-5`` of it. Slices have ``traj_id``, where the rows have none themselves, and ``mask`` where they are
-        padded. Rows that are no dict are the field ``data``. Transforms were applied.
+        ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested as the rows are, after the transforms; and
+        ``index``, int32, the slots of the rows. With priorities, ``priority_weight``, float32 of the same shape, is
+        ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices have ``traj_id``, unless it is a
+        field of the rows, and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
 
     Raises:
-        ConfigError: A number out of range; nothing to draw, where that is known.
+        ConfigError: A number is out of range, or the replay is known to have nothing to draw.
         SchemaError, MissingFieldError: What transforms raise.
     """
     layout = replay.layout
@@ -92,19 +92,19 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 def prefetch(
     replay: Replay, numbers: Iterable[Any], batch_size: int | None = None, *, depth: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """The batches of some numbers, in their order; the next batches begin before the caller takes one.
+    """Yield the batches of ``numbers``, in order; the next batches begin before the caller takes one.
 
-    So with ``memory="host"`` the host gathers and copies while the device computes. A replay there is used up by
-    ``add``: write before or behind a round of batches.
+    With ``memory="host"``, the host thus gathers and copies while the device computes. As ``add`` then changes the
+    replay in place, write before or after a round of batches.
 
     Args:
         replay: A replay, outside of ``jax.jit``.
-        numbers: Of samples, as ``index`` of ``sample``, such as ``range(100, 150)``.
-        batch_size: Rows or slices in a batch; by default that of the replay.
-        depth: How many batches are begun ahead, from 1.
+        numbers: The numbers of samples, as ``index`` in ``sample``, such as ``range(100, 150)``.
+        batch_size: Rows or slices in a batch; by default the batch size of the replay.
+        depth: The number of batches that begin ahead, at least 1.
 
     Raises:
-        ConfigError: A depth below 1; else see ``sample``.
+        ConfigError: ``depth`` is below 1; else see ``sample``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -128,27 +128,26 @@ def _ahead(replay: Replay, numbers: Iterable[Any], batch_size: int | None, depth
 
 
 def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
-    """The next batch, and the replay after it, for an order in which each row comes once.
+    """Return the replay after the next batch, and this batch; for the orders "epochs" and "queue".
 
-    With ``order="epochs"`` it is that of a ``mouse_core.replay.ReplayBuffer`` with a
-    ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends where there are too few rows left for a batch, or where
-    the number of rows changes. Of slices it is
-    that with a ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch ends with every write. With
-    ``order="queue"`` it is that of a ``ConsumingSampler(shuffle=False,
-    drop_last=True)``: the oldest rows that have not come yet, with environments time step by time step, so that
-    ``reshape(-1, num_envs, ...)`` gives ``[time, env]``; see ``can_add``. With ``order="random"`` it is that of
-    ``sample``, and the replay stays as it is.
+    With ``order="epochs"``, the batch equals that of a ``mouse_core.replay.ReplayBuffer`` with a
+    ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left for a batch, or when the
+    number of rows changes. A batch of slices equals that with a ``SliceSamplerWithoutReplacement(drop_last=True)``, and
+    an epoch ends with every write. With ``order="queue"``, the batch equals that of a
+    ``ConsumingSampler(shuffle=False, drop_last=True)``: the oldest rows that were not returned yet. With environments,
+    rows come time step by time step, so ``reshape(-1, num_envs, ...)`` returns ``[time, env]``; see ``can_add``. With
+    ``order="random"``, the batch equals that of ``sample``, and the replay is unchanged.
 
     Args:
         replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
-            with too few rows stays.
-        index: The number of the sample, as for ``sample``; a queue does not look at it. Epochs take no random key.
+            with too few rows is unchanged.
+        index: The number of the sample, as in ``sample``; a queue ignores it. Epochs accept no random key.
 
     Returns:
-        The replay, and a batch as of ``sample``.
+        The replay, and a batch as in ``sample``.
 
     Raises:
-        ConfigError: A number out of range; too few rows, where that is known.
+        ConfigError: A number is out of range, or the replay is known to have too few rows.
         SchemaError, MissingFieldError: What transforms raise.
     """
     if replay.layout.sampler.order == "random":
@@ -162,7 +161,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
 
 
 def _batch(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any, dict[str, Any]]:
-    """The state of the sampler after a batch, and the batch on the device."""
+    """Return the state of the sampler after a batch, and the batch on the device."""
     if not on_host(replay):
         return cast("tuple[Any, dict[str, Any]]", _drawn(replay, number, beta, size=size))
     state, batch = _drawn(replay, *put_on_host((number, beta)), size=size)
@@ -177,13 +176,13 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
     rows = jax.tree.map(lambda memory: memory.at[plan.read].get(mode="promise_in_bounds"), replay.rows)
     exponent = replay.beta if beta is None else jnp.asarray(beta, jnp.float32)
     batch = plan.batch(JAX, rows, exponent)
-    # A state that stays is not handed out: XLA would copy it.
+    # An unchanged state is not returned, as XLA would copy it.
     changed = {name: arrays for name, arrays in state.items() if arrays is not replay.state[name]}
     return changed, batch if layout.transform is None else layout.transform(batch)
 
 
 def _check(replay: Replay, caller: str) -> None:
-    """ConfigError where it is known that there is nothing to draw."""
+    """Raise ConfigError if the replay is known to have nothing to draw."""
     check_one(replay, caller)
     if not are_known(*jax.tree.leaves(_asked(replay))) or bool(can_sample(replay)):
         return
@@ -193,7 +192,7 @@ def _check(replay: Replay, caller: str) -> None:
 
 
 def checked_index(index: Any) -> jax.Array:
-    """The number of a sample, or a key."""
+    """Return the checked number of a sample, or a random key."""
     if not hasattr(index, "dtype") or isinstance(index, np.generic):
         if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
             raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")
@@ -216,23 +215,23 @@ def check_transform(replay: Replay) -> None:
 
 
 def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
-    """The replay with priorities of some rows; of a row that comes twice the last one counts.
+    """Return the replay with new priorities of some rows; of a row that occurs twice the last priority counts.
 
-    It draws then what a ``mouse_core.replay.ReplayBuffer`` does after ``update_priority`` with the same. Compiled with
-    the replay donated nothing of it is copied.
+    The replay then draws the rows that a ``mouse_core.replay.ReplayBuffer`` draws after ``update_priority`` with the
+    same arguments. Compiled with the replay donated, the call copies no part of the replay.
 
     Args:
-        replay: One made with ``init(..., priorities=)``.
-        indices: Their slots, integers of any shape, as ``sample`` gives them in ``index``. Under ``jax.jit`` those that
-            are not in use are left out, so that ``jnp.where(batch["mask"], batch["index"], -1)`` leaves steps out that
-            are not there.
-        priorities: Numbers from 0, which become float32, of the same shape, also with axes of length 1 behind it, or
-            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, rows with negative
-            priorities and NaN keep theirs, and those that are larger than a row may have weigh as much as one may.
+        replay: A replay of ``init(..., priorities=)``.
+        indices: The slots of the rows, integers of any shape, as in the field ``index`` of a batch. Under ``jax.jit``,
+            slots that are not in use are left out. Negative slots are always left out, so
+            ``jnp.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
+        priorities: Numbers from 0, converted to float32, of the same shape, also with axes of length 1 behind it, or
+            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, negative priorities
+            and NaN change nothing, and too large priorities have the largest possible weight.
 
     Raises:
-        ConfigError: A replay without priorities, shapes that do not go together, or indices that are no integers.
-        DataError, IndexError: As of ``update_priority``, where values are known; a negative index is left out.
+        ConfigError: The replay has no priorities, shapes do not match, or indices are no integers.
+        DataError, IndexError: As in ``update_priority``, if values are known; a negative index is left out.
     """
     check_one(replay, "set_priorities")
     given = (

@@ -1,4 +1,4 @@
-"""Rows out of a compiled loop into a store, on disk or in memory."""
+"""Writing of rows from a compiled loop to a store, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from mouse_jax.device.state import as_dicts
 from mouse_jax.dtypes import as_numbers
 
 _ENDS = ("done", "terminated", "truncated")
-_TRUNCATED = 2  # what ``done`` is in the last row of an episode that was cut off
+_TRUNCATED = 2  # the value of ``done`` in the last row of a truncated episode
 _TIME = "time"
 
 
 class Spill:
-    """Writes all rows of a loop that is compiled as a whole into a ``DatasetStore``, episode by episode.
+    """Writes all rows of a compiled loop to a ``DatasetStore``, episode by episode.
 
-    It is called with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, as often as there are some, and
-    takes what replays and training do not: each row comes into the store once and in order, whatever a ring overwrites.
-    JAX cannot map a callback that keeps its order, so it stands outside of ``jax.vmap``, and takes the axis of what was
-    mapped with the others. Calls do not wait for the store.
+    Call the object with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, any number of times. Each
+    row is written to the store once and in order, also if the ring of a replay overwrites it. JAX cannot map an ordered
+    callback, so call the object outside of ``jax.vmap``, with rows that include the mapped axis. Calls do not wait for
+    the store.
 
-    A store has the rows of an episode side by side, so those of each stream wait in the host's memory until theirs has
-    ended: room for the longest running episode of all streams. A process that is killed loses these alone.
+    The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
+    episode ends. The memory has room for the longest running episode in every stream. A process that is killed loses
+    only the waiting rows.
 
     Args:
-        store: A store that may be written to, of the rows' alignment. It is not closed.
-        axes: What the leading axes of rows are, in their order. "time" is that of time steps, without which each call
-            is of one; streams of their own are all others together, as in ("seed", "time", "env").
-        on_interrupted: What becomes of episodes that have not ended when this is closed: with "mark" their last row
-            says so, ``truncated`` or else an integer ``done`` of 2; with "keep" they stay as they are.
-        stream_key: A column with the number of each row's stream, int64, counted in the order of ``axes``; None: none.
+        store: A writable store with the alignment of the rows; ``close`` leaves it open.
+        axes: The names of the leading axes of rows, in order, such as ("seed", "time", "env"). "time" is the axis of
+            time steps; without it, each call has one time step. All other axes together number the streams.
+        on_interrupted: The treatment of episodes that have not ended at ``close``. "mark": their last row gets
+            ``truncated``, or an integer ``done`` of 2; "keep": they are written unchanged.
+        stream_key: The name of a column for the number of each row's stream, int64, counted in the order of ``axes``;
+            None: no column.
 
     Raises:
-        ConfigError: An argument of another kind.
+        ConfigError: An argument is invalid.
 
     Example:
         >>> import jax
@@ -87,18 +89,18 @@ class Spill:
     def __call__(self, rows: Mapping[str, Any]) -> None:
         """Write rows: a value for each column, an array with the leading ``axes``.
 
-        Columns of nested rows have the names that lead to them, joined by "_". A store has no random keys and no narrow
-        floats: of keys it gets ``jax.random.key_data``, of bfloat16 and floats of 8 bits float32, and of int4 int8.
+        Columns of nested rows have the names on their path, joined by "_". A store has no random keys and no narrow
+        dtypes: keys are converted by ``jax.random.key_data``, bfloat16 and 8-bit floats to float32, and int4 to int8.
 
         Raises:
-            ConfigError: Inside of ``jax.vmap``.
-            MissingFieldError: No ``done``, ``terminated`` or ``truncated``.
-            SchemaError: No dict of arrays, two columns of one name, other columns, shapes or dtypes than before, or
-                those that no store has.
-            ClosedError: This was closed.
+            ConfigError: The call is inside of ``jax.vmap``.
+            MissingFieldError: ``rows`` has no ``done``, ``terminated`` or ``truncated``.
+            SchemaError: ``rows`` is no dict of arrays; two columns have one name; columns, shapes or dtypes differ from
+                earlier calls; or no store has them.
+            ClosedError: The object was closed.
 
-        What the store does not take, for which there is no room on the disk, fails the compiled function. These rows
-        wait, and are written with the next, or by ``close()``.
+        If the store cannot write rows, for example on a full disk, the compiled function fails. These rows wait, and
+        are written with the next rows, or by ``close()``.
         """
         if not self._is_open:
             raise ClosedError("spill: expected to be open, found it closed")
@@ -123,10 +125,10 @@ class Spill:
         self.close()
 
     def close(self) -> None:
-        """Wait for all calls, and write what waits of episodes that have not ended.
+        """Wait for all calls, and write the waiting rows of episodes that have not ended.
 
         Raises:
-            DataError, StorageError: The store does not take it. It still waits, for another attempt.
+            DataError, StorageError: The store cannot write the rows. They still wait, for another attempt.
         """
         if not self._is_open:
             return
@@ -136,7 +138,7 @@ class Spill:
             self._write_rest()
 
     def _write_rest(self) -> None:
-        """Write what waits, and be closed."""
+        """Write the waiting rows, and close the object."""
         episodes = self._ended()
         begins = self._begins.copy()
         for _, end, stream in episodes:
@@ -151,7 +153,7 @@ class Spill:
     # ------------------------------------------------------------------ what rows are
 
     def _check(self, rows: Any) -> None:
-        """Raise the errors for rows that cannot be columns, before anything runs."""
+        """Raise the errors for rows that cannot be columns, before any code runs."""
         layout = {name: self._column(name, value) for name, value in rows.items()}
         if not any(name in rows for name in _ENDS):
             raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
@@ -197,7 +199,7 @@ class Spill:
         self._write(self._ended())
 
     def _by_time(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """As ``[time, streams, ...]``."""
+        """Return an array as ``[time, streams, ...]``."""
         lead = len(self._axes)
         array = np.moveaxis(array, self._axes.index(_TIME), 0) if _TIME in self._axes else array[None]
         own = array.shape[lead + (_TIME not in self._axes) :]
@@ -217,7 +219,7 @@ class Spill:
         self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
 
     def _ended(self) -> list[tuple[int, int, int]]:
-        """The episodes that have ended and are not written: begin, end and stream, in the order in which they ended."""
+        """Return the ended episodes that are not written: begin, end and stream, in the order in which they ended."""
         first = self._looked
         over = np.zeros((self._steps - first, len(self._begins)), np.bool_)
         for name in _ENDS:
@@ -230,7 +232,7 @@ class Spill:
         return found
 
     def _write(self, episodes: list[tuple[int, int, int]]) -> None:
-        """Write these episodes, all that have ended, and forget them; all stays as it is where that fails."""
+        """Write ``episodes``, all that have ended, and drop their rows; after an error nothing has changed."""
         if episodes:
             columns = {
                 name: np.concatenate([held[begin:end, stream] for begin, end, stream in episodes])
@@ -246,10 +248,10 @@ class Spill:
 
 
 def _columns_of(rows: Any) -> dict[str, Any]:
-    """Rows as columns by name, in dtypes that a store has.
+    """Return rows as columns by name, in dtypes that a store has.
 
     Raises:
-        SchemaError: No dict, or what is no array; two columns of one name.
+        SchemaError: ``rows`` is no dict, a value is no array, or two columns have one name.
     """
     if not isinstance(rows, Mapping):
         raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")

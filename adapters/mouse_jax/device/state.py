@@ -1,4 +1,4 @@
-"""The pytree of a replay, what does not change in it, and where its rows lie."""
+"""The pytree of a replay, its constants, and the memory of its rows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mouse_jax.dtypes import are_known
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Replay:
-    """Rows and where they are drawn from, as the functions of this package take and return it: a pytree.
+    """A replay: the pytree that the functions of this package take and return.
 
     Args:
         rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
         cursor: The time step that is written next, int32 ``[]``.
-        size: Time steps there are, int32 ``[]``.
+        size: The number of stored time steps, int32 ``[]``.
         seed: The halves of the seed, uint32 ``[2]``, high first.
         state: The state of the sampler, a dict of dicts of arrays.
         beta: The exponent of importance weights, float32 ``[]``, which a schedule overrides; None without priorities.
-        layout: What does not change; static.
+        layout: The constants; static.
     """
 
     rows: Any
@@ -41,17 +41,17 @@ class Replay:
 
     @property
     def ring(self) -> Ring:
-        """Where the rows are."""
+        """The ring of the rows."""
         return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
 
 
 def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
-    """A tree as the buffers on the host have it: dataclasses are dicts, and lists of numbers arrays.
+    """Convert a tree to the form of buffers on the host: dataclasses become dicts, and lists of numbers arrays.
 
     Args:
-        tree: Rows.
-        lists: The paths of lists that are nodes also where they hold numbers.
-        path: Of the tree.
+        tree: The rows.
+        lists: The paths of lists that remain nodes even if they hold numbers.
+        path: The path of the tree.
     """
     if is_dataclass(tree) and not isinstance(tree, type):
         tree = {one.name: getattr(tree, one.name) for one in fields(tree)}
@@ -64,7 +64,9 @@ def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...]
 
 
 def check_one(replay: Replay, caller: str) -> None:
-    """ConfigError where ``jax.vmap`` made several replays, and a function of one is called outside of it."""
+    """Raise ConfigError if ``jax.vmap`` created several replays, and a function of a single replay is called outside of
+    it.
+    """
     if replay.cursor.ndim:
         raise ConfigError(
             f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
@@ -76,7 +78,7 @@ def check_one(replay: Replay, caller: str) -> None:
 
 
 def on_host(replay: Replay) -> bool:
-    """Whether a replay lies in the host's memory, and what is called on it runs there at once."""
+    """Whether a replay is in the host's memory, so that its functions run on the host immediately."""
     return replay.layout.memory == "host" and are_known(replay.size)
 
 
@@ -94,13 +96,15 @@ def host() -> jax.Device:
 
 
 def put_on_host(tree: Any) -> Any:
-    """Arrays in the host's memory; those of NumPy copied, for JAX reads them when their owner may go on writing."""
+    """Return arrays in the host's memory; NumPy arrays are copied, as JAX may read them while their owner writes to
+    them.
+    """
     copied = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree)
     return jax.device_put(copied, host())
 
 
 def put_on_device(tree: Any) -> Any:
-    """Arrays on the device that is JAX's default; nothing waits for them."""
+    """Return arrays on JAX's default device, without waiting for the copy."""
     chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     if isinstance(chosen, str):
         chosen = jax.local_devices(backend=chosen)[0]

@@ -1,4 +1,4 @@
-"""Creation of replays, and writes of rows."""
+"""Creation of replays, and writing of rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def init(
     memory: Memory = "device",
     seed: int | jax.Array = 0,
 ) -> Replay:
-    """An empty replay.
+    """Create an empty replay.
 
     Args:
         example: One row: a pytree of arrays or numbers of any shape and dtype, random keys of JAX among them, or of
@@ -62,35 +62,35 @@ def init(
         num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
             a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
             following rows, require it.
-        slices: What a batch consists of: slices; None: single rows, each as likely.
-        transform: Functions of a batch that can be traced, applied in order: those of ``mouse_core.replay`` that draw
-            no random numbers and look at the batch alone, such as ``NStep`` and ``NextView``, or your own.
-        alignment: Which transition the action, reward and done of a row belong to.
-        priorities: Rows, or slices by their first rows, are drawn in proportion to powers of their priorities, as by a
-            ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; None: each as likely. New rows have the largest
-            priority so far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, which may be traced,
-            or a function of the number of the sample; see ``sample``. Not with another order than "random", in which
-            all rows come alike.
-        order: In which order rows come. "random": each drawn from all, with replacement; "epochs": every row once
-            before one comes a second time, shuffled, of slices those that lie side by side; "queue": every row once,
-            the oldest first. ``take`` gives what comes next.
-        sampler: A sampler of your own in place of ``priorities`` and ``order``: a class that inherits from
-            ``mouse_core.replay.device.DeviceSampler``, or a function of ``units`` that gives one.
-        memory: Where rows lie: "device", or "host" for more of them than a device has room for. Then ``add`` and
-            ``sample`` are called outside of ``jax.jit``: ``add`` writes in place, so that the replay it was given is
-            used up, and ``sample`` gathers on the host and begins to copy to JAX's default device, without waiting; see
+        slices: The options of slices, if batches consist of slices; None: single rows, all equally likely.
+        transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
+            numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
+        alignment: The transition that the action, reward and done of a row belong to.
+        priorities: The options of priorities: rows, or slices by their first rows, are drawn in proportion to powers of
+            their priorities, as by a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. None: all are equally
+            likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them. ``beta``
+            is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only for the
+            order "random".
+        order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
+            epoch, shuffled, and slices side by side; "queue": every row once, the oldest first. ``take`` returns the
+            next batch.
+        sampler: A custom sampler in place of ``priorities`` and ``order``: a class that inherits from
+            ``mouse_core.replay.device.DeviceSampler``, or a function from ``units`` to a sampler.
+        memory: The memory of the rows: "device", or "host" for more rows than fit on a device. With "host", call
+            ``add`` and ``sample`` outside of ``jax.jit``: ``add`` writes in place, so the old replay must not be used
+            again; ``sample`` gathers on the host and starts an asynchronous copy to JAX's default device. See
             ``prefetch``.
-        seed: In ``[0, 2**64)``, or a random key of JAX, which gives 64 bits; may be traced, so that ``jax.vmap``
-            makes a replay for each of many seeds.
+        seed: In ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be traced, so
+            ``jax.vmap`` can create a replay for each of many seeds.
 
     Returns:
         A pytree with memory for all rows.
 
     Raises:
-        ConfigError: An argument out of range, a transform that is not for a device, or a pad that a field cannot hold.
-        SchemaError: A field that is no array of numbers, or that has a name that batches need.
-        MissingFieldError: Slices of rows without a field that marks the ends of episodes.
-        MouseError: What transforms raise of a batch of such rows, for which they are traced once.
+        ConfigError: An argument is out of range, a transform does not run on devices, or a field cannot hold the pad.
+        SchemaError: A field is no array of numbers, or has a name that batches need.
+        MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
+        MouseError: An error of a transform, which is traced once for a batch of such rows.
 
     Example:
         >>> import jax
@@ -119,10 +119,10 @@ def init(
 
 
 def add(replay: Replay, rows: Any) -> Replay:
-    """The replay with more rows behind the newest; without room, they overwrite the oldest.
+    """Return the replay with more rows behind the newest; without room, they overwrite the oldest.
 
-    Compiled with the replay donated, ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as
-    ``jax.lax.scan``, rows are written in place.
+    Rows are written in place if the function is compiled with the replay donated,
+    ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as ``jax.lax.scan``.
 
     Args:
         replay: A replay.
@@ -130,9 +130,9 @@ def add(replay: Replay, rows: Any) -> Replay:
             ``[env, ...]``, or several, ``[time, env, ...]``.
 
     Raises:
-        SchemaError: Other fields, shapes or dtypes than those of the example.
-        DataError: A 64-bit number of NumPy that the field cannot hold.
-        ConfigError: More rows than fit.
+        SchemaError: Fields, shapes or dtypes differ from the example.
+        DataError: The field cannot hold a 64-bit number of NumPy.
+        ConfigError: ``rows`` has more rows than fit.
     """
     check_one(replay, "add")
     rows, count = accepted(replay, rows)
@@ -144,9 +144,9 @@ def add(replay: Replay, rows: Any) -> Replay:
 
 
 def _written(replay: Replay, rows: Any) -> Replay:
-    """The replay with rows that were checked, with an axis of time in front."""
+    """Return the replay with checked rows, which have a leading axis of time."""
     layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
-    # Parts of the state that stay are no carry of the loop, which would copy them.
+    # Unchanged parts of the state are not in the carry of the loop, which would copy them.
     changed = _noted_parts(replay, rows)
     note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
     parts = {part: replay.state[part] for part in changed}
@@ -159,7 +159,7 @@ def _written(replay: Replay, rows: Any) -> Replay:
 
 
 def _noted_parts(replay: Replay, rows: Any) -> list[str]:
-    """The parts of the sampler's state that change before rows are written."""
+    """Return the parts of the sampler's state that change before rows are written."""
     changed: list[str] = []
 
     def look(state: Any, rows: Any) -> None:
@@ -171,20 +171,20 @@ def _noted_parts(replay: Replay, rows: Any) -> list[str]:
 
 
 def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """The state of the sampler before rows are written from the cursor on."""
+    """Return the state of the sampler before rows are written from the cursor on."""
     ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
     return layout.sampler.extend(JAX, state, flatten(rows), count, ring)
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """``_note`` row by row on a CPU, in a loop that is one kernel; several kernels take far longer."""
+    """Run ``_note`` row by row on a CPU, in a loop that is one kernel; several kernels take far longer."""
 
     def one(*given: Any) -> Any:
         one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
         return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Each of many replays has a cursor of its own, with which every row of the loop would be a scatter."""
+        """Map ``_note`` over many replays: with a cursor for each replay, a loop would scatter every single row."""
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
         made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
         return made, jax.tree.map(lambda _: True, made)
@@ -202,7 +202,7 @@ def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -
         place = cursor + number
         return _note(state, row, jnp.where(place >= steps, place - steps, place), layout)
 
-    # Within shard_map what a loop begins with varies with the shard, as what it makes does; which a first row makes so.
+    # Within shard_map, the initial carry of a loop must vary over shards like its result; a first row makes it varying.
     looked = jax.make_jaxpr(write)(0, state)
     first = looked.in_avals[1:] != looked.out_avals
     # XLA would unroll a loop of one row.
@@ -225,7 +225,7 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
 
 
 def _row(example: Any) -> Any:
-    """The shapes and dtypes of one row, or SchemaError."""
+    """Return the shapes and dtypes of one row, or raise SchemaError."""
     fields = {key: _shape_dtype(key, leaf) for key, leaf in flatten(example).items()}
     return unflatten(structure_of(example), fields)
 
@@ -250,13 +250,13 @@ def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
-    """Rows as arrays with an axis of time in front, those of NumPy as they are, and the number of time steps."""
+    """Return rows as arrays with a leading axis of time (NumPy arrays unconverted), and the number of time steps."""
     layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():
         given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
     weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
     arrays: dict[FieldKey, Any] = {
-        # int4 of NumPy is fine here
+        # NumPy's int4 is accepted, too
         key: leaf
         if isinstance(leaf, jax.Array) or type(leaf) is np.ndarray
         else as_array(leaf, where=f"add: field {key!r}")
