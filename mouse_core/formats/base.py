@@ -43,7 +43,7 @@ from mouse_core.store.views import Store
 from mouse_core.video.frames import carry_videos
 
 BATCH_ROWS = 8192
-"""Most rows of a batch of a reader by default."""
+"""Default number of rows of a reader's largest batch."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,24 @@ class RowStream:
     and columns of observations; all other values are in columns ``metadata_*``. Iterating again reads again.
 
     Args:
-        path: Path of the data, or a description of data that lie in no file.
+        path: Path of the data, or a description of data without a file.
         format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
         batches: Returns a new iterator over the batches.
-        episodes: Number of episodes, if the format says it.
+        episodes: Number of episodes, if the format states it.
         rows: Number of rows, if it is known before reading.
         notes: Decisions of the reader, a sentence each.
-        faults: Faults of the data: for each a code of ``mouse inspect``, "error" or "warning", and a sentence.
-        mended: Returns the same rows without the episodes that cannot be read, which ``faults`` name; None if the
-            reader does not look for them.
-        format_metadata: Metadata in the words of the format.
+        faults: Faults of the data: for each, a code of ``mouse inspect``, "error" or "warning", and a sentence.
+        mended: Returns the same rows without unreadable episodes, which ``faults`` name; None if the reader does not
+            search for such episodes.
+        format_metadata: Metadata in the terms of the format.
         mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
         opened: Returns all rows as a store that reads them in place; None if no store can.
-        metadata: The metadata in the data, and what the reader adds. Its alignment is None where "arrived" is only an
+        metadata: The metadata in the data, and the reader's additions. Its alignment is None if "arrived" is only an
             assumption.
-        image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
-            the data lie in.
-        noted: Digest of all rows from the time they were written; None if none was noted.
+        image_roots: Further folders (absolute, without links) in which images that rows name by path may lie, besides
+            the folders of the data.
+        noted: Digest of all rows from the time they were written; None if none was recorded.
     """
 
     path: str
@@ -100,11 +100,11 @@ class RowStream:
         /,
         **attributes: Any,
     ) -> RowStream:
-        """Return the stream of a reader that lays rows out as arrays; by default their alignment is "arrived".
+        """Return the stream of a reader that produces arrays; by default their alignment is "arrived".
 
         Args:
             path, format: See the class.
-            first: Some rows, or none, which have the columns of all rows.
+            first: Some rows, or no rows, with the columns of all rows.
             rows: Returns a new iterator over all rows, a few at a time.
             **attributes: Other attributes of the stream.
         """
@@ -121,7 +121,7 @@ class RowStream:
 
     @property
     def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to; "arrived" if the metadata do not have it."""
+        """The transition that a row's action, reward and done belong to; "arrived" if the metadata do not state it."""
         return self.metadata.alignment or "arrived"
 
     @property
@@ -130,13 +130,13 @@ class RowStream:
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """Return the stream with some attributes changed; with new batches it loses its ways to the files on disk."""
+        """Return the stream with changed attributes; with new batches, the ways to read files in place are dropped."""
         if "batches" in changes:
             changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
-        """Return the folders in which images that rows name by path may lie: those of the data, and ``image_roots``."""
+        """Return the folders in which images that rows name by path may lie: data folders and ``image_roots``."""
         folders = list(self.image_roots)
         if os.path.exists(self.path):
             folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
@@ -161,9 +161,9 @@ class RowStream:
         return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """Return all rows as a store: by reference to Arrow files as ``datasets`` writes them, else in memory.
+        """Return all rows as a store: by reference to Arrow files in the form of ``datasets``, else in memory.
 
-        For data larger than memory, use ``write`` first, and open the folder.
+        For data larger than memory, call ``write`` first, and open the folder.
 
         Args:
             make: The class of the store.
@@ -174,7 +174,7 @@ class RowStream:
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
             said = opened.metadata
-            # A store with videos in place has fields of its own for them.
+            # A store with videos in place has its own fields for them.
             known = {"fields": self.metadata.fields} if said.videos else {}
             if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
                 return opened
@@ -196,21 +196,22 @@ class RowStream:
     def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
         """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
 
-        The folder appears when it is complete, and on the disk. Images that rows name by path are written into the
-        rows. Rewards where episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
+        The folder appears when it is complete on the disk. Images that rows name by path are written into the rows.
+        Rewards at the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
 
         Args:
             path: The folder; nothing may exist there.
-            videos: Whether to put the videos of which rows name frames into the folder: as links, or copies where the
-                file system has no links. Otherwise opening the folder needs ``image_roots``.
+            videos: Whether to put the videos whose frames rows name into the folder: as links, or as copies if the file
+                system has no links. Otherwise opening the folder needs ``image_roots``.
 
         Returns:
             The digest of the rows; see ``rows_digest``.
 
         Raises:
             ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
-            StorageError: It cannot be written; nothing is left then.
-            DataError: The source is damaged, or a row names an image that is none or lies in no folder in which it may.
+            StorageError: The folder cannot be written; no part of it remains.
+            DataError: The source is damaged, or a row names a file that is no image or lies outside the permitted
+                folders.
         """
         target = Path(path)
         check_folder_name(target, wanted="the name of a folder to write")
@@ -232,10 +233,10 @@ class RowStream:
 
 
 def rows_digest(batches: Any) -> str:
-    """Return a digest of rows: column names in their order, types, and every value to the last bit.
+    """Return a digest of rows: column names in order, types, and the bits of every value.
 
-    The digest does not depend on how rows are cut into batches, nor on how Arrow encodes them (fixed-size or other
-    lists, dictionaries, shared buffers).
+    The digest depends neither on the division of rows into batches nor on Arrow's encoding (fixed-size or other lists,
+    dictionaries, shared buffers).
 
     Args:
         batches: A ``RowStream``, a ``pyarrow.Table``, or record batches of one schema.
@@ -257,7 +258,7 @@ def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
 
     Raises:
         ConfigError: ``rows`` is none of these.
-        SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
+        SchemaError: The rows have the alignment "outgoing".
     """
     _check_arrived(getattr(rows, "alignment", None) or read_metadata(rows, label="rows").alignment)
     if isinstance(rows, Store):
@@ -287,11 +288,11 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
     """Return the rows of a store as a stream, without a copy.
 
     Args:
-        store: The store, or a view, which has the rows of its episodes.
+        store: The store or view.
         batch_rows: Most rows of a batch.
 
     Raises:
-        ConfigError: There are no rows.
+        ConfigError: The store has no rows.
     """
     dataset = store.to_dataset()
 
@@ -330,15 +331,16 @@ def _check_arrived(alignment: str | None) -> None:
 def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     """Yield rows in pieces, cut where episodes begin and where the batches of ``rows`` end.
 
-    An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
+    An episode begins where ``episode_step`` is 0. Without that column, or where it is null, an episode begins after a
+    row with ``done``.
 
     Yields:
-        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``, and without
-        metadata that are null.
+        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step`` and without null
+            metadata.
 
     Raises:
         ConfigError, SchemaError: As ``row_batches``.
-        DataError: Values that are null or ragged.
+        DataError: Values are null or ragged.
     """
     ended = True
     for batch in row_batches(rows):
@@ -348,7 +350,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
             raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
         arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
-        # Metadata that only some episodes have are null in the others.
+        # Metadata of some episodes are null in the others.
         partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
         columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
         after = np.concatenate([[ended], columns["done"][:-1] != 0])
@@ -374,7 +376,7 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
 
 
 def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
-    """Return rows ``start..stop - 1`` of the columns that are not null in all of them."""
+    """Return rows ``start..stop - 1`` of the columns, without columns that are null throughout."""
     parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
     return {
         name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)
@@ -485,7 +487,7 @@ def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> 
     """Return a schema in the types of ``datasets``, with ``metadata`` in its metadata.
 
     Raises:
-        SchemaError: ``datasets`` has no such type; the message begins with ``where``.
+        SchemaError: ``datasets`` has no type for a column; the message begins with ``where``.
     """
     import datasets
 
@@ -550,7 +552,7 @@ class RowDigest:
         """Add rows.
 
         Raises:
-            SchemaError: The columns are not those of the rows before.
+            SchemaError: The columns differ from the columns of the rows before.
         """
         if self._columns is None:
             self._columns = _begun(batch.schema, self._hashed)
@@ -596,7 +598,7 @@ class _ColumnDigest:
                 self._child(number, _canonical(values.type)).update(values)
         elif _is_text(array.type):
             self._update_texts(array)
-        elif len(array):  # and so not of type null, whose rows are all gone
+        elif len(array):  # this excludes type null, in which every row is null
             values = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
             numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
             self._values.update(numbers.view(np.uint8).data)
@@ -627,11 +629,11 @@ class _ColumnDigest:
 
 
 class _Runs:
-    """A hash of whole numbers, taken as runs of equal numbers; a run may go on from call to call."""
+    """A hash of whole numbers as runs of equal numbers; a run may continue in the next call."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._open = np.zeros((1, 2), np.int64)  # the last value, and how many there are of it so far
+        self._open = np.zeros((1, 2), np.int64)  # the last value, and the length of its run so far
 
     def add(self, value: int, count: int) -> None:
         if value == self._open[0, 0]:
@@ -684,8 +686,8 @@ class DigestedRows:
 
     Args:
         batches: The rows.
-        digest: A digest to which every row is added; None for none.
-        advance: Called with the number of rows that were read.
+        digest: A digest that every row is added to; None for no digest.
+        advance: Called with the number of rows of each read.
     """
 
     def __init__(
@@ -697,11 +699,11 @@ class DigestedRows:
         self._advance = advance
 
     def following(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches that come next."""
+        """Yield the remaining batches."""
         return iter(self._take, None)
 
     def digest_of(self, rows: int, schema: pa.Schema) -> str:
-        """Return the digest of the next ``rows`` rows, or of all that are left."""
+        """Return the digest of the next ``rows`` rows, or of all remaining rows."""
         digest = RowDigest(schema)
         while rows and (batch := self._take(rows)) is not None:
             digest.update(batch)
@@ -727,18 +729,18 @@ _PIECE_BYTES = 16 << 20
 
 
 def embedded(stream: Any, *, others: bool = True) -> Any:
-    """Return the same rows with the bytes of images that they name by path.
+    """Return the same rows; images that they name by path are replaced by their bytes.
 
     Args:
         stream: The rows.
-        others: Whether a path to a file that is no image, such as a sound, is an error; otherwise it stays a path.
+        others: Whether a path to a file that is no image, such as a sound, is an error; if not, the path stays.
 
     Returns:
-        The stream; ``stream`` itself if no column can name files.
+        The new stream; ``stream`` itself if no column can name files.
 
     Raises:
-        DataError: While reading: a path leads out of the permitted folders, to no file, or to no image; names column
-            and row.
+        DataError: While reading: a path leads out of the permitted folders, to no file, or to no image; the message
+            names column and row.
     """
     types = features_in(stream.schema.metadata or {})
     images = {
@@ -796,7 +798,7 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
 def _pieces(
     batch: pa.RecordBatch, images: dict[str, bool], first_row: int, roots: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a batch with its images in pieces of bounded size, as images may be far larger than their paths."""
+    """Yield a batch with its images in pieces of bounded size, because images may be far larger than their paths."""
     if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
         yield batch
         return

@@ -93,7 +93,7 @@ def travels_with_action(key: str) -> bool:
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:
-    """Return the leaves of nested mappings and tuples by path: ``{"observation_arm_angle": ...}``.
+    """Whether a source's value of a step belongs to the step's action, judged by its name.
 
     Args:
         name: The beginning of all names.
@@ -134,7 +134,7 @@ def _suits(column: str, values: npt.NDArray[Any]) -> bool:
     """Whether the standard field of a column, if it has one, can read these rows."""
     is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
     if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
-        return column != MISSING  # encoded pictures may be any
+        return column != MISSING  # encoded pictures fit any field
     is_picture = len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
     return is_whole and (is_picture if column == "observation_image" else shape in ((), (1,)))
 
@@ -195,10 +195,10 @@ def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
 
     Args:
         values: Numbers, or strings or bytes ``[n]`` (arrays of objects or of NumPy's text types).
-        where: Prefix of the message.
+        where: Prefix of error messages.
 
     Raises:
-        DataError: No column can have values of this type.
+        DataError: No column can hold values of this type.
     """
     if values.dtype.kind in "OSU":
         return _text(values, where=where)
@@ -292,15 +292,15 @@ def _check_texts(names: Iterable[str], where: str = "") -> None:
 
 
 def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
-    """Return rows as a record batch; metadata that are missing become null.
+    """Return rows as a record batch; missing metadata become null.
 
     Args:
         columns: Values ``[n, ...]`` by name, all of one length.
-        schema: Columns and types of the rows before; by default any.
+        schema: Columns and types of the rows before; None: any columns.
         where: Prefix of messages, usually a file and an episode.
 
     Raises:
-        DataError: Columns have different lengths, or other names or types than in the schema.
+        DataError: Columns have different lengths, or names or types differ from the schema.
     """
     _check_texts(columns, where)
     lengths = {name: len(values) for name, values in columns.items()}
@@ -326,7 +326,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
 
 
 def to_batches(rows: Iterable[Columns], schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
-    """Yield rows as record batches, as ``to_batch`` makes them, and no empty batch."""
+    """Yield rows as record batches, as ``to_batch`` creates them, without empty batches."""
     with reading(where):
         for columns in rows:
             if len(columns["done"]):
@@ -343,10 +343,10 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
     Args:
         final: "drop", "mark" or None.
         where: Prefix of the message, usually the file.
-        needed: Whether the source lacks the observation that an episode ends in.
+        needed: Whether the source lacks the final observation of episodes.
 
     Raises:
-        ConfigError: An unknown choice, or None where a choice is needed.
+        ConfigError: The choice is unknown, or None although a choice is needed.
     """
     if final is not None and final not in FINAL:
         raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
@@ -361,13 +361,13 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
 
 
 def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
-    """Move values one row later: from the row of an action to the next row; zeros (or empty texts) begin an episode.
+    """Move values one row later: from the row of an action to the next row; an episode begins with zeros (or "").
 
-    Actions 5 6 7, behind an action 4 and with begins of 0 0 1, become 4 5 0.
+    For example, actions 5 6 7, after an action 4 and with begins of 0 0 1, become 4 5 0.
 
     Args:
         values: Values in the rows of the actions, ``[n, ...]``.
-        before: Values of the last row of the piece before, ``[1, ...]``; replaced by those of this piece.
+        before: Values of the last row of the piece before, ``[1, ...]``; replaced by the last row of this piece.
         begins: Whether an episode begins with a row, ``[n]``.
 
     Raises:
@@ -394,7 +394,7 @@ def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
         before: The number of earlier rows of the episode that continues.
     """
     first = np.flatnonzero(begins)
-    latest = np.cumsum(begins) - 1  # which of the rows that begin an episode is the latest; -1: it began before
+    latest = np.cumsum(begins) - 1  # the latest begin for each row, or -1
     origin = np.where(latest >= 0, first[latest] if len(first) else 0, -before)
     return (np.arange(len(begins)) - origin).astype(np.int64)
 
@@ -403,11 +403,11 @@ class TransitionRows:
     """Turns transitions, in the order they happened, into rows with alignment "arrived".
 
     A transition is an observation, an action, and the values that arrived after the action. ``add`` takes any number of
-    transitions of any number of episodes; an episode may go on in the next call. ``finish`` returns the last rows.
+    transitions of any number of episodes; an episode may continue in the next call. ``finish`` returns the last rows.
 
     Args:
-        final: What becomes of the last transition of an episode whose last observation is not stored ("drop" or
-            "mark"); unused with ``following``.
+        final: Treatment of the last transition of an episode whose last observation is not stored ("drop" or "mark");
+            unused with ``following``.
         where: Prefix of messages.
     """
 
@@ -427,24 +427,26 @@ class TransitionRows:
         following: Mapping[str, npt.NDArray[Any]] | None = None,
         beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
-        """Return rows for some transitions; the last transitions are held if they need their successors.
+        """Return rows for some transitions; the last transitions are held back until their successors are known.
 
         Args:
             observations: Columns of the observation that a transition leaves, ``[T, ...]``.
-            arriving: Columns that the transition brings: ``action``, ``reward``, ``done``, metadata, ``[T, ...]``.
-            begins: Whether an episode begins with this transition, ``[T]``. The first of all always begins one.
-            following: The columns of ``observations``, of the observation that the transition leads to. Where they
-                differ from the next transition's, the recording is not continuous, and an episode begins there too.
-            beside: Columns that stay with the observation that a transition leaves, and of which nothing is known where
-                an episode ends: fractions are NaN there. Whole numbers and texts repeat the row before, and so does
-                ``metadata_*`` among ``observations`` where the last observation is missing: a task stays what it was.
+            arriving: Columns of the transition's results: ``action``, ``reward``, ``done``, metadata, ``[T, ...]``.
+            begins: Whether an episode begins with this transition, ``[T]``. The very first transition always begins
+                one.
+            following: The columns of ``observations``, for the observation that the transition leads to. Where they
+                differ from the next transition's observation, the recording is interrupted, and an episode begins there
+                too.
+            beside: Columns that stay with the observation that a transition leaves, and are unknown at the end of an
+                episode: floats are NaN there. Whole numbers and texts repeat the row before, and so does ``metadata_*``
+                among ``observations`` if the last observation is missing: for example, a task stays the same.
 
         Returns:
             Columns of rows; empty arrays if all transitions are held.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
-            DataError: Columns of differing lengths or shapes.
+            DataError: Columns differ in length or shape.
         """
         parts: dict[str, Columns] = {
             "observations": dict(observations),
@@ -460,11 +462,11 @@ class TransitionRows:
             parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
         self._mark_begins(parts)
         count = len(parts["begins"]["begins"])
-        # To see whether a transition is the last one of its episode takes its successor; "drop" must also know
-        # whether the successor is.
+        # A transition's successor shows whether it is the last one of its episode; "drop" must also know whether the
+        # successor is the last one.
         waiting = 2 if self._final == "drop" else 1
         if parts["following"]:
-            # Nothing waits where all is known already.
+            # No transition is held back if all ends are known already.
             waiting = 1 if parts["beside"] else 0
             if count and not waiting:
                 self._last = {name: values[-1:].copy() for name, values in parts["following"].items()}
@@ -477,7 +479,7 @@ class TransitionRows:
         return self._take(self._held, len(self._held["begins"]["begins"]))
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
-        """Mark the first transition of all, and each whose observation the transition before did not lead to."""
+        """Mark the very first transition, and each whose observation differs from the previous transition's result."""
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():
             begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
@@ -505,7 +507,7 @@ class TransitionRows:
             if "done" in brought:
                 stops = kept & np.concatenate([ends[1:], np.zeros(1, bool)])[:ready]
                 brought["done"] = np.where(stops & (brought["done"] == 0), 2, brought["done"])
-        # What belongs to the row that a transition leads to.
+        # Values that belong to the row that a transition leads to.
         then = {
             "observations": now["following"] if known else _next(parts["observations"], ready),
             "beside": _next(parts["beside"], ready),
@@ -524,15 +526,15 @@ class TransitionRows:
     def _layout(
         self, now: dict[str, Columns], then: dict[str, Columns], kept: Bools, last: Bools, known: bool
     ) -> Columns:
-        """Lay rows out: each transition gives the row that it leads to, and before the first of an episode its start.
+        """Arrange rows: a transition gives the row that it leads to; an episode's first transition also its start.
 
-        ``kept`` says which transitions have a row, ``last`` which end an episode, ``known`` whether the observations
-        that those lead to are there; ``then`` holds what belongs to the row a transition leads to.
+        ``kept`` is the mask of transitions with a row, ``last`` of transitions that end an episode, ``known`` of these
+        with a stored final observation; ``then`` holds the values of the rows that transitions lead to.
         """
         begins = now["begins"]["begins"]
-        # Row of what transition j leads to: the rows of those before it, and the starts up to and including its own.
-        # Two episodes of two transitions are six rows; begins is 1 0 1 0, and if all are kept, the transitions lead to
-        # rows 1 2 4 5, and the episodes start in rows 0 and 3.
+        # Row that transition j leads to: the number of rows of earlier transitions, plus the starts up to and including
+        # its own. Two episodes of two transitions are six rows; begins is 1 0 1 0. If all are kept, the transitions
+        # lead to rows 1 2 4 5, and the episodes start in rows 0 and 3.
         leads_to = np.cumsum(kept) - 1 + np.cumsum(begins)
         start_rows = leads_to[begins] - kept[begins]
         count = int(kept.sum() + begins.sum())
@@ -558,7 +560,7 @@ class TransitionRows:
             rows[MISSING][ends_at] = 1
         rows["episode_step"] = np.zeros(count, np.int64)
         if len(begins):
-            numbers = step_numbers(begins, self._step) + 1  # row 0 is the one that the first transition leaves
+            numbers = step_numbers(begins, self._step) + 1  # row 0 is the row that the first transition leaves
             rows["episode_step"][leads_to] = numbers[kept]
             self._step = int(numbers[-1])
         return rows
@@ -592,7 +594,7 @@ def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
 
 UInt64s = npt.NDArray[np.uint64]
 
-# Rows of more bytes are hashed one by one, by a hash that is fast on long inputs.
+# Rows above this size in bytes are hashed one by one, by a hash that is fast on long inputs.
 _LONG_ROW = 512
 
 
@@ -665,7 +667,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return 0 and the end of each of several adjacent stretches."""
+    """Return 0 and the end of each of several adjacent ranges."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
@@ -673,7 +675,7 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def hash_rows(values: Values) -> UInt64s:
-    """Return a hash of every row, ``[rows]``: equal for rows of equal bytes, and by chance alone for others."""
+    """Return a hash of every row, ``[rows]``: equal for rows of equal bytes, different for others but by chance."""
     numbers = values.numbers
     if numbers is None or values.shape is None:
         return _hash_each(values)

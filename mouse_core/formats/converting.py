@@ -1,4 +1,4 @@
-"""Write recorded data of any size to a new dataset, as it is or changed by a function; an interrupted call resumes."""
+"""Write recorded data of any size to a new dataset, unchanged or changed by a function; an interrupted call resumes."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def convert(
             no field reads gets a field of images.
         layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
         shard_bytes: Approximate size of each file, in bytes or as ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
-        progress: Whether bars show the progress.
+        progress: Whether to show progress bars.
 
     Raises:
         ConfigError: One of these:
@@ -289,8 +289,8 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
 
 _MADE = "preprocessed.json"
 _BLOCK_BYTES = 64 << 20
-# So that 8 processes have 4 blocks each of rows that are small; as many for any number of processes, which may be
-# another one when a call goes on.
+# So that 8 processes have 4 blocks each, for small rows; the number is the same for any number of processes, since a
+# resumed call may have another one.
 _LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
 
 
@@ -302,7 +302,7 @@ class Preprocessed:
         path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.open``.
         rows: Number of rows.
         digest: Digest of all rows; see ``rows_digest``.
-        resumed_rows: Number of rows that an interrupted call had made.
+        resumed_rows: Number of rows that an interrupted call had completed.
         reopened: Whether the dataset was complete before the call, so that nothing was computed.
     """
 
@@ -330,41 +330,43 @@ def preprocess(
 ) -> Preprocessed:
     """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
-    The function takes the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels. It
-    returns a dict of columns ``[n, ...]`` of the same rows: new and changed columns, and None for a column to leave
-    out. All other columns are copied as they are stored. The arrays that the function takes are read-only. The function
-    must be pure: blocks are made in any order, and again after an interruption.
+    The function receives the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels.
+    It returns a dict of columns ``[n, ...]`` of the same rows: new and changed columns, and None for a column to
+    remove. All other columns are copied in their stored form. The received arrays are read-only. The function must be
+    pure: blocks are computed in any order, and again after an interruption.
 
-    Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are there and were read
-    back, the result gets the name ``path``. After an interruption at any moment the same call resumes, with any
+    Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are complete and were read
+    back, the folder is renamed to ``path``. After an interruption at any moment the same call resumes, with any
     ``num_workers``. If ``path`` already holds the result of the same rows and function, nothing is computed; all rows
-    are read to compare them. Images that rows name by path are compared by path. Two functions are the same if name,
-    code and arguments are equal, and what they read of their module, functions and classes included. Of installed
-    packages, the code of functions and the names of classes are compared: change ``version`` when they change.
+    are read to compare them. Images that rows name by path are compared by path. Two functions are equal if their
+    names, code, arguments, and all values that they read from their modules are equal, functions and classes included.
+    For installed packages, only the code of functions and the names of classes are compared: change ``version`` when
+    the packages change.
 
     Args:
-        rows: A store, a view of one or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
-            ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like the others.
+        rows: A store, a view or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
+            ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like all others.
         function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
             of one, or an object of a class at the top of a module.
         path: The folder of the new dataset.
-        columns: Columns that the function takes; by default all.
+        columns: Columns that the function receives; by default all.
         num_workers: Number of processes that call the function; 0: a thread of this process. Processes start afresh, so
             a script needs ``if __name__ == "__main__":``.
-        version: A text that you change when the function does something else. A function that reads an object that
-            cannot be pickled, such as a lock, needs one.
-        block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB, or a 32nd of
-            all rows if that is less, and at least 1,000. Unfinished work with another number starts again.
-        progress: Whether a bar shows the progress.
+        version: A text that you change when the result of the function changes. It is required for a function that
+            reads an object that cannot be pickled, such as a lock.
+        block_rows: Approximate number of rows of a block, in whole episodes; by default the rows in 64 MB, or a 32nd of
+            all rows if that is less, and at least 1,000. With another number, unfinished work starts again.
+        progress: Whether to show a progress bar.
 
     Returns:
         The path and size of the new dataset; ``to_store()`` opens it.
 
     Raises:
         ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` holds
-            another dataset, or unfinished work of other rows or another function; or another process works on it.
+            another dataset, or unfinished work with other rows or another function; or another process is working on
+            it.
         WorkerError: The function raised an error, which is chained, or a process ended early.
-        DataError: Rows cannot become arrays, or the function returns something else than columns of these rows.
+        DataError: Rows cannot be converted to arrays, or the function returns anything but columns of these rows.
         StorageError: Files cannot be written; the next call resumes. On a full disk the last blocks may be lost.
     """
     target = Path(path)
@@ -475,13 +477,13 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
     check_count("block_rows", block_rows)
     starts = snapshot.episode_starts
     wanted = np.arange(0, len(snapshot), block_rows)
-    # The last block takes what is left of the rows.
+    # The last block takes the remaining rows.
     edges = starts[np.searchsorted(starts, wanted, side="right") - 1]
     return [*dict.fromkeys(edges.tolist()), len(snapshot)]
 
 
 def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
-    """Return what an earlier call made of the same rows and function."""
+    """Return the result of an earlier call with the same rows and function."""
     others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
     noted, parts, facts, _ = read_note(target / _MADE, others[1])
     check_same(noted, made_of, *others)
@@ -516,11 +518,11 @@ class Work:
     folder: Path
 
     def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
-        """Write what the function makes of a block, given by number, first row and end; return the part and its schema.
+        """Write the function's result for a block, given by number, first row and end; return the part and its schema.
 
         Raises:
-            WorkerError: The function raises an error.
-            DataError: Rows that the function cannot be given, or it returns something else than columns of these rows.
+            WorkerError: The function raised an error.
+            DataError: Rows cannot be passed to the function, or it returns anything but columns of these rows.
             OSError: The file cannot be written.
         """
         number, begin, end = block
@@ -531,7 +533,7 @@ class Work:
         function = pickle.loads(self.function)
         try:
             returned = function(dict(given))
-        except Exception as error:  # of code that is not ours
+        except Exception as error:  # raised by the user's code
             raise WorkerError(f"{where}: the function raised {type(error).__name__}: {error}") from error
         table = _replaced(table, given, returned, where)
         schema = dataset_schema(table.schema, self.metadata, "preprocess")
@@ -543,7 +545,7 @@ class Work:
         return part, table.schema
 
     def source_digest(self, part: Part) -> str:
-        """Return the digest of the rows of a part as the source has them now."""
+        """Return the digest of the rows of a part as they are in the source now."""
         return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
 
 
@@ -589,13 +591,13 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
         values = from_arrow(table.column(name), where=f"{where}: column {name!r}")
     except MouseError as error:
         raise DataError(f"{error}; columns=[...] names those that the function is given") from error
-    # Changes in place would be lost for some types and not for others, as what comes back untouched stays as stored.
+    # Changes in place would be lost for some types only, because unchanged columns keep their stored form.
     values.flags.writeable = False
     return values
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
-    """Return the rows with the columns that a function returned: changed ones in their places, new ones at the end."""
+    """Return the rows with the columns that a function returned: changed columns in place, new ones at the end."""
     if not isinstance(returned, Mapping):
         raise DataError(f"{where}: expected a function that returns a dict of columns, found {returned!r:.80}")
     for name, values in returned.items():
@@ -604,7 +606,7 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
         place = table.schema.get_field_index(name)
         if values is None:
             table = table.remove_column(place) if place >= 0 else table
-        elif values is not given.get(name):  # what comes back untouched stays as it is stored
+        elif values is not given.get(name):  # an unchanged column keeps its stored form
             array = np.asarray(values)
             if array.shape[:1] != (table.num_rows,):
                 raise DataError(
@@ -617,11 +619,11 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
 
 
 def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None:
-    """Raise DataError if no store can open such rows, before all of them are made."""
+    """Raise DataError if no store can open such rows, before all of them are computed."""
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", AlignmentWarning)  # the source has said it, where it was opened
+                warnings.simplefilter("ignore", AlignmentWarning)  # the source gave this warning when it was opened
                 store = DatasetStore(alignment=metadata.alignment).from_dataset(with_metadata(table, metadata))
             len(store.snapshot().spec)
         except MouseError as error:

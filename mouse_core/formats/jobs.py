@@ -1,8 +1,8 @@
 """Resumable jobs: work in parts, in a folder beside the result.
 
 A job writes its parts into a folder beside its target. The note ``job.json`` lists the parts with the checksums of
-their files, and the fingerprint of the job: everything that decides about the result. After an interruption at any
-moment, a job with the same fingerprint keeps each part whose files are whole, and writes the others::
+their files, and the fingerprint of the job, which covers all inputs of the result. After an interruption at any moment,
+a job with the same fingerprint keeps each part whose files are whole, and writes the others::
 
     rows                    the result, once it is complete
     .rows.converting/
@@ -55,7 +55,7 @@ from mouse_core.files.writing import (
 from mouse_core.formats.base import DigestedRows, RowDigest
 from mouse_core.formats.columns import blocks
 
-# Names of folders of packages; Debian has its own.
+# Names of folders of packages; Debian uses another one.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 # The folder of this library, which may be installed as a working copy.
 _OWN = str(Path(__file__).parents[1])
@@ -73,7 +73,7 @@ def pickled(function: Callable[..., Any]) -> bytes:
         raise ConfigError(f"function: expected a function of a dict of arrays, found {function!r:.80}")
     try:
         return pickle.dumps(function, protocol=5)
-    except Exception as error:  # whatever the pickling of somebody's object raises
+    except Exception as error:  # any error of a user's object in pickling
         raise ConfigError(
             f"function: expected one that other processes can be given, found {_name(function)}, which cannot be "
             f"pickled ({error}); define it with def at the top of a module, and give what it needs with "
@@ -100,7 +100,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
     Args:
         function: The function or object.
-        version: The user's version of the function. If given, parts that cannot be described are left out.
+        version: The user's version of the function. If given, values that cannot be described are left out.
         called: Name of the function in messages.
 
     Raises:
@@ -108,7 +108,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
     """
     try:
         return _digest(in_words(function))
-    except Exception as error:  # whatever the pickling of somebody's object raises
+    except Exception as error:  # any error of a user's object in pickling
         if not version:
             raise ConfigError(
                 f"{called}: expected one of which all is known that decides about what it gives, found "
@@ -124,28 +124,28 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 def in_words(value: Any) -> str:
     """Describe a value completely, in the same words in every process, for any value that can be pickled.
 
-    A pickle would not do: it orders sets by the process's hashes, and records whether equal texts are one object.
-    Functions are their code as it was compiled (not the text of their file, which may have changed since),
-    defaults and what they close over, and what they read of their modules, and of modules that these name; classes are
-    their names, functions and attributes, with those of the classes that they inherit from; objects are their classes
-    and what they are pickled as; modules are their names. Of installed packages functions are their code, and classes
-    their names.
+    A pickle is unsuitable: it orders sets by the process's hashes, and records whether equal texts are one object. A
+    function is described by its compiled code (not by the text of its file, which may have changed since), its
+    defaults, its closure, and the values that it reads from its modules and from modules that these name. A class is
+    described by its name, functions and attributes, including inherited ones; an object by its class and its pickled
+    state; a module by its name. For installed packages, a function is described by its code alone, and a class by its
+    name.
 
     Raises:
-        ConfigError: A function holds or reads something that cannot be pickled.
+        ConfigError: A function holds or reads a value that cannot be pickled.
         Exception: Pickling an object raises it.
     """
     return _Words().of(value, ())
 
 
 class _Words:
-    """Words of a value and of its parts; a function or a class that is met again is not looked at again."""
+    """The description of a value and of its parts; a function or a class that occurs again is not described again."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Describe a value within others, which are given outermost first."""
+        """Describe a value; ``within`` holds the values around it, outermost first."""
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
             return repr(value)
@@ -171,7 +171,7 @@ class _Words:
         reduce = copyreg.dispatch_table.get(kind)
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         if isinstance(parts, str):
-            # What functools.cache makes is pickled as a name.
+            # A function of functools.cache is pickled as a name.
             wrapped = f" {self.of(value.__wrapped__, within)}" if hasattr(value, "__wrapped__") else ""
             return f"{_name(kind)} {parts}{wrapped}"
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
@@ -193,7 +193,7 @@ class _Words:
                 words.append(f"{name} {self.of(part, within)}")
             except ConfigError:
                 raise
-            except Exception as error:  # whatever the pickling of somebody's object raises
+            except Exception as error:  # any error of a user's object in pickling
                 raise ConfigError(f"{name} of {_name(value)}, a {type(part).__name__}: {error}") from error
         return f"{_name(value)} {_digest(f'{said} {words}')}"
 
@@ -203,7 +203,7 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
     code = function.__code__
     parts = [("defaults", function.__defaults__), ("defaults by keyword", function.__kwdefaults__)]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing is in it yet
+        with suppress(ValueError):  # the closure's cell is still empty
             parts.append((f"{name!r}", cell.cell_contents))
     if not _is_installed(code.co_filename):
         of_module, (read, named) = function.__globals__, _names_read(code)
@@ -242,8 +242,9 @@ def _members_of(kind: type) -> list[tuple[str, Any]]:
 
 
 def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
-    """Names of a module that a function reads, in functions within it, too, but those that it sets itself; and all
-    names in it, attributes among them.
+    """Return the module's names that a function reads, and all names in its code, attributes included.
+
+    Functions inside the function count, too; names that a function assigns itself are left out.
     """
     found: dict[str, set[str]] = {"LOAD": set(), "STORE": set()}
     named: set[str] = set()
@@ -261,7 +262,7 @@ def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a function is of Python or of a package, which is known by its code alone."""
+    """Whether a function belongs to Python or to a package, whose functions are known by their code alone."""
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _OWN)
     return file.startswith(("<frozen ", *(f"{one}{os.sep}" for one in folders))) or not _PACKAGES.isdisjoint(
         Path(file).parts
@@ -294,7 +295,7 @@ def _name(function: Any) -> str:
 
 
 NOTE, _LOCK = "job.json", "lock"
-# Writing notes takes at most this share of the time, so that many small parts do not rewrite a long note each.
+# Writing notes takes at most this share of the time, so that many small parts do not each rewrite a long note.
 _SHARE = 1 / 20
 
 
@@ -305,9 +306,9 @@ class Part:
     Args:
         first: Number of the first row in the source.
         rows: Number of rows of the source.
-        digest: Digest of these rows as the source has them.
+        digest: Digest of these rows in the source.
         files: Checksums (xxh3, 128 bits) of the files by name.
-        facts: What else the job needs to know of the part, as JSON.
+        facts: Further data of the job about the part, as JSON.
     """
 
     first: int
@@ -350,15 +351,15 @@ class PartWriter(Protocol):
 
 @contextmanager
 def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
-    """Lock the folder ``.NAME.KIND`` beside ``target``; remove it afterwards if no note of a job lies in it.
+    """Lock the folder ``.NAME.KIND`` beside ``target``; remove it afterwards if it holds no note of a job.
 
     Args:
         target: Path of the result.
-        kind: The end of the folder's name, as "converting".
+        kind: The end of the folder's name, such as "converting".
         what: The function that runs the job; begins messages.
 
     Raises:
-        ConfigError: Something is at ``target``, or another process works on the job.
+        ConfigError: Something is at ``target``, or another process is working on the job.
         StorageError: Files cannot be written.
     """
     check_nothing_at(target, what)
@@ -379,13 +380,13 @@ class Job:
     Args:
         folder: The folder of the parts.
         what: The function that runs the job; begins messages.
-        fingerprint: Everything that decides about the result, by name.
+        fingerprint: All inputs of the result, by name.
         in_order: Whether a part needs all parts before it.
-        beside: Names in the folder that belong to others.
+        beside: Names in the folder that belong to other code.
 
     Attributes:
         parts: Finished parts by number.
-        facts: What the job notes of all parts together, as JSON.
+        facts: Data of the job about all parts together, as JSON.
         complete: Whether no part is missing.
 
     Raises:
@@ -418,8 +419,8 @@ class Job:
             self.facts = facts
             self.complete = complete and len(self.parts) == len(parts)
         kept = (NOTE, _LOCK, *beside, *(name for part in self.parts.values() for name in part.files))
-        # The deepest paths come first, so that a folder is empty when its turn comes. The name of an index of a video
-        # begins with the name of the video.
+        # The deepest paths come first, so that a folder is empty when it is removed. The name of a video's index begins
+        # with the name of the video.
         for path in sorted(folder.rglob("*"), reverse=True):
             if not path.relative_to(folder).as_posix().startswith(kept):
                 with suppress(OSError):
@@ -438,13 +439,13 @@ class Job:
         self.parts, self.facts, self.complete = {}, {}, False
 
     def add(self, part: Part, number: int | None = None) -> None:
-        """Add a part, by default behind the others; save the note unless that would take too much of the time."""
+        """Add a part, by default behind the others; save the note unless saving takes too large a share of the time."""
         self.parts[len(self.parts) if number is None else number] = part
         if time.monotonic() >= self._saved + self._seconds / _SHARE:
             self.save()
 
     def save(self) -> None:
-        """Write the note; an OSError is raised where that fails."""
+        """Write the note; raises OSError if that fails."""
         began = time.monotonic()
         parts = {str(number): vars(part) for number, part in self.parts.items()}
         note = {"fingerprint": self.fingerprint, "parts": parts, "facts": self.facts, "complete": self.complete}
@@ -461,12 +462,12 @@ class Job:
         return folder
 
     def finish(self, result: Path, target: Path) -> None:
-        """Give the result its name, and remove all else of the job."""
+        """Rename the result to the target, and remove all other files of the job."""
         put_in_place(result, target)
         self.discard()
 
     def discard(self) -> None:
-        """Remove all of the job."""
+        """Remove all files of the job."""
         remove(self.folder)
         self.parts = {}
 
@@ -475,7 +476,7 @@ class Job:
 
     def __exit__(self, kind: object, *exception: object) -> None:
         if self.parts:
-            # The first error counts, as on a full disk.
+            # The first error counts, for example on a full disk.
             with suppress(*(() if kind is None else (OSError,))):
                 self.save()
 
@@ -483,7 +484,7 @@ class Job:
         """Raise ConfigError unless the source still has the rows of all parts.
 
         Args:
-            digest_of: Returns the digest of the rows of a part as the source has them now.
+            digest_of: Returns the digest of the rows of a part in the source.
         """
         check_rows(self.parts, digest_of, *self._others)
 
@@ -497,14 +498,14 @@ class Job:
         digest: RowDigest | None = None,
         cut: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = iter,
     ) -> None:
-        """Write the rows of a stream in parts; compare the rows of parts that are there already.
+        """Write the rows of a stream in parts; existing parts are compared with the rows instead.
 
         Args:
             stream: The ``RowStream`` that is read.
-            begin: Begins the part of a number, whose first row in the source has another number.
-            most_bytes: Size at which a part is full.
+            begin: Begins a part, given its number and the number of its first row in the source.
+            most_bytes: Size at which a part is complete.
             advance: Called with numbers of rows that were read.
-            digest: Takes in all rows.
+            digest: Receives all rows.
             cut: Cuts batches into smaller ones.
 
         Raises:
@@ -540,7 +541,7 @@ def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part],
     """Return fingerprint, parts, facts and completeness of a job.
 
     Raises:
-        DataError: The file holds something else; the message ends in ``advice``.
+        DataError: The file holds no note; the message ends in ``advice``.
     """
     try:
         found = read_json_object(file)

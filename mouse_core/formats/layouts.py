@@ -1,7 +1,7 @@
-"""Read trees of arrays in HDF5, zarr and npz files as rows, by a layout, which names the arrays of each role.
+"""Read trees of arrays in HDF5, zarr and npz files as rows. A layout names the arrays of each role.
 
 The last observation of an episode is known if there is one observation more than actions, or if there are next
-observations. Otherwise it was not stored, and ``final`` says what becomes of the last transition.
+observations. Otherwise it was not stored, and ``final`` determines the treatment of the last transition.
 
 The parts in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and the reader.
 """
@@ -70,10 +70,10 @@ class Aligned:
     alignment: str | Mapping[str, str]
     ending: str
     moved: ClassVar[tuple[str, ...]] = ("action", "reward")
-    """Roles of which ``alignment`` speaks where it is one text."""
+    """Roles that a single text for ``alignment`` applies to."""
 
     def check_alignment(self, *others: str) -> None:
-        """Raise ConfigError for an alignment of other roles than ``moved`` and ``others``, or an unknown ending."""
+        """Raise ConfigError for an alignment of roles outside ``moved`` and ``others``, or for an unknown ending."""
         if self.ending not in ("truncated", "terminal"):
             raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
         roles = [*self.moved, *others]
@@ -86,7 +86,7 @@ class Aligned:
                 )
 
     def arrived(self) -> frozenset[str]:
-        """Roles whose values stand in the row of the observation that they led to."""
+        """Roles whose values are in the row of the observation that they led to."""
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(self.moved if self.alignment == "arrived" else ())
@@ -98,52 +98,52 @@ class TreeLayout(Aligned):
 
     A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
     all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are a list,
-    whose arrays are called by the last names of their paths, or a mapping from names; one name may be empty, as the
-    name of a single path is.
+    whose arrays are named by the last names of their paths, or a mapping from names; one name may be empty, like the
+    name of a single path.
 
-    An episode is a name that ``*`` stands for; or a file (``one_a_file``); or ends where ``episode_ends`` or
-    ``is_last`` says; else where ``terminated`` or ``truncated`` is set. If an episode has one observation more than
-    actions, the last one is the observation that the episode ends in.
+    An episode is a name that ``*`` stands for, or a file (``one_a_file``). Otherwise episodes end at the rows that
+    ``episode_ends`` or ``is_last`` mark, else where ``terminated`` or ``truncated`` is set. If an episode has one
+    observation more than actions, the last one is its final observation.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
-        action: Values ``[T, ...]``; the action of a last row that leads nowhere is left out.
+        action: Values ``[T, ...]``; the action of a last row without a successor is left out.
         reward: A number a step. Without it rewards are 0.
-        terminated: A flag a step, or one an episode: the episode ended by itself. ``"not discount"`` is set where
-            ``discount`` is 0. Of several paths, any may be set.
-        truncated: A flag a step, or one an episode: the episode was cut off.
-        next_observation: The observation that a step led to. Of an episode whose end the layout says, only the last is
-            read.
-        metadata: Further columns, ``metadata_<name>``: a value a step.
+        terminated: A flag for each step or for each episode: the episode reached a terminal state. ``"not discount"``
+            is set where ``discount`` is 0. Of several paths, any may be set.
+        truncated: A flag for each step or for each episode: the episode was cut off.
+        next_observation: The observation that a step led to. If the layout determines the ends of episodes, only an
+            episode's last next observation is read.
+        metadata: Further columns, ``metadata_<name>``, with a value for each step.
         other_metadata: Whether all other arrays of an episode become metadata, too. An array that has one value for all
             rows is left out; one of another length is an error.
-        action_metadata: Paths of metadata that belong to the action of their row, beside those whose names begin with
-            ``action``, ``policy`` or ``log_prob``.
-        numbers: Metadata that count: a mapping from names to "file", the number of the file; to "*", the digits in the
+        action_metadata: Paths of metadata that belong to the action of their row, besides metadata whose names begin
+            with ``action``, ``policy`` or ``log_prob``.
+        numbers: Numeric metadata: a mapping from names to "file", the number of the file; to "*", the digits in the
             name of the episode; or to a regular expression whose only group is a number in the name of the file.
         leave_out: Paths of arrays and groups that are not read.
-        task: Where attributes hold the task of an episode, which becomes the column ``metadata_task``: the path of a
-            group, ``@``, the attribute's name and, if it holds JSON, the keys in it, as
-            ``"data@problem_info/language_instruction"``. Of several paths the first that leads to a text counts.
+        task: Path of the attribute with the task of an episode, which becomes the column ``metadata_task``: the path of
+            a group, ``@``, the attribute's name and, if it holds JSON, the keys in it, such as
+            ``"data@problem_info/language_instruction"``. Of several paths, the first that leads to a text is used.
         episodes: A regular expression that ``*`` has to match.
-        nan_action: Whether the last action of an episode may be NaN. If it is, the last row holds the observation that
-            the episode ends in. If it is a number, the alignment is "outgoing" instead of ``alignment``.
+        nan_action: Whether the last action of an episode may be NaN. If it is, the last row holds the episode's final
+            observation. If it is a number, the alignment is "outgoing" instead of ``alignment``.
         episode_ends: An array of ascending row numbers, each one behind the last row of an episode.
-        is_last: A flag a row, set in the last row of each episode; of several paths the first that is there. With next
-            observations, that row is the last transition. Without them, it holds the observation that the episode ends
-            in. ``terminated`` and ``truncated`` then say only how an episode ended.
+        is_last: A flag for each row, set in the last row of each episode; of several paths the first existing one. With
+            next observations, that row is the last transition. Without them, it holds the episode's final observation.
+            ``terminated`` and ``truncated`` then determine only how an episode ended.
         episode_steps: The number of steps after which the environment cut episodes off, if no ``truncated`` is stored.
-        ring: How a ring of rows is filled: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
+        ring: The positions in a ring of rows: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
             rows) and ``offsets`` (first rows of several rings). Without ``sizes``, ``size`` is the name of an attribute
-            that holds the number of rows, and ``next`` of one that holds the row to be written next, which overrides
-            ``last``.
+            with the number of rows, and ``next`` the name of an attribute with the row to be written next, which
+            overrides ``last``.
         one_a_file: Whether each file is an episode.
-        files: A pattern of the files of a folder, as ``"episode_*.hdf5"``. They are read in the order of the numbers in
-            their names; the files of a tar archive in the order of the archive.
+        files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
+            numbers in their names; files of a tar archive in the order of the archive.
         pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
-            from bytes ``[T, L]`` with zeros behind them, from strings of bytes or of no type (``np.void``) ``[T]``, and
-            from groups with an array of bytes for each step, in the order of the numbers in their names.
-            ``[T, H, W, C]`` are pixels; of ``[T, C, H, W]`` whole numbers up to 255 of any type are.
+            from bytes ``[T, L]`` padded with zeros, from strings of bytes or untyped bytes (``np.void``) ``[T]``, and
+            from groups with an array of bytes for each step, in the order of the numbers in their names. ``[T, H, W,
+            C]`` are pixels; in the form ``[T, C, H, W]``, whole numbers up to 255 of any type are pixels.
         alignment: Whether a row's action, reward and flags leave the observation of their row ("outgoing") or led to it
             ("arrived"); or a mapping with ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
         ending: How an episode ended if no flag is set: "truncated" (done 2) or "terminal" (done 1).
@@ -182,7 +182,7 @@ class TreeLayout(Aligned):
         self.check_alignment("metadata")
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong with single arguments."""
+        """Yield the errors in single arguments."""
         if self.observation is None and self.action is None:
             yield "expected a path of observation or of action, found neither"
         for role, paths in self.roles().items():
@@ -221,7 +221,7 @@ class TreeLayout(Aligned):
             yield f"files: expected names of files in the folder, found {self.files!r}"
 
     def _problems_of_episodes(self) -> Iterator[str]:
-        """What is wrong with what says where episodes begin and end."""
+        """Yield the errors in the arguments for begins and ends of episodes."""
         starred = any("*" in path for paths in self.roles().values() for path in paths.values())
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last, self.ring))]
         if sum(ways) > 1:
@@ -274,11 +274,11 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the layout says where episodes end without flags."""
+        """Whether the layout determines the ends of episodes without flags."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
-        """Path of the group that holds an episode; empty if that is the whole file."""
+        """Path of the group that holds an episode; empty if an episode is the whole file."""
         lead = next((path.split("/") for path in self.leads() if "*" in path), [])
         return "/".join(lead[: 1 + next((place for place, part in enumerate(lead) if "*" in part), -1)])
 
@@ -305,7 +305,7 @@ def _paths_by_name(role: str, value: Any) -> dict[str, str]:
 
 
 def _groups_of(pattern: Any) -> int:
-    """The number of groups of a regular expression; -1 for what is none."""
+    """Return the number of groups of a regular expression; -1 for an invalid expression."""
     try:
         return re.compile(pattern).groups
     except (re.error, TypeError):
@@ -323,12 +323,12 @@ def _problems_of_path(role: str, path: Any) -> Iterator[str]:
 
 
 def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str]) -> TreeLayout:
-    """Return a layout from a mapping of its arguments, or from a YAML file with these and ``version: 1``.
+    """Return a layout from a mapping of its arguments, or from a YAML file with them and ``version: 1``.
 
     Raises:
-        ConfigError: An argument that is not known or of no use, no such file, or one of a newer version.
-        DataError: A file that is no YAML.
-        ImportError: PyYAML, which ``datasets`` brings along, is not installed.
+        ConfigError: An argument is unknown or has no effect, the file does not exist, or its version is newer.
+        DataError: The file is no valid YAML.
+        ImportError: PyYAML, a requirement of ``datasets``, is not installed.
     """
     return loaded(TreeLayout, source)
 
@@ -338,7 +338,7 @@ def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.Pat
 
     Args:
         kind: A dataclass of keyword arguments.
-        source: One of it, its arguments, or a YAML file of these.
+        source: A layout of this kind, its arguments as a mapping, or a YAML file with them.
     """
     if isinstance(source, kind):
         return source
@@ -409,7 +409,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
                 "env_states": "traj_*/env_states?",
             },
         ),
-        # Cameras as pixels, or as JPEG where the recorder compressed them.
+        # Cameras as pixels, or as JPEG files if the recorder compressed them.
         "aloha": TreeLayout(
             observation="observations",
             action="action",
@@ -418,7 +418,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="episode_*.hdf5",
             pictures="observations/images",
         ),
-        # Each of the infos must have a value for each row; a shorter one is damage.
+        # Each array of infos must have a value for each row; a shorter one is damaged.
         "d4rl": TreeLayout(
             observation="observations",
             action="actions",
@@ -444,8 +444,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             reward="data/reward?",
             episode_ends="meta/episode_ends",
         ),
-        # A row for every observation; "compact" files mark its last one with valids 0. "Regular" files are transitions.
-        # Tasks of OGBench set masks to 0 where they are solved, which ends no trajectory.
+        # Each observation has a row; "compact" files mark the last one with valids 0. "Regular" files hold transitions.
+        # Tasks of OGBench set masks to 0 where they are solved, which does not end a trajectory.
         "ogbench": TreeLayout(
             observation="observations",
             action="actions",
@@ -465,7 +465,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             one_a_file=True,
             files="*.npz",
         ),
-        # Dreamer and DreamerV2. Those of V3 are pieces of streams, which `formats.dreamerv3` reads.
+        # Dreamer and DreamerV2. Files of V3 are pieces of streams, which `formats.dreamerv3` reads.
         "dreamer": TreeLayout(
             observation="image",
             action="action",
@@ -475,8 +475,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             one_a_file=True,
             files="*.npz",
         ),
-        # RoboHive logs what came with an observation beside it, and the action taken on it; before, what the action
-        # brought, and no last observation. Trials go on after some of the flags.
+        # RoboHive logs values that came with an observation beside it, and the action taken on it. Older versions log
+        # the results of the action there, and no last observation. Trials continue after some of the flags.
         "roboset": TreeLayout(
             observation="*/observations",
             action="*/actions",
@@ -512,7 +512,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             terminated="_meta/terminated",
             truncated="_meta/truncated",
             next_observation="_meta/obs_next?",
-            # Buffers of `from_data` have 0 in `last_index`, whatever was written last.
+            # Buffers of `from_data` have 0 in `last_index`, whichever row was written last.
             ring={
                 "size": "_size",
                 "next": "_insertion_idx",
@@ -591,7 +591,7 @@ def _open(path: Path) -> Any:
 
 
 def _in_memory(where: str, file: IO[bytes], size: int) -> NpzTree:
-    """The arrays of an npz file, or of a dict that ``numpy.save`` pickled, read as data."""
+    """Return the arrays of an npz file, or of a dict that ``numpy.save`` pickled, read as data."""
     if size > _MOST_BYTES:
         raise damaged(where, f"expected a file of at most {_MOST_BYTES >> 20} MB, found {size >> 20} MB")
     held = io.BytesIO(file.read(size))
@@ -645,10 +645,10 @@ class Array:
         role: The argument of ``TreeLayout`` that names it.
         name: The name of the column behind its role; empty if the role has one array.
         rows: The number of rows; -1 for a single value.
-        row_bytes: About how many bytes a row takes.
-        moves: Whether it is metadata that belongs to the action of its row.
-        frames: If each row is an array of bytes by itself: the names of these arrays below ``path``, in order, and
-            their sizes in bytes.
+        row_bytes: Approximate size of a row in bytes.
+        moves: Whether the array is metadata that belongs to the action of its row.
+        frames: If each row is a separate array of bytes: the names of these arrays below ``path``, in order, and their
+            sizes in bytes.
     """
 
     path: str
@@ -674,7 +674,7 @@ def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list
         stars: For each episode the text that ``*`` stands for.
 
     Raises:
-        DataError: A path leads nowhere, or to data that no column can hold.
+        DataError: A path does not exist, or leads to data that no column can hold.
         SchemaError: Two arrays have one name.
     """
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
@@ -800,17 +800,17 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
             + _hint(role, path, layout),
         )
     shape = part["shape"]
-    # A text may be of any length.
+    # A text may have any length.
     width = np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 256
     if files and part["kind"] != "number":
         width = _PICTURE_BYTES
     elif role in _OBSERVED and part["dtype"] == "|u1" and len(shape) == 2:
-        width *= 20  # pictures that are encoded, maybe
+        width *= 20  # possibly encoded pictures
     return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width, moves)
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """Remedy for metadata that cannot be read; empty for other roles."""
+    """Return the remedy for metadata that cannot be read; empty for other roles."""
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
@@ -818,18 +818,18 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
 
 
 def flags_of(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[np.bool_]:
-    """Flags ``[n]``: whether values are not 0, or are 0 if the path of the layout begins with "not"."""
+    """Return flags ``[n]``: whether values are not 0, or are 0 if the path of the layout begins with "not"."""
     is_set = values.reshape(-1).astype(bool)
     return ~is_set if layout.roles()[array.role][array.name].startswith("not ") else is_set
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:
-    """Return the steps of an episode, maybe 0, and whether its last observation is there; compare all lengths.
+    """Return an episode's number of steps, possibly 0, and whether its last observation is stored; compare all lengths.
 
     Args:
         arrays: All arrays of the episode.
-        layout: The layout, which says which arrays arrived.
-        where: The file and episode that messages name.
+        layout: The layout, which determines the roles whose values arrived.
+        where: The file and episode, for messages.
 
     Raises:
         DataError: Two arrays have lengths that contradict each other.
@@ -872,7 +872,7 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
     Args:
         values: The values by array. Numbers are cast; flags and texts are not.
         types: The types of the first episode, by role and name. New arrays are added.
-        where: The file and episode that messages name.
+        where: The file and episode, for messages.
 
     Raises:
         DataError: The type of the first episode cannot hold a value.
@@ -902,7 +902,7 @@ def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
         return bounds.min <= int(values.min()) and int(values.max()) <= bounds.max
     if wanted.kind != "f":
         return False
-    if values.dtype.kind in "iu":  # all up to 2 ** 24 are a float32's
+    if values.dtype.kind in "iu":  # all integers up to 2 ** 24 fit float32
         most = 1 << np.finfo(wanted).nmant + 1
         return -most <= int(values.min()) and int(values.max()) <= most
     with np.errstate(over="ignore"):
@@ -919,7 +919,7 @@ def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple
 
 
 _AT_ONCE = 64
-# Of a file that says where its episodes end, and of a ring.
+# For a file with known ends of episodes, and for a ring.
 _MOST_ENDS = 1 << 27
 
 
@@ -933,7 +933,7 @@ class Stretch:
         steps: The number of transitions.
         closed: Whether one more row holds the last observation.
         whole: Whether the rows are one episode.
-        where: The file and episode that messages name.
+        where: The file and episode, for messages.
         layout: The layout, with the alignment of these rows.
         constants: Metadata with one value for all rows, by name: the task, the numbers of file and episode.
     """
@@ -949,7 +949,7 @@ class Stretch:
 
     @property
     def marked(self) -> bool:
-        """Whether each row is an observation, and ``is_last`` marks the last one of each episode."""
+        """Whether each row is an observation, and ``is_last`` marks the last row of each episode."""
         roles = {array.role for array in self.arrays}
         return "is_last" in roles and "next_observation" not in roles
 
@@ -959,7 +959,7 @@ class Stretch:
 
 
 def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Path]:
-    """The files to read, in the order of the numbers in their names.
+    """Return the files to read, in the order of the numbers in their names.
 
     Raises:
         ConfigError: No file is found.
@@ -989,7 +989,7 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
         number: The number of the file, counted from 0.
 
     Raises:
-        DataError: The file is damaged, or has another layout.
+        DataError: The file is damaged, or does not fit the layout.
         ConfigError: The file has no episode at the paths of the layout.
     """
     leads = [path for path in layout.leads() if "*" in path]
@@ -1046,7 +1046,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
-    """Whether all parts of the last action are NaN: no action is taken on the last observation."""
+    """Whether all parts of the last action are NaN, so that no action was taken on the last observation."""
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
@@ -1055,10 +1055,10 @@ def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
 
 
 def _tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str | None]:
-    """The task of each episode, from the first path of the layout that leads to a text; None if no path does.
+    """Return the task of each episode, from the first path of the layout that leads to a text; None if none does.
 
     Raises:
-        DataError: An attribute is no JSON, or its keys lead to a value that is no text.
+        DataError: An attribute is no valid JSON, or its keys lead to a value that is no text.
     """
     found: list[str | None] = [None] * len(stars)
     for path in layout.tasks():
@@ -1084,14 +1084,14 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
             return None
         value = value[key]
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "".join(value)  # as LIBERO reads it
+        value = "".join(value)  # in LIBERO's way
     if not isinstance(value, str):
         raise damaged(where, f"expected a text that says the task, found {value!r:.80}")
     return value
 
 
 def _constants(layout: TreeLayout, task: str | None, number: int, path: str, star: str = "") -> dict[str, Any]:
-    """Metadata with one value for all rows of an episode, by name."""
+    """Return metadata with one value for all rows of an episode, by name."""
     found: dict[str, Any] = {} if task is None else {"task": task}
     for name, kind in (layout.numbers or {}).items():
         if kind in ("file", "*"):
@@ -1104,7 +1104,8 @@ def _constants(layout: TreeLayout, task: str | None, number: int, path: str, sta
 def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
     """Yield ranges ``[first, stop)`` of rows, for each ring in the order in which its rows were written.
 
-    A ring of 5 rows from row 10 on, full, whose last written row is 11: rows 12..14, which are the oldest, and 10..11.
+    Example: a full ring of 5 rows begins at row 10, and row 11 was written last. It yields 12..14, the oldest, and
+    10..11.
     """
     last = _numbers(file, ring["last"])
     offsets = _numbers(file, ring["offsets"]) if "offsets" in ring else last[:0]
@@ -1139,7 +1140,7 @@ def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int
 
 
 def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
-    """Read an array of whole numbers ``[n]``; return an empty one if the path is optional and leads nowhere."""
+    """Read an array of whole numbers ``[n]``; return an empty array if the path is optional and does not exist."""
     (tree,) = file.find([path.removesuffix("?")])
     if tree is None and path.endswith("?"):
         return np.zeros(0, np.int64)
@@ -1161,32 +1162,31 @@ def read_layouts(
     leave_out: Sequence[str] = (),
     **changes: Any,
 ) -> RowStream:
-    """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or of several.
+    """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or of several files.
 
     A dict of arrays that ``numpy.save`` pickled is read as data: no function that the pickle names is called.
 
     The last row of an episode has ``done`` 1 if ``terminated`` is set in its last step, else 2 if ``truncated`` is,
-    else as the layout's ``ending`` says. If the layout says where episodes end, flags in earlier steps are ignored.
-    Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or ``log_prob``
-    move with the action; others stay with their observation. If the last observation is missing, fractions are NaN
-    there, and whole numbers and texts repeat the row before. Episodes without steps are left out; a warning at the end
-    counts them. Numbers have the types of the first episode.
+    else the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in earlier steps are
+    ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or
+    ``log_prob`` move with the action; others stay with their observation. If the last observation is missing, floats
+    are NaN there, and whole numbers and texts repeat the row before. Episodes without steps are left out; a warning at
+    the end counts them. Numbers have the types of the first episode.
 
     Args:
-        path: A file, a folder of files, read in the order of the numbers in their names, or a tar archive of npz and
-            npy files, compressed or not.
-        layout: A ``TreeLayout``, its arguments as a mapping, a YAML file of these, or a name out of ``LAYOUTS``.
-        final: What becomes of the last transition of an episode whose last observation was not stored: "drop" or
-            "mark".
-        batch_rows: At most how many rows a batch has.
-        leave_out: Arrays and groups that are not read, by path, beside those that the layout leaves out.
-        **changes: Arguments of ``TreeLayout`` that replace those of the layout, as ``ending="terminal"``.
+        path: A file; a folder of files, which are read in the order of the numbers in their names; or a tar archive of
+            npz and npy files, compressed or not.
+        layout: A ``TreeLayout``, its arguments as a mapping, a YAML file with them, or a name in ``LAYOUTS``.
+        final: Treatment of the last transition of an episode whose last observation was not stored: "drop" or "mark".
+        batch_rows: Largest number of rows of a batch.
+        leave_out: Further paths of arrays and groups that are not read, besides the paths that the layout leaves out.
+        **changes: Arguments of ``TreeLayout`` that override the layout's, such as ``ending="terminal"``.
 
     Raises:
         ConfigError: The layout is invalid, no file is found, or ``final`` is needed and missing.
-        DataError: A file is damaged, has another layout, or has a link that leads out of it; or the type of the first
-            episode cannot hold a number. The message names file, episode and array.
-        SchemaError: Episodes have different arrays, or two arrays make the same name of a column.
+        DataError: A file is damaged, does not fit the layout, or has a link that leads out of it; or the type of the
+            first episode cannot hold a number. The message names file, episode and array.
+        SchemaError: Episodes have different arrays, or two arrays give the same column name.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
     check_batch_rows(batch_rows)
@@ -1250,10 +1250,10 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shapes of arrays beside the first episode's that are not read, and the attributes of its group."""
+    """Return the shapes of unread arrays beside the first episode's arrays, and the attributes of its group."""
     group = layout.group()
     if group in layout.leads():
-        return {}, {}  # arrays of an episode have no group of their own
+        return {}, {}  # arrays of this episode have no separate group
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
     others = [layout.episode_ends, *(layout.ring or {}).values(), *(path.removeprefix("not ") for path in flags)]
@@ -1261,7 +1261,7 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, 
     named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:
         (tree,) = file.find(["/" + "/".join(base)])
-    except DataError:  # of what lies elsewhere in the file, and is not read
+    except DataError:  # of an unread array in another part of the file
         return {}, {}
     found = {"/".join((*base, *keys)): part["shape"] for keys, part in leaves(tree or {})}
     return {path: found[path] for path in sorted(found.keys() - named)}, dict((tree or {}).get("attributes", {}))
@@ -1312,7 +1312,7 @@ def _rows(
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may hold some back."""
+    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may hold some rows back."""
     if stretch.marked:
         yield from _marked_rows(file, stretch, size, types)
     else:
@@ -1348,10 +1348,10 @@ def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_P
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
-    """Return where episodes are cut off, after ``most`` steps each, and the steps of the episode that goes on.
+    """Return where episodes are cut off, after ``most`` steps each, and the steps of the unfinished episode.
 
-    ``since`` counts the steps of the episode that goes on before these. With ``most`` 3 and ``since`` 1, the flags
-    0 0 1 0 are cut at 0 1 0 0, and the last episode has 1 step.
+    ``since`` counts the earlier steps of the episode that continues. With ``most`` 3 and ``since`` 1, the flags 0 0 1 0
+    are cut at 0 1 0 0, and the last episode has 1 step.
     """
     cut = np.zeros(len(terminated), bool)
     for step, is_over in enumerate(terminated.tolist()):
@@ -1362,14 +1362,14 @@ def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.
 
 
 def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.int64]:
-    """Codes of last steps: the layout's ``ending`` replaces 0."""
+    """Return the done codes of last steps: the layout's ``ending`` replaces 0."""
     return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
 
 
 def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
-    """Yield the rows of a stretch whose rows are observations: what an action brings moves to the next row.
+    """Yield the rows of a stretch whose rows are observations: results of an action move to the next row.
 
-    ``is_last`` of 0 0 1 0 1 are two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 lead nowhere.
+    ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 are unused.
     """
     before: Columns = {}
     begins, step = True, 0
@@ -1388,7 +1388,7 @@ def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Itera
 
 
 def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
-    """Read the transitions ``[start, stop)``; arrays that include the last observation have one value more."""
+    """Read the transitions ``[start, stop)``; arrays with the last observation have one more value."""
     arrived = stretch.layout.arrived()
     items = []
     for array in stretch.arrays:
@@ -1396,7 +1396,7 @@ def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, np
         if array.role in arrived and array.role != "metadata":
             first, end = start + 1, stop + 1
         elif array.role == "next_observation" and stretch.whole:
-            # Of an episode only the last is not among the observations.
+            # Only an episode's last next observation differs from the observations.
             first, end = (stop - 1, stop) if stop == stretch.steps else (stop, stop)
         elif _reaches(array, stretch):
             end = stop + 1
@@ -1429,7 +1429,7 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     if not files or values.ndim > 2:
         return values
     try:
-        # What JPEG and PNG end with is no zero.
+        # The last byte of JPEG and PNG files is not zero.
         pixels = [decode_image(bytes(row).rstrip(b"\0")) for row in values]
     except ValueError as error:
         raise DataError(f"{array.path}: {error}") from error
@@ -1487,7 +1487,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
 
 
 def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns]) -> Columns:
-    """Columns of all arrays of a role."""
+    """Return the columns of all arrays of a role."""
     found = {array.name: part for array, part in values.items() if array.role == role}
     if not found:
         return {}
@@ -1495,7 +1495,7 @@ def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns
 
 
 def _action(value: Any) -> Columns:
-    """Columns of actions; whole numbers ``[n, 1]`` are discrete actions ``[n]``."""
+    """Return the columns of actions; whole numbers ``[n, 1]`` are discrete actions ``[n]``."""
     columns = named_action(value)
     return {
         name: part[:, 0] if part.dtype.kind in "iu" and part.ndim == 2 and part.shape[1] == 1 else part

@@ -1,4 +1,4 @@
-"""Recognise the format of recorded data and open it: a path, an address, or the id of a dataset of a library."""
+"""Recognise the format of recorded data and open it by a path, an address, or the id of a library's dataset."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from mouse_core.remote.clients import is_url, open_client, public_url
 from mouse_core.spec import Alignment, check_alignment
 from mouse_core.store.disk.folder import NAME, looks_like_store
 
-# Packages whose errors are about the way to a server.
+# Packages whose errors mean that a server cannot be reached.
 _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3")
 
 
 @contextmanager
 def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
-    """Yield the library that downloads a dataset: its prints go to stderr, and its errors become one line each.
+    """Yield the library that downloads a dataset; its output goes to stderr, and its errors become one line each.
 
     Args:
         name: Name of the module.
         whom: Name of the library in messages.
-        where: The dataset, and where it was looked for.
+        where: The dataset, and the places that were searched for it.
         by_hand: The command that downloads the dataset.
-        install: Arguments of ``pip install`` for the library and what it needs.
+        install: Arguments of ``pip install`` for the library and its requirements.
 
     Raises:
         ConfigError: The library raises an error, or its server cannot be reached.
-        ImportError: The library, or another one that it needs, is not installed.
+        ImportError: The library, or one of its requirements, is not installed.
     """
     try:
         library = importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"{where}; to download it: pip install {install} ({error})") from error
     try:
-        with redirect_stdout(sys.stderr):  # what a command prints may be read by a program
+        with redirect_stdout(sys.stderr):  # the command's own output may be read by a program
             yield library
     except MouseError:
         raise
@@ -83,7 +83,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
     Args:
         name: Name of the dataset, with or without ``@revision``.
         scheme: The beginning of the id.
-        cache: Folder to look in and to download to, unless the cache of the client has the dataset.
+        cache: Folder to search and to download to, unless the client's cache has the dataset.
     """
     repo_id, at, revision = name.partition("@")
     if repo_id.count("/") > 1 or ":" in name:
@@ -117,7 +117,7 @@ def _minari_folder(name: str) -> Path:
     said = os.environ.get("MINARI_DATASETS_PATH")
     folder = (Path(said) if said else Path.home() / ".minari" / "datasets") / name
     if not (folder / "data").exists():
-        if not _MINARI_VERSION.search(name):  # Minari has no newest one to choose
+        if not _MINARI_VERSION.search(name):  # Minari defines no newest dataset to choose
             raise ConfigError(
                 f"minari:{name}: not in {folder}; to download it: expected a version behind the name, as in {name}-v0"
             )
@@ -131,7 +131,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def _tfds_folder(name: str) -> Path:
-    """Return the folder of a dataset of TFDS, of several versions the newest; see ``located``."""
+    """Return the folder of a dataset of TFDS, in its newest version; see ``located``."""
     said = os.environ.get("TFDS_DATA_DIR")
     root = Path(said) if said else Path.home() / "tensorflow_datasets"
     plain, _, version = name.partition(":")
@@ -162,7 +162,7 @@ ID_SCHEMES: Mapping[str, str] = MappingProxyType(
         "tfds": "tfds:name, tfds:name/config or tfds:name/config:1.0.0, an RLDS dataset of TFDS",
     }
 )
-"""What ids begin with, each with an example and what it names."""
+"""The prefixes of ids, each with an example and the kind of dataset that it names."""
 
 _FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
@@ -180,18 +180,18 @@ def is_id(source: Any) -> bool:
 
 
 def located(source: str) -> tuple[Path, str | None]:
-    """Return the folder of a dataset, and the name of its format unless that is still to be recognised.
+    """Return the folder of a dataset, and the name of its format if the id determines it.
 
-    The folder lies in the cache of the library that names the dataset; the library downloads it if it is not there.
+    The folder lies in the cache of the library that names the dataset; the library downloads a missing dataset.
 
     Args:
         source: An id, for which ``is_id`` is true.
 
     Raises:
-        ConfigError: The name is not one of that library; a file or folder has the name of the id; or the dataset is not
-            in the cache and was not downloaded: the message says where it was looked for, and why.
-        ImportError: The dataset is not in the cache, and the library is not installed; the message says what to
-            install.
+        ConfigError: The library does not know the name; a file or folder has the name of the id; or the dataset is not
+            in the cache and was not downloaded: the message states the places searched and the reason.
+        ImportError: The dataset is not in the cache, and the library is not installed; the message names the packages
+            to install.
     """
     scheme, _, name = source.partition(":")
     if not _NAME.fullmatch(name) or ".." in re.split(r"[/:@]", name):
@@ -350,7 +350,7 @@ def names_of_arrays(path: Path) -> list[str]:
         if path.is_dir():
             return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
         return list({"/".join(name.split("/")[:2]) for name in npz_names(path)})
-    if is_dreamerv3(path):  # whose arrays may be called as those of episodes are
+    if is_dreamerv3(path):  # whose arrays may have the names of episodes' arrays
         return []
     if not path.is_dir():
         return [name.removesuffix(".npy") for name in npz_names(path)]
@@ -373,7 +373,7 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _begins(path: Path, magic: bytes) -> bool:
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # opening a pipe would block
         return False
     try:
         with path.open("rb") as stream:
@@ -390,7 +390,7 @@ def hdf5_names(path: Path) -> list[str] | None:
     if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
         return None
     try:
-        # Another process reads the file, which may be damaged.
+        # Another process reads the file, since it may be damaged.
         with H5File(path) as file:
             names = file.names()
             below = [name for name in names if name in _TELLING or name.startswith("traj_")][:2]
@@ -432,7 +432,7 @@ def _layout(name: str, sign: str, names: str = "", **options: Any) -> _Format:
     return _Format(name, sign, names=names, layout=name, **options)
 
 
-# In the order of trial: formats with a sign of their own come before formats with only a suffix.
+# In the order of trial: formats with a distinct mark come before formats with only a suffix.
 _FORMATS = (
     _Format("store", "manifest.json of a store that DatasetStore.open made", looks_like_store),
     _Format("lerobot", "meta/info.json with a codebase_version", is_lerobot),
@@ -477,33 +477,33 @@ def open(
     """Open recorded data of any format that this library reads.
 
     Args:
-        path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset in other
-            libraries, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``): it is
-            opened in that library's cache, and downloaded by that library where it is not there.
-        format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot",
-            "minari", "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store"
-            (``DatasetStore.open``), "ted" or "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl",
-            "diffusion_policy", "dreamer", "drqv2", "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset",
-            "tianshou"); or a ``layouts.TreeLayout``, of recordings of robots (MCAP, bags of ROS 2) a
-            ``robot_logs.TopicLayout``, its arguments as a mapping, or a YAML file of these.
-        final: "drop" or "mark", for formats that lack the observation that an episode ends in.
+        path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset of another
+            library, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``). Such a
+            dataset is opened in that library's cache, and that library downloads it if it is missing.
+        format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot", "minari",
+            "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
+            "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
+            "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a ``layouts.TreeLayout``. For
+            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be their
+            arguments as a mapping, or a YAML file with these.
+        final: "drop" or "mark", for formats without the final observation of an episode.
         splits: Names of the splits to read, if the format has splits.
-        alignment: Which transition a row's action, reward and done belong to, for rows without this metadata: "arrived"
-            or "outgoing"; it becomes part of the metadata.
+        alignment: The transition that a row's action, reward and done belong to, for rows without this metadata:
+            "arrived" or "outgoing"; the value becomes part of the metadata.
         batch_rows: Most rows of a batch.
-        image_roots: Folders in which images may lie that rows name by path, beside those that the data lie in.
-        **options: Passed on to the format's reader.
+        image_roots: Further folders in which images that rows name by path may lie, besides the folders of the data.
+        **options: Options of the format's reader.
 
     Returns:
         The rows as a stream.
 
     Raises:
-        ConfigError: Nothing there, a format that is not known or not recognised (the message says what was looked
-            for), or an option that the reader does not take. An id whose dataset is not there and was not
-            downloaded, or that is the name of a file or folder, too.
-        ImportError: A library that would download, or read, is not installed.
+        ConfigError: The path does not exist, the format is unknown or not recognised (the message lists the marks that
+            were searched for), or the reader has no such option; the dataset of an id is missing and was not
+            downloaded, or the id is also the name of a file or folder.
+        ImportError: A library for downloading or reading is not installed.
         DataError: The data are damaged.
-        SchemaError: Another alignment than the data say, or than a format has.
+        SchemaError: The alignment contradicts the data or the format.
     """
     roots = check_roots(image_roots, where="image_roots (--image-root)")
     if alignment is not None:
@@ -569,7 +569,7 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
         scheme = re.match(r"([a-z]\w+):(?!//)", str(root))
         ids = f"; ids of datasets begin with one of {list(ID_SCHEMES)} and a colon" if scheme else ""
         raise ConfigError(f"{root}: expected a file or folder, found none{ids}")
-    if not root.is_file() and not root.is_dir():  # a pipe would be waited for
+    if not root.is_file() and not root.is_dir():  # opening a pipe would block
         raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
     names = {one.name: one for one in reversed(_FORMATS)}
     if name is not None and name not in names:
@@ -602,7 +602,7 @@ def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) ->
 
 
 def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream; raise DataError if their rows are fewer or more than ``stream.rows``."""
+    """Yield the batches of a stream; raise DataError if their number of rows differs from ``stream.rows``."""
     found = 0
     for batch in stream:
         found += batch.num_rows
@@ -615,12 +615,12 @@ def _recognised(root: Path) -> _Format | None:
     names, beside = hdf5_names(root), names_of_arrays(root)
     layouts = (one for one in _FORMATS if one.is_there is None and not one.hdf5 and one.is_among(names or beside))
     found = [*islice(layouts, 1), *(one for one in _FORMATS if one.is_there is not None and one.is_there(root))]
-    # An HDF5 file that cannot be read counts as D4RL, whose reader says why.
+    # An HDF5 file that cannot be read counts as D4RL, whose reader raises the error.
     found += [
         one for one in _FORMATS if one.hdf5 and (one.is_among(names) if names else names == [] and one.name == "d4rl")
     ]
     if root.is_dir() and len({one.name for one in found}) > 1:
-        # Reading the first format would leave out the data of the others.
+        # Reading the first format alone would leave out the data of the others.
         raise ConfigError(
             f"{root}: expected data of one format, found signs of several: "
             + "; ".join(f"{one.name}: {one.sign}" for one in found)

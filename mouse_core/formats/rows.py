@@ -1,4 +1,4 @@
-"""Read datasets on disk, Arrow and Parquet files as rows, with every byte validated."""
+"""Read datasets on disk, Arrow and Parquet files as rows, and validate every byte."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mouse_core.spec import check_choice
 # Limits of the sizes in a Parquet footer, so that a damaged footer allocates no gigabytes.
 _MOST_STRING = 64 << 20
 _MOST_ITEMS = 1 << 22
-# A field of Thrift's compact protocol: a 32-bit number, one field after the one before.
+# A field of Thrift's compact protocol: a 32-bit number, in the field after the previous one.
 _I32 = 0x15
-# Decoding lists of Parquet takes many times the memory of what they hold.
+# Decoding lists of Parquet takes many times the memory of their values.
 _DECODED_BYTES = 4 << 20
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """Open a Parquet file, or a remote one that has ``open`` as paths do, with limits on the sizes in its footer."""
+    """Open a Parquet file, or a remote one with a method ``open``, with limits on the sizes in its footer."""
     return pq.ParquetFile(
         str(file) if isinstance(file, Path) else pa.PythonFile(file.open("rb"), mode="r"),
         page_checksum_verification=True,
@@ -47,8 +47,8 @@ def open_parquet(file: Path) -> pq.ParquetFile:
 def has_checksums(file: Path) -> bool:
     """Whether pages carry checksums, judged by the first page of every column.
 
-    The head of a page begins with its kind and its two sizes, a byte and a number of varying length each; the field of
-    the checksum, where there is one, comes next and begins with the same byte (Thrift's compact protocol).
+    The head of a page begins with its kind and its two sizes, each a byte and a number of variable length; the optional
+    field of the checksum comes next and begins with the same byte (Thrift's compact protocol).
     """
     with reading(file), open_parquet(file) as opened, file.open("rb") as stream:
         if not opened.metadata.num_row_groups:
@@ -106,7 +106,7 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 
 def _least_bytes(schema: pa.Schema) -> int:
-    """Return the least memory of a row in bytes, from the types; Parquet may store it in far less."""
+    """Return the least memory of a row in bytes, from the types; Parquet's storage may be far smaller."""
     known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
     return sum(
         math.prod(shape) * kind.dtype.itemsize
@@ -118,7 +118,7 @@ def _least_bytes(schema: pa.Schema) -> int:
 _INFO = "dataset_info.json"
 # A stored batch may have any size; the reader yields pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
-# Number of files that are opened at once: each waits for a disk at every record batch.
+# Number of files that are opened at once: each read of a record batch waits for the disk.
 _AT_ONCE = 8
 
 
@@ -127,29 +127,29 @@ def read_rows(
 ) -> RowStream:
     """Read a folder that ``save_to_disk`` wrote, an Arrow or Parquet file, or a folder of such files.
 
-    Every record batch is validated before anything looks into it, and page checksums of Parquet files are verified
-    where there are any, and the checksum of the footer that this library writes. Of Arrow files the schema is compared
-    with what is noted beside it. They carry no checksums of values: damage that leaves a value a value is not seen.
+    Every record batch is validated before use. Page checksums of Parquet files are verified where they exist, and the
+    checksum of the footer that this library writes. The schema of an Arrow file is compared with the recorded schema
+    beside it. Arrow files carry no checksums of values: damage that leaves valid values is not detected.
 
     Args:
-        path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also inside a
-            folder ``data``, has splits.
+        path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also in a
+            folder ``data`` below it, has splits.
         splits: Names of the splits to read, in this order; by default all.
         batch_rows: Most rows of a batch.
 
     Raises:
-        ConfigError: Nothing there, nothing of this kind, or a split that is not there.
-            Data besides the one dataset or the files of one folder are refused as well, rather than left out.
-        DataError: A file is damaged, or has other rows than were written to it, where that was noted; shards that are
-            missing; a dataset that reaches for files outside of its folder.
-        SchemaError: Files whose columns do not fit together, or that say different things of themselves.
+        ConfigError: The path or a split does not exist, or the path holds no such data. A folder with data besides the
+            one dataset, or besides the files of one folder, is also an error, so that no data are left out silently.
+        DataError: A file is damaged, or its rows differ from the recorded checksums; shards are missing; or a dataset
+            refers to files outside of its folder.
+        SchemaError: The columns or the metadata of files contradict each other.
     """
     root = Path(path)
     found = files_by_split(root)
     files = _files_of(found, splits, root)
     check_schemas(files)
     schema, metadata = joined_schemas((str(file), _schema_of(file), _description_of(file)) for file in files)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # which wait for the disk together
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # these reads wait for the disk together
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
     derived = left_out(root)
@@ -172,7 +172,7 @@ def read_rows(
 
 
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
-    """Return the noted digest of all rows if the files are all files of one folder, else None."""
+    """Return the recorded digest of all rows if the files are all files of one folder, else None."""
     folder, *others = {file.parent for file in files}
     metadata = None if others or not whole else read_manifest(folder)
     return None if metadata is None else metadata.digest
@@ -215,7 +215,7 @@ def _schema_of(file: Path) -> pa.Schema:
             schema = open_parquet(file).schema_arrow
         else:
             schema = arrow.schema_of(file)
-        str(schema)  # names that are no text show here
+        str(schema)  # names that are not valid text raise the error here
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError(f"{file}: expected columns of different names, found {schema.names}")
     return schema
@@ -244,10 +244,10 @@ def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
     Args:
         file: The file.
-        batch_rows: Most rows of a batch of Parquet; batches of Arrow are the stored ones.
+        batch_rows: Most rows of a Parquet batch; batches of Arrow files are the stored ones.
 
     Raises:
-        DataError: The file is damaged, was cut, or goes on after its end.
+        DataError: The file is damaged, was cut, or continues after its end.
     """
     if file.suffix == ".parquet":
         yield from parquet_batches(file, batch_rows)

@@ -507,10 +507,10 @@ class MemmapArray:
 
 
 def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
-    """Return the arrays of a folder by path (of a nested tensor its rows one after the other), and its other values.
+    """Return the arrays of a folder by path (a nested tensor as its joined rows), and its other values.
 
     Raises:
-        DataError: A description or file is damaged or missing, or a file has another size than described.
+        DataError: A description or file is damaged or missing, or the size of a file differs from its description.
         ConfigError: The folder holds a TensorDict of another kind.
     """
     arrays: dict[Key, MemmapArray] = {}
@@ -527,7 +527,7 @@ def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray]
     kind = str(described.get("_type", ""))
     if "NonTensor" in kind:
         if len(path) == 1:
-            # What is not JSON is a pickle, which is not opened: it can run code.
+            # A file that is not JSON is a pickle, which is never opened: it can run code.
             others[path[0]] = described.get("data")
         return
     if not any(name in kind for name in _KINDS):
@@ -599,7 +599,7 @@ class FolderEntries:
         check_inside([folder / "meta.json"], path)
         self._arrays, self.numbers = read_folder(folder)
         self.shapes = {key: array.shape for key, array in self._arrays.items()}
-        # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.
+        # TorchRL's own files: the number of used positions of the ring, and its cursor.
         places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
         for name, file in places.items():
             if file.is_file():
@@ -615,7 +615,7 @@ class FileEntries:
 
     Args:
         file: The open file.
-        tree: What lies in the group; see ``H5File.trees``.
+        tree: The content of the group; see ``H5File.trees``.
         place: The group's path.
     """
 
@@ -633,14 +633,14 @@ class FileEntries:
                 values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
                 self.numbers[path[0]] = values.reshape(item["shape"]).tolist()
             elif item["kind"] != "text" or item["shape"]:
-                # Left out, it would be a column that vanished.
+                # If this value were left out, its column would be missing without an error.
                 raise damaged(
                     self.name,
                     f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
                 )
 
     def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
-        """See ``FolderEntries``; all environments are read, as they share the chunks of the file."""
+        """See ``FolderEntries``; all environments are read, because they share the chunks of the file."""
         found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
         return [_of_lane(values, lane) for values in found]
 
@@ -649,7 +649,7 @@ Entries = FolderEntries | FileEntries
 
 
 class Trajectories:
-    """A file of the nested layout, which has a group for each trajectory.
+    """A file of the nested layout, with a group for each trajectory.
 
     Args:
         file: The open file.
@@ -657,7 +657,7 @@ class Trajectories:
 
     Attributes:
         names: Names of the groups, in order.
-        shapes: Empty; each group has its own.
+        shapes: Empty, since each group has its own shapes.
         numbers: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
     """
 
@@ -728,8 +728,8 @@ class StepBlock:
     """Consecutive steps of one environment.
 
     Args:
-        root, following: Values at the root and in ``next``, both by the same keys.
-        other: Values at one of them alone, by full key, and all done flags.
+        root, following: Values at the root and in ``next``, both under the same keys.
+        other: Values that only the root or only ``next`` has, by full key, and all done flags.
         begins: Whether a trajectory is known to begin with a step.
     """
 
@@ -742,16 +742,16 @@ class StepBlock:
 def steps_of(
     found: Entries | Trajectories, *, batch_rows: int, apart: Collection[Key] = (*_DONE, ("reward",))
 ) -> Iterator[StepBlock]:
-    """Yield all steps in the order they happened, environment by environment, without places that were never used.
+    """Yield all steps in the order of time, environment by environment, without unused positions.
 
     Args:
         found: The open folder or file.
         batch_rows: Most steps of a block.
-        apart: Keys that stand in ``next`` where each observation is stored once.
+        apart: Keys of ``next``, for a layout that stores each observation once.
 
     Raises:
-        SchemaError: No steps of TED.
-        DataError: Arrays of lengths that do not go together.
+        SchemaError: The data are no steps of TED.
+        DataError: The lengths of arrays contradict each other.
     """
     if isinstance(found, Trajectories):
         blocks = _trajectories(found, batch_rows)
@@ -774,7 +774,7 @@ def environments(found: Entries | Trajectories) -> tuple[int, ...]:
 
 
 def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
-    """Yield the steps of a file of the nested layout; trajectories end where the used places of an environment end."""
+    """Yield the steps of a file of the nested layout; trajectories end at the end of used positions."""
     places, used = None, found.numbers.get("_len")
     if "_storage_shape" in found.numbers:
         steps = math.prod(environments(found)) * int(found.numbers["_storage_shape"][0])
@@ -811,7 +811,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
                 {key: found[key] for key in both},
                 {key: found["next", *key] for key in both},
                 {key: found[key] for key in other},
-                np.arange(end - begin) + number == 0,  # the first step of all
+                np.arange(end - begin) + number == 0,  # the very first step
             )
 
 
@@ -829,12 +829,12 @@ def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, 
 
 
 def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
-    """Return ranges of at most ``size`` places, from the oldest step on: a full ring begins at its cursor.
+    """Return ranges of at most ``size`` positions, from the oldest step on: a full ring begins at its cursor.
 
-    Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
+    For 10 used positions with the cursor at 4, in ranges of 3: 4..7, 7..10, 0..3, 3..4.
     """
     numbers = entries.numbers
-    # TorchRL counts the places of all environments.
+    # TorchRL counts the positions of all environments.
     length = _number(numbers.get("_len"), n * lanes, entries.name, "len")
     used = n if length is None else length // max(1, lanes)
     cursor = _number(numbers.get("_cursor"), n, entries.name, "cursor") or 0
@@ -850,7 +850,7 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     ends = _flat_ends(entries, n, lanes)
     ends[:, (n if full else used) - 1] = True
     both, other = _by_length(entries, steps, steps + int(ends.sum()))
-    before = 0  # observations of the environments before
+    before = 0  # the number of observations of earlier environments
     for lane, lane_ends in enumerate(ends):
         rows = before + observation_rows(lane_ends)
         yield from _lane(entries, both, other, lane_ends[:used], rows, lane * n, batch_rows)
@@ -887,8 +887,8 @@ def _lane(
     Args:
         entries: The entries.
         both, other: Keys with a value for each observation, and keys with a value for each step.
-        ends: Whether a trajectory ends with a step.
-        rows: Number of the observation that each step leaves; the step leads to the next one.
+        ends: Mask of steps that end a trajectory.
+        rows: Row of the observation that each step leaves; the step leads to the next row.
         first_step: Number of the first step of the environment.
         batch_rows: Most steps of a block.
     """
@@ -908,7 +908,7 @@ def _lane(
 
 
 def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
-    """Return places of an environment, environments, used places of an environment, and whether the ring is full."""
+    """Return positions per environment, environments, used positions per environment, and whether the ring is full."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -925,7 +925,7 @@ def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, b
 
 
 def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
-    """Whether a trajectory ends with a step, bool ``[lanes, n]``."""
+    """Return a mask of steps that end a trajectory, bool ``[lanes, n]``."""
     done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
     if done.shape[1] != 1:
         raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
@@ -967,25 +967,24 @@ _LOOKED_AT = 1024
 def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
     """Read steps of TED: a folder that ``TensorDict.memmap`` wrote, a checkpoint of a TorchRL buffer, or an HDF5 file.
 
-    All layouts are recognised: steps as they are, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A ring
-    that is full is read from its oldest step on, and places that were never used are left out. Of several environments,
-    one follows the other.
+    All layouts are recognised: plain steps, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A full ring
+    is read from its oldest step on, and unused positions are left out. Environments are read one after another.
 
-    What stands at the root and in ``next`` belongs to a row's observation: ``observation`` becomes the standard column,
-    a key such as ``pixels`` becomes ``observation_pixels`` (``observation_image`` if it is the only picture). Other
-    keys become ``metadata_<key>``. Done is 1 where ``terminated``, else 2 where ``truncated``. Pickled values are not
-    opened.
+    A key that the root and ``next`` both have belongs to a row's observation: ``observation`` becomes the standard
+    column, a key such as ``pixels`` becomes ``observation_pixels`` (``observation_image`` if it is the only picture).
+    Other keys become ``metadata_<key>``. Done is 1 where ``terminated`` is set, else 2 where ``truncated`` is set.
+    Pickled values are never opened.
 
     Args:
         path: The folder or file.
-        one_hot: Whether actions are one-hot vectors and become numbers; by default if the first 1,024 are.
-        batch_rows: How many rows a batch has, about.
+        one_hot: Whether actions are one-hot vectors to convert to numbers; by default if the first 1,024 are one-hot.
+        batch_rows: Approximate number of rows of a batch.
 
     Raises:
-        ConfigError: Nothing there, or a TensorDict of a kind that is not read.
-        SchemaError: No steps of TED: no reward, action or done; or trajectories of ManiSkill, whose groups have
-            the same names.
-        DataError: The data are damaged; names the file.
+        ConfigError: The path does not exist, or holds a TensorDict of an unsupported kind.
+        SchemaError: The data are no steps of TED: there is no reward, action or done; or they are trajectories of
+            ManiSkill, whose groups have the same names.
+        DataError: The data are damaged; the message names the file.
     """
     root = Path(path)
     with opened(root) as found:
@@ -1044,7 +1043,7 @@ class _Naming:
         self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
 
     def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
-        """Columns of the observation left, of the one arrived at, and of what arrived."""
+        """Return the columns of the observation left, of the observation reached, and of the arrived values."""
         arriving: Columns = {}
         for key, values in _beside(piece).items():
             if key in _DONE:
@@ -1068,7 +1067,7 @@ class _Naming:
         return self._seen(piece.root), self._seen(piece.following), order
 
     def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
-        """Whether a trajectory ends with a step."""
+        """Return a mask of steps that end a trajectory."""
         ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
         return ended
 
@@ -1081,7 +1080,7 @@ class _Naming:
         columns: Columns = {}
         for key, values in arrays.items():
             if key == ("step_count",):
-                continue  # episode_step says the same
+                continue  # episode_step holds the same numbers
             if key == ("observation",):
                 columns |= named_observation(values)
             elif key == self._picture:
@@ -1113,33 +1112,33 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 
 
 def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
-    """Return ``other`` of a block by keys without ``next``, and without done flags at the root, which are False."""
+    """Return ``other`` of a block by keys without ``next``, without done flags at the root, which are False."""
     return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
 
 
 # ---------------------------------------------------------------------- checkpoints
 
-# Most steps of a block.
+# Largest number of steps of a block.
 _AT_ONCE = 1 << 16
 
 
 def read_checkpoint(
     path: str | os.PathLike[str], *, done_keys: Sequence[str] = DONE_KEYS, reward_keys: Sequence[str] = REWARD_KEYS
 ) -> dict[str, Any]:
-    """The steps of a TorchRL buffer's checkpoint, from the oldest to the newest, for ``ReplayBuffer.extend``.
+    """Read the steps of a TorchRL buffer's checkpoint, oldest first, for ``ReplayBuffer.extend``.
 
     Args:
-        path: The folder that ``dumps`` wrote, with whichever checkpointer, or its storage; or an HDF5 file.
-        done_keys, reward_keys: As the checkpointer had them.
+        path: The folder that ``dumps`` wrote, with any checkpointer, or its storage; or an HDF5 file.
+        done_keys, reward_keys: The options of the checkpointer.
 
     Returns:
-        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, as TED has them; places that were never
-        used are left out. All of it is in memory.
+        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, in the form of TED, in memory. Unused
+            positions are left out.
 
     Raises:
-        ConfigError: Nothing there, or no checkpoint.
-        SchemaError: No steps of TED.
-        DataError: The data are damaged; names the file.
+        ConfigError: The path does not exist, or holds no checkpoint.
+        SchemaError: The data are no steps of TED.
+        DataError: The data are damaged; the message names the file.
     """
     root = Path(path)
     apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
@@ -1178,26 +1177,26 @@ def write_ted(
     layout: str = "ted",
     columns: Sequence[str] | None = None,
 ) -> int:
-    """Write rows as steps of TED that TorchRL and TensorDict load, in memory that does not grow with them.
+    """Write rows as steps of TED, for TorchRL and TensorDict, in memory that does not grow with the number of rows.
 
-    Observations and ``metadata_*`` stand at the root and in ``next``; the action at the root; reward, done, terminated
-    and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are decoded.
+    Observations and ``metadata_*`` are written at the root and in ``next``; the action at the root; reward, done,
+    terminated and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are decoded.
 
     Args:
-        stream: The rows, of alignment "arrived".
-        path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. There must be nothing yet.
-        layout: "ted" (steps as they are), "flat" (every observation once) or "nested" (a trajectory at a time).
+        stream: The rows, with alignment "arrived".
+        path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
+        layout: "ted" (plain steps), "flat" (every observation once) or "nested" (an array for each trajectory).
         columns: The columns to write besides action, reward and done; by default all.
 
     Returns:
-        How many steps were written.
+        The number of steps that were written.
 
     Raises:
-        ConfigError: Something is at ``path``, another process is writing it, or an unknown layout.
-        StorageError: It cannot be written; nothing is left then.
-        SchemaError: Rows of the other alignment, or a column of texts.
-        DataError: Nulls, rows of different lengths, or an episode that goes on after a done code, in a layout that
-            cannot hold it.
+        ConfigError: Something is at ``path``, another process is writing it, or the layout is unknown.
+        StorageError: Files cannot be written; no part of them remains.
+        SchemaError: The rows have the other alignment, or a column holds texts.
+        DataError: Values are null, rows differ in length, or an episode continues after a done code, which the layout
+            cannot store.
     """
     target = Path(path)
     check_choice("layout", layout, _ROW_LAYOUTS)
@@ -1216,7 +1215,7 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
         done, goes_on = rows["done"] != 0, slice(1, -1 if ends else None)
         if layout != "ted" and done[goes_on].any():
             raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
-        done[-1] |= ends and not is_last  # the last episode may go on
+        done[-1] |= ends and not is_last  # the last episode may continue
         flags = {
             "reward": rows["reward"],
             "done": done,
@@ -1234,10 +1233,10 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
 
 
 def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-    """Yield the entries that rows add to, and their values there.
+    """Yield the entries that rows add to, with the added values.
 
-    Of the rows 0 1 2 3, three steps lead from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" have each
-    observation once: of all four rows if these begin an episode, else row 0 was written before.
+    The rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" store each
+    observation once: all four rows if they begin an episode; otherwise row 0 was written before.
     """
     for name, values in rows.items():
         if name.startswith(_SEEN):
@@ -1256,17 +1255,17 @@ def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterat
 
 
 def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values as TorchRL has them: with a trailing 1 where a step has one number."""
+    """Return values in TorchRL's shape: with a trailing 1 if a step has one number."""
     return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
 
 
 def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, bool, bool, bool]]:
-    """Yield runs of at least two rows of an episode, of which the first is the last of the run before.
+    """Yield runs of at least two rows of an episode; each run begins with the last row of the run before.
 
-    An episode of one row has no step, and is left out.
+    An episode of one row has no step and is left out.
 
     Yields:
-        The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream does.
+        The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream ends.
     """
     held: Columns = {}
     names: set[str] = set()
@@ -1292,7 +1291,7 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
 
 
 def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
-    """Return the stream with the columns that are written."""
+    """Return the stream with the selected columns."""
     names = stream.schema.names
     for name in ("action", "reward", "done"):
         if name not in names and not any(other.startswith(f"{name}_") for other in names):
@@ -1320,11 +1319,11 @@ class FolderWriter:
     def __init__(self, folder: Path, *, nested: bool) -> None:
         self._folder, self._nested = folder, nested
         self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._lengths: dict[Key, list[int]] = {}  # of trajectories; the last is the one that goes on
+        self._lengths: dict[Key, list[int]] = {}  # lengths of trajectories; the last trajectory may continue
         self._streams: dict[Key, Any] = {}
 
     def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry; ``ends`` tells whether a trajectory ends with them."""
+        """Add values to an entry; ``ends`` is whether a trajectory ends with them."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
             place.mkdir(parents=True, exist_ok=True)
@@ -1385,7 +1384,7 @@ class _FileWriter:
         self._ended: dict[Key, int] = {}
 
     def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry, which stay in memory until they are a chunk, or a trajectory."""
+        """Add values to an entry; they stay in memory until they fill a chunk or complete a trajectory."""
         self._run.setdefault(path, []).append(values)
         if self._nested and ends:
             number = self._ended.get(path, 0)
@@ -1423,30 +1422,30 @@ def write_checkpoint(
     done_keys: Sequence[str] = DONE_KEYS,
     reward_keys: Sequence[str] = REWARD_KEYS,
 ) -> int:
-    """Write steps as the checkpoint of a TorchRL buffer, whose ``loads`` takes it.
+    """Write steps as the checkpoint of a TorchRL buffer, which the buffer's ``loads`` reads.
 
-    In "flat" (``FlatStorageCheckpointer``), "nested" (``NestedStorageCheckpointer``) and "h5"
-    (``H5StorageCheckpointer``) each observation lies there once; in "ted" (``TensorStorageCheckpointer``) steps lie as
-    they are. TorchRL's buffer must have that checkpointer, and ``capacity`` places. What belongs to a sampler or
-    to transforms is not written.
+    "flat" (``FlatStorageCheckpointer``), "nested" (``NestedStorageCheckpointer``) and "h5" (``H5StorageCheckpointer``)
+    store each observation once; "ted" (``TensorStorageCheckpointer``) stores plain steps. TorchRL's buffer must have
+    the same checkpointer and ``capacity`` positions. The state of samplers and transforms is not written.
 
     Args:
-        steps: A replay buffer whose rows are steps of TED, which is not written to meanwhile; or nested dicts of arrays
-            ``[n, ...]``, or ``[n, environments, ...]``: observations at the root and in ``next``.
+        steps: A replay buffer with rows in the form of TED, which must not be written to meanwhile; or nested dicts of
+            arrays ``[n, ...]``, or ``[n, environments, ...]``: observations at the root and in ``next``.
         path: A new folder.
         layout: "ted", "flat", "nested" or "h5".
-        capacity: How many places the buffer has, along time; by default ``n``. Of a replay buffer, its own.
-        cursor: Of ``capacity`` steps, which place is written next, that of the oldest. Of a replay buffer, its own.
-        batch_size: The buffer's, which ``loads`` sets; of a replay buffer, its own unless it is said.
-        done_keys, reward_keys: As ``TED2Flat`` takes them, and the checkpointer of TorchRL.
+        capacity: Number of positions along time; by default ``n``. For a replay buffer, its own capacity.
+        cursor: For ``capacity`` steps, the position to write next, which holds the oldest step. For a replay buffer,
+            its own cursor.
+        batch_size: The buffer's batch size, which ``loads`` sets; for a replay buffer, by default its own.
+        done_keys, reward_keys: As for ``TED2Flat`` and for TorchRL's checkpointer.
 
     Returns:
-        How many steps were written, of all environments.
+        The number of steps that were written, of all environments.
 
     Raises:
-        ConfigError: Something is at ``path``, an unknown layout, or a capacity or cursor that cannot be.
-        SchemaError, DataError: As ``TED2Flat``: what the layout cannot hold.
-        StorageError: It cannot be written; nothing is left then.
+        ConfigError: Something is at ``path``, the layout is unknown, or the capacity or cursor is out of range.
+        SchemaError, DataError: As for ``TED2Flat``: the layout cannot store the data.
+        StorageError: Files cannot be written; no part of them remains.
         ImportError: h5py is not installed, for "h5".
     """
     check_choice("layout", layout, _LAYOUTS)
@@ -1457,7 +1456,7 @@ def write_checkpoint(
         arrays, capacity, cursor = _of_steps(steps, capacity, cursor)
     used, *lanes = _steps_shape({key: values.shape for key, values in arrays.items()}, "steps")
     shape, count = (capacity, *lanes), used * math.prod(lanes)
-    if used < capacity:  # places that are not used hold zeros
+    if used < capacity:  # unused positions hold zeros
         arrays = {
             key: np.concatenate([values, np.zeros((capacity - used, *values.shape[1:]), values.dtype)])
             for key, values in arrays.items()
@@ -1495,7 +1494,7 @@ def write_checkpoint(
 
 
 def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
-    """Return the arrays of a buffer's storage by path, its capacity along time, and the place that is written next."""
+    """Return the arrays of a buffer's storage by path, its capacity along time, and the position to write next."""
     lanes, rows = storage.num_envs, len(storage)
     if not rows:
         raise ConfigError("write_checkpoint: expected steps, found an empty buffer")
@@ -1512,7 +1511,7 @@ def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
 
 
 def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, int, int]:
-    """Return the arrays of steps by path, the capacity, and the place that is written next."""
+    """Return the arrays of steps by path, the capacity, and the position to write next."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
         raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")

@@ -19,13 +19,13 @@ from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
 from mouse_core.store.disk.folder import NAME, looks_like_store
 
-# What a format itself keeps to tell damage, which its reader compares.
+# Checks that a format itself provides, and that its reader performs.
 _KEPT = {
     "tfds": "a checksum for every record",
     "ogbench": "a CRC-32 for every array",
     "dopamine": "a CRC-32 for every file",
 }
-# What these do not cover.
+# Parts that these checks do not cover.
 _NOT_COVERED = {
     "parquet": "names and footer",
     "tfds": "features.json and dataset_info.json",
@@ -41,8 +41,8 @@ class Verified:
         rows: Number of rows.
         digest: Digest of all rows; see ``rows_digest``. None for several datasets, each with its own digest, that were
             verified by their files.
-        compared: Description of the checksums that were compared; empty if there were none, so that a changed value
-            would not be found.
+        compared: Description of the checksums that were compared; empty if there were none: a changed value would then
+            stay undetected.
         left: Description of the parts without checksums; empty for none.
         not_flushed: Number of further rows in the folder of a store. Readers see them after the next ``flush()`` of the
             writer, or after the folder was opened with mode "a".
@@ -59,22 +59,22 @@ class Verified:
 def verify(
     path: str | os.PathLike[str], *, digest: str | None = None, progress: bool = False, **options: Any
 ) -> Verified:
-    """Read recorded data of any format to the end, and compare them with what was noted when they were written.
+    """Read recorded data of any format to the end, and compare them with recorded checksums.
 
-    ``convert`` and ``RowStream.write`` note the checksum of every file, in Parquet files themselves. These files are
-    compared as bytes. Other data are read to the end, so that the reader compares the checksums of the format. Images
-    that rows name by path are read too, and count in the digest as in ``convert``. In the folder of a
+    ``convert`` and ``RowStream.write`` record the checksum of every file, in Parquet files inside the file. These files
+    are compared as bytes. Other data are read to the end, so that the reader compares the checksums of the format.
+    Images that rows name by path are read too, and count in the digest as in ``convert``. In the folder of a
     ``DatasetStore.open``, which may be written at the same time, every file is compared with its checksums.
 
     Args:
         path: A file or folder, or any other source that ``open`` takes.
         digest: The digest that the rows must have, from ``convert``, ``rows_digest`` or an earlier ``verify``.
-        progress: Whether bars show the progress.
+        progress: Whether to show progress bars.
         **options: Options of ``open``.
 
     Raises:
         ConfigError: As ``open``.
-        DataError: Files or rows differ from what was written; the message names all such files.
+        DataError: Files or rows differ from the written ones; the message names all such files.
     """
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):
@@ -87,7 +87,7 @@ def verify(
     files = [Path(file) for some in splits.values() for file in some]
     by_files = bool(known) and set(known) == {file.parent for file in files}
     rows, found = stream.rows, None
-    if by_files and len(known) == 1 and not options.get("splits"):  # the digest of some splits alone is not noted
+    if by_files and len(known) == 1 and not options.get("splits"):  # no digest of a part of the splits is recorded
         found = known[files[0].parent].digest
     if rows is None or not by_files or (digest is not None and found is None):
         rows, found = _read_through(stream, progress)
@@ -129,7 +129,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
 
 
 def _check_digest(path: Any, digest: str, found: str | None) -> None:
-    """Raise DataError unless rows have the digest that was given."""
+    """Raise DataError unless rows have the given digest."""
     if found != digest.strip().lower():
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
@@ -146,7 +146,7 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
 
 
 def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -> set[Path]:
-    """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
+    """Raise DataError unless all files are as written; return the files that contain their own checksums."""
     beside = [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
     files = [file for file in beside if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for manifest in known.values() for file in manifest.files.values())
