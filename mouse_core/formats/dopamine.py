@@ -1,8 +1,8 @@
 """Replay buffers of Dopamine, and the DQN Replay Dataset: gzipped NumPy arrays of a ring of transitions.
 
-Row t has an observation (one frame), the action taken on it, and the reward and the terminal flag that this brought.
-The frame that an episode ends in is not stored. Before every episode Dopamine puts rows of zeros, which fill up the
-first stacks of frames; they are no steps, and are left out.
+Row t has an observation (one frame), the action taken on it, and the resulting reward and terminal flag. The final
+frame of an episode is not stored. Before every episode Dopamine inserts rows of zeros, which fill up the first stacks
+of frames; these rows are no steps, and are left out.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def read_dopamine(
 ) -> RowStream:
     """Read checkpoints of a replay buffer as rows, the oldest transition first.
 
-    ``done`` is 1 where ``terminal`` is set. Dopamine sets it for episodes that were cut off, too, so these cannot be
-    told apart. More arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
+    ``done`` is 1 where ``terminal`` is set. Dopamine also sets it for truncated episodes, so these cannot be
+    distinguished. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
 
     Args:
-        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, one that has it as ``replay_logs``, or
-            one of the files, for its checkpoint alone.
-        final: What becomes of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
+        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, a folder that contains it as
+            ``replay_logs``, or one of the files, for its checkpoint alone.
+        final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: Most transitions of a batch.
         checkpoints: Numbers of the checkpoints to read; by default all, in order.
-        stack_size: Number of frames of an observation of the agent; ``stack_size - 1`` rows of zeros before an episode
-            are padding. 1 keeps all rows.
+        stack_size: Number of frames of the agent's observation; ``stack_size - 1`` rows of zeros before an episode are
+            padding. 1 keeps all rows.
 
     Raises:
-        ConfigError: No such files, an unknown checkpoint, or ``final`` was not chosen.
-        DataError: A damaged file.
+        ConfigError: The files or a checkpoint do not exist, or ``final`` was not chosen.
+        DataError: A file is damaged.
     """
     if batch_rows < 1 or stack_size < 1:
         raise ConfigError(f"batch_rows, stack_size: expected positive numbers, found {batch_rows!r}, {stack_size!r}")
@@ -104,7 +104,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     check_inside((file for files in found.values() for file in files.values()), path)
     stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
     for checkpoint, files in found.items():
-        # A store that some checkpoints lack would be a column with gaps.
+        # An array that some checkpoints lack would be a column with gaps.
         missing = sorted(stores - files.keys())
         if missing:
             raise damaged(folder, f"checkpoint {checkpoint}: expected stores {sorted(stores)}, found no {missing}")
@@ -169,7 +169,7 @@ class _Checkpoint:
                         values[store] = array.read(min(size, stop - place))
                 yield values
             for store, array in arrays.items():
-                # The CRC is at the end of a file; of two stretches of a ring, the first reads on to it.
+                # The CRC is at the end of a file; of two ranges of a ring, the first one reads on to it.
                 if not again:
                     with reading(self.files[store]):
                         array.skip(len(array) - array.place)
@@ -208,11 +208,11 @@ _CHECK, _BEGIN = 1, 2
 class _Padding:
     """Removes the rows of zeros before an episode, and marks the beginnings of episodes.
 
-    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows always
-    wait: whether zeros are padding shows only when all of them are there.
+    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows are always
+    held back: only the complete rows of zeros show that they are padding.
 
     Args:
-        count: Number of rows of zeros before an episode; fewer rows are no padding.
+        count: Number of rows of zeros before an episode; fewer rows are not padding.
     """
 
     def __init__(self, count: int) -> None:
@@ -222,7 +222,7 @@ class _Padding:
         self._next = 0
 
     def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
-        """Return rows without padding, and whether an episode begins with each; a few rows wait for later rows.
+        """Return rows without padding, and whether an episode begins with each; a few rows are held back.
 
         Args:
             values: The next rows; None at the end.

@@ -64,11 +64,11 @@ def read_dreamerv3(
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.
         actions: The keys of actions; by default all that begin with "action".
-        batch_rows: The most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Raises:
         ConfigError: No file of this kind is found, or a key is missing.
-        DataError: A file is damaged, has another length than its name says, or chunks follow each other in a circle.
+        DataError: A file is damaged, its length differs from its name, or the links of chunks form a circle.
         SchemaError: Files have different arrays.
     """
     check_batch_rows(batch_rows)

@@ -1,7 +1,7 @@
 """Reading and writing datasets of Minari, without Minari.
 
 Minari stores T+1 observations and T actions of an episode. An action is taken on the observation of the same number, so
-it moves to the next row; infos came with the observation of their number, and stay.
+it moves to the next row; infos arrived with the observation of their number, and stay.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def written_space(space: Any) -> dict[str, Any]:
     """Return a space in the form of Minari, from a space of gymnasium or from mappings in that form.
 
     Raises:
-        ConfigError: Minari does not know this kind of space.
+        ConfigError: Minari does not support this kind of space.
     """
     if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is a mapping, too
         return dict(space)

@@ -1,7 +1,7 @@
-"""Read tables of OpenML, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client, as contextual bandits.
+"""Read tables of OpenML as contextual bandits, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client.
 
-An example is an episode of one step: its features are the observation, its class is the action whose reward is 1.
-No step follows an example, so a row holds all of it: the alignment is "outgoing".
+An example is an episode of one step: its features are the observation, its class is the action with reward 1. No step
+follows an example, so one row holds the whole example: the alignment is "outgoing".
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ def read_openml(
     missing: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
-    """Read a table of OpenML as a contextual bandit: an example a row, with alignment "outgoing".
+    """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
     ``observation`` holds the features in the order of the table, float64. A categorical attribute is the index of its
-    value among those declared, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it
-    is the number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` has the names of
-    features and classes. Features are not scaled; use a ``Normalizer`` for that.
+    declared value, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it is the
+    number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
+    classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
-        path: A file of ARFF, packed by gzip or not, or of Parquet; or the folder of a dataset in the cache of OpenML's
-            client, which also holds a description. Of scikit-learn's cache, the file below ``data/v1/download``.
-        target: The attribute to predict; by default the one that the description names, else the last.
+        path: An ARFF file, with or without gzip, or a Parquet file; or the folder of a dataset in the cache of OpenML's
+            client, which also holds a description. In scikit-learn's cache, the file below ``data/v1/download``.
+        target: The attribute to predict; by default the target in the description, else the last attribute.
         one_hot: Whether a categorical attribute becomes one feature for each of its values.
         missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
         batch_rows: Most rows of a batch.
 
     Raises:
-        ConfigError: No table is found, or ``target`` is no attribute.
+        ConfigError: No table is found, or no attribute has the name ``target``.
         DataError: A file is damaged, or a value is missing or not declared; the message names line and attribute.
     """
     check_batch_rows(batch_rows)
@@ -161,7 +161,7 @@ def _columns(
     }
 
 
-# ---------------------------------------------------------------------- where it lies
+# ---------------------------------------------------------------------- files
 
 
 def _file(root: Path) -> Path:
@@ -176,7 +176,7 @@ def _file(root: Path) -> Path:
 
 
 def _said(file: Path) -> str | None:
-    """Target that a description names, beside the file (OpenML's client) or in scikit-learn's cache."""
+    """Return the target in the description, which lies beside the file (OpenML's client) or in scikit-learn's cache."""
     with suppress(OSError, ValueError, EOFError):
         beside = file.parent / "description.xml"
         if beside.is_file():
@@ -259,7 +259,7 @@ def _header(file: IO[str], path: Path) -> list[_Attribute]:
 
 
 def _values(text: str) -> list[str]:
-    if "'" not in text and "\\" not in text:  # the csv module is fast, and knows " alone
+    if "'" not in text and "\\" not in text:  # the csv module is fast, but only supports "
         try:
             return [value.strip() for value in next(csv.reader([text], skipinitialspace=True))]
         except csv.Error as error:
@@ -274,7 +274,7 @@ def _values(text: str) -> list[str]:
         if match.end() == len(text) and not text.endswith(",", place):
             break
         place = match.end()
-        if place == len(text):  # a comma at the end: a value that is empty
+        if place == len(text):  # a comma at the end: an empty value
             found.append("")
             break
     return found

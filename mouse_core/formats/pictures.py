@@ -1,4 +1,4 @@
-"""Columns of pictures: find them, read them as pixels, and change how they are stored (pixels, PNG, JPEG, frames)."""
+"""Columns of pictures: find them, read them as pixels, and change their storage form (pixels, PNG, JPEG, frames)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PictureEncoding:
         """Parse a text: "raw", "png", "jpeg:95", "video", or "video:" and a text for ``VideoCodec.parse``.
 
         Raises:
-            ConfigError: The text is another one.
+            ConfigError: The text names no encoding.
         """
         way, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
         if way == "video":
@@ -77,7 +77,7 @@ class PictureEncoding:
         return partial(encode_png, dtype=dtype) if self.way == "png" else partial(encode_jpeg, quality=self.quality)
 
     def shown(self) -> str:
-        """Describe the encoding, and whether it loses something."""
+        """Describe the encoding, and whether it loses information."""
         if self.way == "video":
             lost = "" if self.codec and self.codec.lossless else ", which loses some of what they were"
             return f"frames of videos, {self.codec}{lost}"
@@ -90,7 +90,7 @@ class Pictures:
 
     Args:
         name: Name of the column.
-        kind: How the pictures are stored: "raw", "encoded" or "video".
+        kind: Storage form of the pictures: "raw", "encoded" or "video".
         shape: Shape ``(H, W, C)`` of the first picture.
         dtype: Type of the pixels, uint8 or uint16.
     """
@@ -114,7 +114,7 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Pictu
     """Return the encoding of each column that ``images`` names; under "" the encoding of all other columns.
 
     Args:
-        given: A text for all columns, texts by column, or a list of texts, of which some begin with COLUMN=.
+        given: A text for all columns, texts by column, or a list of texts, which may begin with COLUMN=.
 
     Raises:
         ConfigError: An invalid text, or two texts for one column.
@@ -133,7 +133,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
     """Return the columns whose encoding changes, with their pictures and the new encoding.
 
     Args:
-        stream: A ``RowStream``; rows are read until each of these columns has had a picture.
+        stream: A ``RowStream``; rows are read until a picture of each column was found.
         wanted: Encodings by column, from ``by_column``.
 
     Raises:
@@ -174,7 +174,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
 
 
 def _kind(column: pa.Field, stream: Any) -> str:
-    """Return how a column stores pictures: "raw", "encoded" or "video"; empty if it holds none."""
+    """Return the storage form of a column's pictures: "raw", "encoded" or "video"; empty if it holds none."""
     kind, name = column_type(column.type), column.name
     if kind.kind == "video":
         return "video"
@@ -223,7 +223,7 @@ def _picture(
         deep = re.match(r"gray(\d+)", pixel_format)
         shape = videos.shape_of(value, roots)
         if read is not None and read.shape is not None and read.shape[2:] == (1,):
-            shape = (*shape[:2], 1)  # greys, which some decoders do not say
+            shape = (*shape[:2], 1)  # greys; some decoders do not report them
         wide = deep is not None and int(deep[1]) > 8
     elif kind == "encoded":
         shape = image_shape(values[0].as_py(), dtype=np.uint16 if wide else np.uint8, image_roots=roots)
@@ -237,12 +237,12 @@ def _picture(
 
 
 def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
-    """Return the metadata of rows after their pictures were encoded anew: each column has a field that reads it.
+    """Return the metadata of rows with newly encoded pictures: each column has a field that reads it.
 
     Args:
         metadata: The metadata before.
         changed: New encodings by column.
-        frames_stay: Whether other columns still name frames of the listed videos.
+        frames_stay: Whether other columns still refer to frames of the listed videos.
 
     Raises:
         SchemaError: A field crops or resizes frames of a column that holds no frames afterwards.
@@ -264,10 +264,10 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
 
 
 def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
-    """Return the field that a column needs after its pictures were encoded anew; None if it needs none."""
+    """Return the field that a column needs after its pictures were newly encoded; None if it needs none."""
     greys = None
     if kept.way == "video" and picture.shape[2] == 1:
-        greys = picture.shape  # of which a video may be in colours
+        greys = picture.shape  # a video of them may have colours
     if read is None:
         if kept.way == "raw":
             return None
@@ -290,7 +290,7 @@ def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
 def unreadable_images(
     column: pa.Array, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike
 ) -> Iterator[tuple[int, str]]:
-    """Yield each row that has no image, or one whose header says another shape, and the reason.
+    """Yield each row without an image, or with another shape in the image's header, and the reason.
 
     Args:
         column: The images, ``{bytes, path}`` or binary.
@@ -384,7 +384,7 @@ def _column(
 
 
 def image_column(encoded: pa.Array | Sequence[bytes | None]) -> pa.Array:
-    """Return a column of image files, null where a row has none."""
+    """Return a column of image files; rows without an image are null."""
     files = encoded if isinstance(encoded, pa.Array) else pa.array(encoded, pa.binary())
     parts = [files, pa.nulls(len(encoded), pa.string())]
     return pa.StructArray.from_arrays(parts, fields=list(IMAGE), mask=pc.is_null(files))
@@ -411,7 +411,7 @@ class PixelReader:
         self._videos = VideoFiles(stream.metadata.videos)
 
     def read(self, picture: Pictures, values: pa.Array, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return pixels ``[n, H, W, C]``, zeros for a row without a picture, and which rows have one, bool ``[n]``.
+        """Return pixels ``[n, H, W, C]``, zeros for rows without a picture, and a mask of rows with one, bool ``[n]``.
 
         Args:
             picture: Description of the column.
@@ -451,7 +451,7 @@ class PixelReader:
 
 
 def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
-    """Return a schema whose metadata names the columns of image files, and drops what it said of changed columns."""
+    """Return a schema whose metadata name the columns of image files, without metadata of changed columns."""
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}
     features |= {name: {"_type": "Image"} for name, (_, kept) in changed.items() if kept.way in ("png", "jpeg")}
@@ -464,12 +464,12 @@ def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
 # ---------------------------------------------------------------------- pictures as frames of videos
 
 _RATE = 30.0
-# A file of frames is read as a whole where an index is made, and lost as a whole where it is damaged.
+# A file of frames is read as a whole to create its index, and lost as a whole if it is damaged.
 _MOST_BYTES = 200 * 10**6
 
 
 def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
-    """Return the same rows with the pictures of some columns as frames of videos, which are written first.
+    """Return the same rows with pictures of some columns as frames of videos; the videos are written first.
 
     Parts that an interrupted call wrote are kept.
 
@@ -477,8 +477,8 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
         stream: A ``RowStream``.
         changed: New encodings by column; only columns that become videos count.
         folder: Folder of the parts, rows and videos.
-        most_bytes: About the largest size of a video.
-        progress: Whether a bar shows the progress.
+        most_bytes: Approximate largest size of a video in bytes.
+        progress: Whether to show a progress bar.
 
     Raises:
         ConfigError: The folder holds parts of another source, or with other options.
@@ -493,7 +493,7 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
         schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
     frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
     schema, metadata = with_features(schema, changed), said_after(stream.metadata, changed, frames_stay=frames_stay)
-    # Rows name videos that stay and videos that are encoded, so the source must not have a folder of this name.
+    # Rows refer to unchanged and to new videos, so the source must not have a folder of this name.
     names = chain(["videos"], map("videos-{}".format, count(1)))
     roots = stream.image_folders()
     base = next(name for name in names if not any(os.path.lexists(os.path.join(root, name)) for root in roots))
@@ -633,6 +633,6 @@ class _PartWriter:
 
 
 def _rate(metadata: DatasetMetadata) -> float:
-    """Frames per second of the recording if there is one rate, else 30."""
+    """Frames per second of the recording if it has one rate, else 30."""
     known = metadata.frames_per_second
     return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE

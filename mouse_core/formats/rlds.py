@@ -311,7 +311,7 @@ def read_rlds(
         path: Name of the source for messages.
 
     Raises:
-        ConfigError: ``episodes`` is no iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
+        ConfigError: ``episodes`` is not iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
         DataError: There are no steps, or values do not fit together. While iterating: steps of an episode contradict
             each other (EpisodeError), or its last observation is missing (ConfigError).
         MissingFieldError: Steps lack features.
@@ -337,10 +337,10 @@ def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
 
 
 def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
-    """Return a note if the last step of the first episode holds an action and a reward, which RLDS gives no meaning.
+    """Return a note if the first episode's last step holds an action and a reward, which are undefined in RLDS.
 
     Args:
-        pieces: Pieces with flags, actions and rewards; those of the first episode are taken.
+        pieces: Pieces with flags, actions and rewards; only the first episode's pieces are used.
     """
     for piece in pieces:
         if piece.last:
@@ -413,12 +413,12 @@ def _kept(episode: Any) -> Any:
 def first_batch(
     pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
 ) -> pa.RecordBatch:
-    """Return the first rows, which tell the columns.
+    """Return the first rows, which determine the columns.
 
     Raises:
         DataError: There are no rows.
     """
-    # Whether an episode is complete is asked while rows are read.
+    # Whether an episode is complete is checked while rows are read.
     rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
     columns, where = next(rows, (None, path))
     if columns is None:
@@ -460,14 +460,14 @@ def stack_rows(
             if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
-            # The time of the row before, where the next piece is of the same episode.
+            # The time of the row before, if the next piece belongs to the same episode.
             before |= {name: values[-1:][: not piece.last] for name, values in staying.items() if _is_clock(name)}
         yield ordered(columns), where
 
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
     """Return the last rows of an episode without the observation that its last action led to."""
-    code = int(columns["done"][-1])  # what its last step says; 0 where that is no last one
+    code = int(columns["done"][-1])  # the code of its last step; 0 if that step is not last
     if final == "drop":
         columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
         return columns
@@ -475,7 +475,7 @@ def _ended(columns: Columns, before: Columns, staying: Columns, final: str | Non
     more = dict(before)
     for name, values in staying.items():
         more[name] = values[-1:] if name.startswith("metadata_") else placeholder(values)
-        if _is_clock(name):  # which goes on as it went
+        if _is_clock(name):  # which continues unchanged
             latest = np.concatenate([before.get(name, values[:0]), values])[-2:]
             more[name] = latest[-1:] + np.diff(latest) if len(latest) == 2 else latest
     more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
@@ -553,7 +553,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
         ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
 
     Raises:
-        ConfigError, SchemaError, DataError: As the source of the rows, or rows are marked as missing an observation.
+        ConfigError, SchemaError, DataError: As for the source of the rows; or rows are marked as missing an
+            observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
         stacked, of_episode = rlds_steps(columns, number)
@@ -626,7 +627,7 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
 
     Raises:
         ImportError: TensorFlow is not installed.
-        SchemaError: A value is no ``FieldSpec``.
+        SchemaError: A value is not a ``FieldSpec``.
     """
     try:
         import tensorflow as tf
@@ -689,7 +690,7 @@ def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str
     """Raise SchemaError if a trajectory differs from an observer's spec.
 
     Args:
-        expected: Nested specs: values with ``dtype`` and ``shape``; a size of None is any.
+        expected: Nested specs: values with ``dtype`` and ``shape``; a size of None matches any size.
         found: The trajectory.
         outer: Number of leading axes of the specs.
         where: Name of the trajectory for messages.
@@ -733,7 +734,7 @@ def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
     """Return the data spec of the trajectories of RLDS episodes.
 
     Args:
-        rlds_data: An iterable of episodes; of a generator the first episode is used up.
+        rlds_data: An iterable of episodes; the first episode of a generator is consumed.
 
     Returns:
         A ``Trajectory`` with a ``FieldSpec`` (name, dtype, shape) in place of every value, and ``()`` as
@@ -752,10 +753,9 @@ def convert_rlds_to_trajectories(
 ) -> Iterator[Trajectory]:
     """Convert RLDS episodes to trajectories: pairs of adjacent steps, across the ends of episodes.
 
-    The steps of all episodes are one sequence, and one step of type first, of zeros, comes after them, so there are as
-    many trajectories as steps. A step is of type 0 where ``is_first`` is set, else 2 where ``is_last`` is set, else 1.
-    An episode of a single step gives types (2, 2). ``discount`` is 0.0 at a step that is last and terminal, else as
-    given.
+    The steps of all episodes form one sequence, and a step of zeros with type first is appended, so there are as many
+    trajectories as steps. A step has type 0 if ``is_first`` is set, else 2 if ``is_last`` is set, else 1. An episode of
+    a single step gives types (2, 2). ``discount`` is 0.0 at a step that is last and terminal, else the given discount.
 
     Args:
         rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
@@ -769,8 +769,8 @@ def convert_rlds_to_trajectories(
     Raises:
         DataError: There are no steps (at once).
         MissingFieldError: A step lacks features (at once for the first step).
-        EpisodeError: A terminal step that is not last, a step that is not last before a first one, or a last one that
-            is not before a first one. All trajectories before that pair were yielded.
+        EpisodeError: A terminal step is not last, a step before a first one is not last, or a step after a last one is
+            not first. All trajectories before that pair were yielded.
 
     Examples:
         >>> step = {"observation": 0.5, "action": 1, "reward": 1.0, "discount": 1.0, "is_terminal": False}
@@ -792,12 +792,12 @@ def push_rlds_to_reverb(
 
     Args:
         rlds_data: As in ``convert_rlds_to_trajectories``.
-        observer: Any callable that takes a trajectory. It may declare a spec, by ``get_table_signature()`` as Reverb
-            observers of TF-Agents do (with the axis of the sequence in front), or in an attribute ``data_spec`` or
-            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with it first. A Reverb table
-            without a signature takes anything.
-        policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` gets
-            the result of the function all the same, as with TF-Agents.
+        observer: Any callable with a trajectory as argument. It may declare a spec, by ``get_table_signature()`` like
+            Reverb observers of TF-Agents (with the axis of the sequence in front), or in an attribute ``data_spec`` or
+            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with the spec first. A Reverb
+            table without a signature accepts any trajectory.
+        policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
+            receives the result of the function, as with TF-Agents.
 
     Returns:
         The number of trajectories.

@@ -1,6 +1,6 @@
-"""Read the files of RLlib's ``JsonWriter``: a batch of samples a line, with some columns packed (lz4, base64).
+"""Read the files of RLlib's ``JsonWriter``: a batch of samples in each line, with some packed columns (lz4, base64).
 
-A packed column is a pickle, which is read as data: it gives arrays, and no function that it names is called.
+A packed column is a pickle, which is read as data: it yields arrays, and functions that it names are never called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLACES = ("eps_id", "agent_index", "t")
 _STEP = (_OBSERVATION, _NEXT, _ACTION, _REWARD, *_ENDS, *_PLACES)
 # Columns that are not read: identifiers, texts of the environment, and copies of other columns.
 _OTHERS = ("type", "unroll_id", "infos", "prev_actions", "prev_rewards", "seq_lens")
-# The most bytes of a line, and of an unpacked column.
+# The largest size of a line, and of an unpacked column, in bytes.
 _MOST_BYTES = 1 << 30
 
 
@@ -53,21 +53,22 @@ def read_rllib(
     """Read samples that RLlib wrote (``offline_data(output=...)``, ``JsonWriter``).
 
     ``done`` is 1 if ``terminateds`` is set, 2 if only ``truncateds`` is; ``dones`` of older releases count as terminal.
-    A row continues an episode if ``eps_id``, ``agent_index`` and ``t`` do and, with ``new_obs``, if its observation is
-    the ``new_obs`` before it. An episode that is interrupted by others becomes several. Other columns with numbers for
-    every step become ``metadata_<name>``: those whose names begin with ``action`` move with the action, the others stay
-    with their observation. Numbers that are not packed are int64 or float64.
+    ``done`` is 1 if ``terminateds`` is set, 2 if only ``truncateds`` is; ``dones`` of older releases count as terminal.
+    A row continues an episode if ``eps_id``, ``agent_index`` and ``t`` do and, with ``new_obs``, if its observation
+    equals the ``new_obs`` before it. An episode that is interrupted by others becomes several. Other columns with
+    numbers for every step become ``metadata_<name>``: columns whose names begin with ``action`` move with the action,
+    the others stay with their observation. Unpacked numbers are int64 or float64.
 
     Args:
-        path: A file, or a folder whose files ``*.json`` follow each other by their names.
-        final: What becomes of the last transition of an episode without ``new_obs``: "drop" or "mark".
-        batch_rows: Most rows of a batch; a line is read at once.
+        path: A file, or a folder whose files ``*.json`` are read in the order of their names.
+        final: Treatment of the last transition of an episode without ``new_obs``: "drop" or "mark".
+        batch_rows: Largest number of rows of a batch; a line is read as a whole.
         policy: The policy whose samples are read, if lines have samples of several policies.
 
     Raises:
         ConfigError: No file is found; or ``final`` or ``policy`` is needed and missing.
-        DataError: A line is damaged or not of RLlib, or a packed column holds anything but arrays of numbers. The
-            message names the line.
+        DataError: A line is damaged or was not written by RLlib, or a packed column holds anything but arrays of
+            numbers. The message names the line.
         ImportError: lz4, which packed columns need, is not installed.
     """
     check_batch_rows(batch_rows)
@@ -134,7 +135,7 @@ def _columns(line: bytes, policy: str | None, where: str) -> dict[str, Any]:
 
 
 def _checked(columns: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the columns after checking that the needed ones exist and have a value for every step."""
+    """Return the columns after checking that the required columns exist and have a value for every step."""
     missing = [key for key in (_OBSERVATION, _ACTION, _REWARD) if key not in columns]
     if missing or not {*_ENDS} & columns.keys():
         raise DataError(

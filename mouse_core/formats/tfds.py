@@ -1,4 +1,4 @@
-"""RLDS datasets as TensorFlow Datasets keeps them, read without TensorFlow.
+"""RLDS datasets in the form of TensorFlow Datasets, read without TensorFlow.
 
 A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
 an episode: a tf.train.Example with the values of all its steps one after the other. The parts in order: Examples,
@@ -76,8 +76,8 @@ NamedRecords = Iterator[tuple[bytes, str]]
 def record_places(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[tuple[int, int, str]]:
     """Yield first byte and length of the data of each record of a TFRecord file, and the record's name for messages.
 
-    Before the data stand their length (8 bytes) and its CRC (4 bytes), behind them their CRC (4 bytes). The file is at
-    the first byte of the data then.
+    The length of the data (8 bytes) and its CRC (4 bytes) precede the data; the CRC of the data (4 bytes) follows. At
+    each yield, the file's position is the first byte of the data.
 
     Raises:
         DataError: The CRC of a length does not match, or the file ends within a record.
@@ -125,7 +125,7 @@ def array_records(path: str | os.PathLike[str]) -> NamedRecords:
     except ImportError as error:
         raise ImportError("ArrayRecord files need their package: pip install array_record") from error
     with reading(path):
-        # Anything but a file with the reader's own mark at its end is not handed to it.
+        # Only a file that ends with the reader's own mark is passed to the reader.
         _check_array_record(Path(path))
         with closing(ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0,max_parallelism:0")) as reader:
             for number in range(reader.num_records()):
@@ -143,7 +143,7 @@ def _check_array_record(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "array_record": array_records}
-"""The reader of a file, by TFDS's name for its format."""
+"""The reader of a file, by TFDS's name for the format."""
 
 
 __all__ = ["read_tfds", "write_tfds"]
@@ -152,9 +152,9 @@ Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
 
 Read = Callable[[int, int], bytes]
-"""Gives the bytes between two places of a record."""
+"""Returns the bytes between two positions of a record."""
 
-# As long as the head of a field can be: two numbers of 10 bytes.
+# Largest size of the head of a field: two numbers of 10 bytes.
 _HEAD = 20
 
 
@@ -307,13 +307,13 @@ _PLAIN: dict[str, tuple[str, str, tuple[int | None, ...]]] = {
 
 @dataclass(frozen=True)
 class Leaf:
-    """A feature that is no mapping.
+    """A feature that is not a mapping.
 
     Args:
         name: Path of the feature, joined by "/".
         kind: "tensor", "image", "text", or "other" for videos and sounds, which cannot be columns.
         dtype: Type of the values; empty for text.
-        shape: Shape of one value; None for a size that is not fixed.
+        shape: Shape of one value; None for a size that varies.
         encoding: "none", "bytes" or "zlib" for tensors.
         ragged: Number of levels of sequences of any length around the values.
     """
@@ -330,7 +330,7 @@ def parse_features(path: Path) -> dict[str, Leaf]:
     """Return the leaves of ``features.json`` by path.
 
     Raises:
-        DataError: The file is not as TFDS writes it.
+        DataError: The file does not have TFDS's form.
     """
     with reading(path):
         described = read_json_object(path, most_bytes=_MOST_JSON)
@@ -383,7 +383,7 @@ def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
 
     Raises:
         ConfigError: The files have a format that cannot be read.
-        DataError: The file is not as TFDS writes it, or files are missing.
+        DataError: The file does not have TFDS's form, or files are missing.
     """
     path = folder / "dataset_info.json"
     info = dict(read_json_object(path, most_bytes=_MOST_JSON))
@@ -490,7 +490,7 @@ def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
 def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
     """Return the shape of each of ``n`` values that have ``numbers`` numbers together; None if no shape fits.
 
-    One size may be open: two values of shape ``(None, 3)`` that are 12 numbers have the shape ``(2, 3)``.
+    One size may vary: two values of shape ``(None, 3)`` with 12 numbers have the shape ``(2, 3)``.
     """
     known = n * math.prod(size for size in shape if size is not None)
     if None not in shape:
@@ -522,7 +522,7 @@ def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
 
 def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
     try:
-        # TFDS keeps pictures of float32 as the four bytes of every number.
+        # TFDS stores pictures of float32 as the four bytes of every number.
         four, sizes = leaf.dtype == "float32", leaf.shape if len(leaf.shape) == 3 and None not in leaf.shape else None
         wanted = None if sizes is None else (*sizes[:2], 4 if four else sizes[2])
         pixels = decode_image(data, shape=wanted, dtype="uint16" if leaf.dtype == "uint16" else "uint8")  # type: ignore[arg-type]
@@ -540,7 +540,7 @@ def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) ->
     """Return sequences of values as ``[n, length, ...]`` if all have one length, else as an array of objects."""
     where = f"feature {leaf.name!r}"
     if leaf.name in features:
-        # A sequence that is not in another one has no lengths beside it.
+        # An outermost sequence has no lengths beside it.
         flat, lengths = features[leaf.name], None
     else:
         flat = features.get(f"{leaf.name}/ragged_flat_values", [])
@@ -581,7 +581,7 @@ def episode_pieces(
     of_episode = [leaf for leaf in leaves.values() if not is_of_step(leaf) and repeatable(leaf)]
     episode_features = _nest({leaf.name: decode_leaf(leaf, features, None) for leaf in of_episode})
     steps = {leaf.name.removeprefix(STEPS): leaf for leaf in leaves.values() if is_of_step(leaf)}
-    # What has to be decoded is decoded piece by piece.
+    # Encoded values are decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if is_encoded(leaf)}
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
     size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows)
@@ -594,7 +594,7 @@ def episode_pieces(
 
 
 def _step_bytes(leaf: Leaf) -> int:
-    """Return about how many bytes the value of a step takes after decoding."""
+    """Return the approximate size in bytes of a step's decoded value."""
     return math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize
 
 
@@ -603,7 +603,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(leaf: Leaf) -> bool:
-    """Whether the values of a leaf have to be decoded one by one."""
+    """Whether the values of a leaf must be decoded one by one."""
     return leaf.kind == "image" or leaf.encoding != "none"
 
 
@@ -613,7 +613,7 @@ def is_of_step(leaf: Leaf) -> bool:
 
 
 def is_column(leaf: Leaf) -> bool:
-    """Whether a feature can be a column: one value a step, or one sequence of values."""
+    """Whether a feature can be a column: one value for each step, or one sequence of values."""
     return leaf.kind != "other" and leaf.ragged - is_of_step(leaf) <= 1
 
 
@@ -630,7 +630,7 @@ _SHOWN_BYTES = 1 << 28
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of some shards, in their order.
+    """The records of some shards, in order.
 
     Args:
         files: The shards.
@@ -655,7 +655,7 @@ class Records:
 
 
 def index_records(folder: Path, splits: Sequence[Split]) -> Records:
-    """Return the records of some splits, from an index; shards that changed are scanned, and the index is written.
+    """Return the records of some splits from an index; changed shards are scanned, and the index is written.
 
     The index lies in ".mouse" in the folder of the dataset, or, if that is read-only, in the folder of caches
     (``remote.mirror.cache_folder``). A shard has changed if its size or modification time has.
@@ -681,7 +681,7 @@ def index_records(folder: Path, splits: Sequence[Split]) -> Records:
 
 
 _Bounds = dict[tuple[str, int, int], npt.NDArray[np.int64]]
-"""By name, size and time of a shard: offset, length and steps of each record, int64 ``[n, 3]``."""
+"""Offset, length and steps of each record, int64 ``[n, 3]``, by name, size and time of a shard."""
 
 
 def _said(file: Path) -> tuple[str, int, int]:
@@ -749,7 +749,7 @@ def _write(place: Path, known: _Bounds) -> None:
 
 
 def _read(place: Path) -> _Bounds:
-    """Read the index; return an empty one if there is none that is whole and of this version."""
+    """Read the index; return an empty one if no whole index of this version exists."""
     try:
         state = read_checkpoint(place)
     except (StateError, StorageError):
@@ -761,7 +761,7 @@ def _read(place: Path) -> _Bounds:
     return {(name, size, time): records for (name, size, time, _), records in found}
 
 
-# The positions of the features of so many records stay in memory, and so many shards stay open.
+# Number of records whose feature positions stay in memory, and number of shards that stay open.
 _MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
 
 
@@ -779,7 +779,7 @@ def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
 
 
 class RecordFiles(DecodedFiles):
-    """Records of shards; see ``DecodedFiles``. Numbers and texts of a record are decoded together, and kept.
+    """Records of shards; see ``DecodedFiles``. Numbers and texts of a record are decoded together and cached.
 
     Args:
         records: The records.
@@ -814,7 +814,7 @@ class RecordFiles(DecodedFiles):
             is_open = steps > 0
         if is_open.any() and final is None:
             check_final(None, where=records.where(int(is_open.argmax())))
-        # Those without steps have no rows.
+        # Records without steps have no rows.
         self._record = np.flatnonzero(steps > 0)
         self._steps, self._is_open = steps, is_open
         rows = (steps + (is_open & (final == "mark")))[self._record]
@@ -889,7 +889,7 @@ class RecordFiles(DecodedFiles):
                 raise DataError(f"feature {leaf.name!r}: expected {self._steps[record]} values, found {len(places)}")
             found = [known.read(*place) for place in places[row:stop]]
             if stop > len(places):
-                # The row that marks that an observation is missing; other pictures repeat the row before.
+                # The row that marks a missing observation; other pictures repeat the row before.
                 shape = [size or 1 for size in leaf.shape] or [1, 1, 3]
                 missing = name.startswith("observation")
                 found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
@@ -906,7 +906,7 @@ def _record_at(
     begin, length = int(records.offset[record]), int(records.length[record])
 
     def read(first: int, stop: int) -> bytes:
-        file = opened(int(records.shard[record]))  # stays open as long as this name, whatever the cache drops
+        file = opened(int(records.shard[record]))  # stays open as long as this name exists, even if the cache drops it
         return reader(file.fileno(), begin)(first, stop)
 
     if not verified[record]:
@@ -959,15 +959,15 @@ def read_tfds(
 
     Pictures are decoded. The CRCs of TFRecord files are verified.
 
-    ``to_store()`` of TFRecord files gives a store whose rows stay there: where records begin
-    is found once, and kept; a record is read when a batch wants rows of it, and of its pictures those that the batch
-    has, which are decoded then. The CRC of a record is compared when it is first read, for which all of it is.
+    ``to_store()`` of TFRecord files returns a store that reads its rows from these files. The positions of records are
+    found once and kept. A record is read when a batch needs its rows; only pictures of the batch are read and decoded.
+    The CRC of a record is compared at its first read, which reads the whole record.
 
     Args:
         path: The folder with ``features.json``, or a folder above it that holds no other dataset.
-        splits: Names of the splits to read, in this order; by default all, one after the other.
+        splits: Names of the splits to read, in this order; by default all splits.
         final: See ``read_rlds``; needed for episodes whose steps end without ``is_last``, and for transitions.
-        last_step: See ``read_rlds``: "transition" if the action and the reward of the last step of an episode count.
+        last_step: See ``read_rlds``: "transition" if the action and the reward of an episode's last step are valid.
         batch_rows: Most rows of a batch.
 
     Returns:
@@ -1023,11 +1023,11 @@ def store_of(
     Args:
         path, splits, final, last_step: See ``read_tfds``.
         verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record once.
-        make: Makes the store.
+        make: Creates the store.
         **options: Options of the store.
 
     Raises:
-        ConfigError: As in ``read_tfds``, or the files are no TFRecord.
+        ConfigError: As for ``read_tfds``, or the files are not TFRecord files.
     """
     folder, _, leaves, _, kind, chosen = _described(path, splits)
     if kind != "tfrecord":
@@ -1122,9 +1122,9 @@ def write_tfds(
     split: str = "train",
     episodes_per_file: int = 1000,
 ) -> None:
-    """Write rows as an RLDS dataset in ArrayRecord files, through TFDS; ``tfds.builder_from_directory`` opens it.
+    """Write rows as an RLDS dataset in ArrayRecord files, by TFDS; ``tfds.builder_from_directory`` opens it.
 
-    Pictures are written as PNG, and float64 values are encoded, so nothing is rounded.
+    Pictures are written as PNG, and float64 values are encoded, so that no value is rounded.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
@@ -1136,7 +1136,7 @@ def write_tfds(
 
     Raises:
         ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: Files cannot be written; nothing is left.
+        StorageError: Files cannot be written; no part of them remains.
         DataError: There are no rows, or values are null.
         ImportError: tensorflow-datasets or array_record is not installed.
     """
@@ -1204,7 +1204,7 @@ def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return steps in the form that TFDS takes without TensorFlow: pictures as files."""
+    """Return steps in the form that TFDS accepts without TensorFlow: pictures as files."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""Files of other tools, read byte by byte: HDF5, NumPy and videos; and the files in a folder that make up its rows."""
+"""Files of other tools, read byte by byte: HDF5, NumPy and videos; and the selection of the data files of a folder."""

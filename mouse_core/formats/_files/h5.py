@@ -1,7 +1,7 @@
-"""HDF5 files, read by a process of their own, and written piece by piece.
+"""HDF5 files: reading in a separate process, and writing piece by piece.
 
-The HDF5 library trusts what it reads: a damaged file can make it loop for ever, take all memory or end the process.
-So another process reads, within bounds of time and memory, and what happens to it is an error here.
+The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
+process. So another process reads, with limits of time and memory, and its failures become errors here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _CHILD = Path(__file__).with_name("h5_child.py")
 class H5File:
     """An HDF5 file open for reading; a context manager.
 
-    What reads another kind of trees of arrays in a process of its own derives from it, and says by which program.
+    A reader of another kind of array trees in a separate process derives from this class and sets the program.
 
     Args:
         path: The file.
 
     Raises:
         ImportError: h5py is not installed.
-        ConfigError: There is no such file.
-        DataError: It is no HDF5 file, or a damaged one.
+        ConfigError: The file does not exist.
+        DataError: The file is damaged, or no HDF5 file.
     """
 
     child = _CHILD
@@ -59,7 +59,7 @@ class H5File:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # The process computes nothing, and threads for that would take address space.
+            # The process computes nothing, and idle threads would take address space.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         try:
@@ -75,7 +75,7 @@ class H5File:
         self.close()
 
     def close(self) -> None:
-        """End the process that reads."""
+        """End the reading process."""
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 stream.close()
@@ -83,11 +83,11 @@ class H5File:
         self._process.wait()
 
     def another(self, path: str | os.PathLike[str]) -> None:
-        """Close the file, and open another one in the process that reads: to start one takes 0.2 s.
+        """Close the file, and open another one in the same process: starting a process takes 0.2 s.
 
         Raises:
-            ConfigError: There is no such file.
-            DataError: It is no HDF5 file, or a damaged one.
+            ConfigError: The file does not exist.
+            DataError: The file is damaged, or no HDF5 file.
         """
         self.path = os.fspath(path)
         self.check(self.path)
@@ -109,9 +109,9 @@ class H5File:
         """Return the trees below some groups, without values.
 
         Returns:
-            A tree for each. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
-            "text", "ragged", "empty" or "other"), ``shape``, ``dtype`` and ``chunk``, the rows of a chunk; both have
-            ``attributes``.
+            A tree for each group. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
+                "text", "ragged", "empty" or "other"), ``shape``, ``dtype`` and ``chunk``, the number of rows in a
+                chunk; both have ``attributes``.
 
         Raises:
             DataError: The file is damaged, or datasets claim more than is stored.
@@ -139,7 +139,7 @@ class H5File:
             Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).
 
         Raises:
-            DataError: A damaged file.
+            DataError: The file is damaged.
         """
         if not items:
             return []
@@ -171,7 +171,7 @@ class H5File:
                     payload.append([_exactly(process.stdout, size) for size in value["sizes"]])
                 header = answer
             except (BrokenPipeError, EOFError, json.JSONDecodeError):
-                pass  # it has ended, maybe in the middle of a line
+                pass  # the process has ended, possibly in the middle of a line
             finally:
                 timer.cancel()
         if header is None:
@@ -207,7 +207,7 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield path and description of every item below a group, at any depth, that is no group.
+    """Yield path and description of every item below a group, at any depth, except groups.
 
     Args:
         tree: A tree from ``H5File.trees``.

@@ -1,7 +1,7 @@
-"""Reads one HDF5 file for another process: a damaged file may end or hang this one, and nobody is hurt.
+"""Read one HDF5 file for another process: a damaged file may crash or hang only this process.
 
-Run as a script, with a file's path: answers requests, a line of JSON each, with a line of JSON and the bytes it
-announces. Imports nothing of this package, so that it starts quickly.
+The script takes a file's path, and answers each request, a line of JSON, with a line of JSON and the announced bytes.
+It imports nothing of this package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
-"""Bytes of address space, those of the libraries included; a chunk that is read must fit."""
+"""Limit of the address space in bytes, libraries included; a chunk that is read must fit."""
 
 DEPTH = 16
 
@@ -30,7 +30,7 @@ def _bound_memory() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute's value as JSON has it."""
+    """Return an attribute's value in JSON's types."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if hasattr(value, "tolist"):
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_stored(dataset: Any) -> None:
-    """Raise ValueError where less is stored than the shape says: what was never written reads as zeros."""
+    """Raise ValueError if less is stored than the shape states: missing bytes would be read as zeros."""
     shape = dataset.shape
     if dataset.chunks:
         expected = math.prod(-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
@@ -80,7 +80,7 @@ class Opened:
         return node
 
     def names(self, node: Any) -> list[str]:
-        """Names of the items in a group."""
+        """Return the names of the items in a group."""
         return list(node) if isinstance(node, self._h5py.Group) else []
 
     def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Opened:
         h5py = self._h5py
         if depth > DEPTH:
             raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
-        if not isinstance(node, h5py.Group | h5py.Dataset):  # a type with a name, or what damage made of a dataset
+        if not isinstance(node, h5py.Group | h5py.Dataset):  # a named type, or a damaged dataset
             return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
         found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
         if isinstance(node, h5py.Dataset):
@@ -120,12 +120,12 @@ class Opened:
         _check_stored(dataset)
         described = str(ragged) if ragged is not None else dtype.str
         if dtype.names is not None or dtype.subdtype is not None:
-            described = str(dtype)  # apart from bytes of no type, which are |V, too
+            described = str(dtype)  # except untyped bytes, which are also |V
         chunk = dataset.chunks[0] if dataset.chunks else 0
         return {"kind": kind, "shape": list(shape), "dtype": described, "chunk": chunk}
 
     def read(self, dataset: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-        """Rows of a dataset: their description, and the pieces of their bytes."""
+        """Read rows of a dataset: return their description, and the pieces of their bytes."""
         import numpy as np
 
         if not isinstance(dataset, self._h5py.Dataset):
@@ -151,7 +151,7 @@ class Opened:
         return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
 
     def _lacking_filters(self, dataset: Any) -> list[str]:
-        """Names of a dataset's compression filters that are missing here, even with hdf5plugin installed."""
+        """Return the dataset's compression filters that are missing here, even with hdf5plugin installed."""
         described, available = dataset.id.get_create_plist(), self._h5py.h5z.filter_avail
         filters = [described.get_filter(number) for number in range(described.get_nfilters())]
         if not all(available(one[0]) for one in filters):
@@ -165,7 +165,7 @@ class Opened:
 
 
 def _answer(request: dict[str, Any], opened: Any) -> tuple[dict[str, Any], list[Any]]:
-    """A line of JSON, and the bytes that it announces, for a request."""
+    """Answer a request: return a line of JSON, and the bytes that it announces."""
 
     def there(path: str) -> Any:
         node = opened.find(path)
@@ -204,7 +204,7 @@ def serve(path: str, opened: Callable[[str], Any]) -> None:
 
     Args:
         path: The first file; a request names others.
-        opened: Opens a file; what it returns has the methods of ``Opened``.
+        opened: Opens a file; the result has the methods of ``Opened``.
     """
     _bound_memory()
     out = sys.stdout.buffer

@@ -1,4 +1,4 @@
-"""Trees of arrays in files of ``numpy.savez``, where names with slashes make groups; and pickles of arrays, as data."""
+"""Trees of arrays in files of ``numpy.savez``, whose names with slashes form groups; and pickles of arrays, as data."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _loaded(data: bytes, where: str) -> Any:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    except Exception as error:  # whatever a pickle that was tampered with leads to
+    except Exception as error:  # any error that a manipulated pickle causes
         raise DataError(f"{where}: expected a dict of arrays, found a pickle that cannot be read: {error}") from error
 
 
@@ -152,7 +152,7 @@ class _Array:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """Make an array as NumPy does in newer pickles."""
+    """Create an array as NumPy does in newer pickles."""
     found = _Array()
     found.__setstate__((1, shape, dtype, order == "F", data))
     return found
@@ -178,7 +178,7 @@ def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool,
     """Read the shape of an array, whether it is in Fortran order, and its dtype, from its header in ``numpy.save``.
 
     Raises:
-        DataError: The array has another version than 1.0 or 2.0; begins with ``where``.
+        DataError: The array has another version than 1.0 or 2.0; the message begins with ``where``.
     """
     version = npy.read_magic(file)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -195,7 +195,7 @@ class NpyRows:
         where: Name of the array for messages.
 
     Raises:
-        DataError: It is no array of numbers.
+        DataError: The stream holds no array of numbers.
     """
 
     def __init__(self, file: BinaryIO | Any, *, where: str) -> None:
@@ -218,7 +218,7 @@ class NpyRows:
         """Return the next ``count`` rows, ``[count, ...]``.
 
         Raises:
-            DataError: There are fewer bytes than the array's shape says.
+            DataError: There are fewer bytes than the array's shape requires.
         """
         count = min(count, len(self) - self.place)
         values = np.frombuffer(self._bytes(count * self.row_bytes), self.dtype)
@@ -236,7 +236,7 @@ class NpyRows:
         """Read to the end of the stream, where compressed files store the CRC of their bytes.
 
         Raises:
-            DataError: There are more bytes than the array's shape says.
+            DataError: There are more bytes than the array's shape requires.
         """
         if self._file.read(1):
             raise DataError(f"{self._where}: expected the end after {len(self)} rows, found more bytes")
@@ -283,12 +283,12 @@ class NpzTree:
                 raise damaged(self.path, f"expected at most {_MOST_ARRAYS} arrays, found {len(members)}")
             wrong = [name for name in members if not name.endswith(_SUFFIX)]
             if wrong or len(set(members)) < len(members):
-                # Every writer of npz files writes arrays alone, each once.
+                # Writers of npz files write one array at a time, each once.
                 raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:
-        """Read begun arrays, or with ``others`` all arrays, to their end, where their CRC is compared."""
+        """Read begun arrays, or all arrays if ``others``, to their end, where their CRC is compared."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)
@@ -306,13 +306,13 @@ class NpzTree:
         self._archive.close()
 
     def names(self, path: str = "/") -> list[str]:
-        """Names of the groups and arrays in a group."""
+        """Return the names of the groups and arrays in a group."""
         above = f"{path.strip('/')}/".lstrip("/")
         below = (name.removeprefix(above).split("/")[0] for name in self._names if name.startswith(above))
         return list(dict.fromkeys(below))
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Description of the group or array at each path, as ``H5File.find`` returns it."""
+        """Return the description of the group or array at each path, like ``H5File.find``."""
         return [self._tree(path.strip("/")) for path in paths]
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
@@ -338,7 +338,7 @@ class NpzTree:
         return {"kind": "group", "items": items, "attributes": {}}
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Read rows of several arrays. To go back in an array reads it again from its beginning."""
+        """Read rows of several arrays. Going back in an array reads it again from its beginning."""
         return [self._rows(path.strip("/"), first, stop) for path, first, stop in items]
 
     def _rows(self, path: str, first: int, stop: int) -> npt.NDArray[Any]:
@@ -351,7 +351,7 @@ class NpzTree:
                 rows, last = NpyRows(self._files[path], where=f"{self.path}, {path}"), None
             if not rows.shape:
                 return rows.read(1).reshape(())
-            # Stretches of observations overlap by one row, which is not read again.
+            # Ranges of observations overlap by one row, which is not read again.
             begun = last if first < rows.place else None
             rows.skip(max(min(first, len(rows)) - rows.place, 0))
             values = rows.read(max(stop - max(first, rows.place), 0))

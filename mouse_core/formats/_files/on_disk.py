@@ -1,4 +1,4 @@
-"""Selection of the files in a folder that make up its rows: all of its data, or none.
+"""Selection of the data files of a folder that make up its rows: all of its data, or none.
 
 A folder that holds data besides the files that belong together raises an error instead of being read in part, since
 the intended files are unknown.
@@ -48,9 +48,8 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
     """Return the files of every split in order.
 
     Raises:
-        ConfigError: Nothing of this kind, or other data beside it.
-        DataError: Descriptions that are damaged, or that reach for files outside of their folder; shards that are
-            missing.
+        ConfigError: The folder holds no such data, or other data beside them.
+        DataError: Descriptions are damaged, or refer to files outside of their folder; or shards are missing.
     """
     if root.is_file() and root.suffix in SUFFIXES:
         return {"train": [root]}
@@ -81,7 +80,7 @@ def kept_beside(root: Path, kind: str) -> Path:
     beside = root / KEPT
     if beside.exists() or os.access(root, os.W_OK):
         return beside
-    from mouse_core.remote.mirror import cache_folder  # loaded where there is no room beside
+    from mouse_core.remote.mirror import cache_folder  # loaded if the dataset's folder is read-only
 
     return cache_folder() / kind / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
@@ -172,7 +171,7 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
         counts = sorted({int(match["count"]) for match in matches})
         numbers = sorted(int(match["number"]) for match in matches)
         if len(counts) > 1 or numbers != list(range(counts[0])):
-            # Files of two writers, or not all files of one: the rows are not the written rows.
+            # Files of two writers, or an incomplete set of one: the rows would differ from the written rows.
             raise DataError(
                 f"{files[0].parent}: expected the files {split}-00000-of-N to the last of N, found N in {counts[:4]} "
                 f"and the numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
@@ -199,7 +198,7 @@ def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         here = Path(folder)
-        # Links may lead anywhere, and in circles: only the files directly in a linked folder count.
+        # Links may lead anywhere, and in circles: only files directly in a linked folder count.
         linked = [file for name in folders if (here / name).is_symlink() for file in _folder(here / name)]
         yield from (file for file in linked if file.name in (STATE, SPLITS) or _is_data(file))
         for name in names:
@@ -221,7 +220,7 @@ def _is_index(file: Path) -> bool:
 
 def npz_names(file: Path) -> list[str]:
     """Return the names in a zip file of ``numpy.savez``; empty for another file."""
-    if not file.is_file():  # a pipe would be waited for
+    if not file.is_file():  # opening a pipe would block
         return []
     try:
         with zipfile.ZipFile(file) as archive:

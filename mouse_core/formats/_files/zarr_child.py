@@ -1,6 +1,6 @@
-"""Reads one zarr group for another process, as ``h5_child.py`` does an HDF5 file, and by its protocol.
+"""Read one zarr group for another process, with the same protocol as ``h5_child.py`` for HDF5.
 
-Run as a script, with the path of a folder or zip file. Imports nothing of this package.
+The script takes the path of a folder or zip file. It imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import zipfile
 from typing import Any
 
 DEPTH = 16
-# An array of more is not believed where fewer than one chunk in a thousand is there.
+# A larger array is rejected if fewer than one chunk in a thousand exists.
 MOST_ABSENT_BYTES, MOST_ABSENT = 1 << 30, 1000
 MOST_CACHED_BYTES = 32 << 20
-# What turns bytes into numbers, and cannot do anything else: "pickle" and "json2" make objects.
+# Codecs that only convert bytes to numbers; "pickle" and "json2" would create objects.
 CODECS = {
     "blosc", "bytes", "zstd", "zlib", "gzip", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "quantize",
     "packbits", "astype", "bitround", "crc32", "crc32c", "adler32", "fletcher32", "transpose", "sharding_indexed",
@@ -26,7 +26,7 @@ CODECS = {
 
 
 class Opened:
-    """A zarr group, and of each of its arrays the rows that were decoded last."""
+    """A zarr group, and a cache of the last decoded rows of each of its arrays."""
 
     def __init__(self, path: str) -> None:
         import zarr
@@ -58,7 +58,7 @@ class Opened:
             return None
 
     def names(self, node: Any) -> list[str]:
-        """Names of the groups and arrays in a group."""
+        """Return the names of the groups and arrays in a group."""
         return [name for name, _ in self._members(node)] if hasattr(node, "members") else []
 
     def _members(self, group: Any) -> list[tuple[str, Any]]:
@@ -77,7 +77,7 @@ class Opened:
         return {"kind": "group", "items": items, "attributes": {}}
 
     def read(self, array: Any, path: str, first: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-        """Rows, decoded together with those of the same chunks, which the next request is likely to want."""
+        """Read rows, decoded together with other rows of the same chunks, which the next request probably needs."""
         import numpy as np
 
         held, values = self.decoded.get(path, (0, None))
@@ -98,7 +98,7 @@ class Opened:
 
 
 def _check_blosc() -> None:
-    """Have numcodecs look at how long a chunk is: of one that was cut, Blosc reads on into the memory behind it."""
+    """Make numcodecs check the length of chunks: Blosc would read beyond the end of a cut chunk."""
     import numcodecs.blosc  # type: ignore[import-untyped]
     import numpy as np
 
@@ -106,7 +106,7 @@ def _check_blosc() -> None:
 
     def checked(self: Any, buf: Any, out: Any = None) -> Any:
         found = np.frombuffer(buf, np.uint8)
-        said = int.from_bytes(found[12:16].tobytes(), "little")  # bytes in all, which Blosc's header ends with
+        said = int.from_bytes(found[12:16].tobytes(), "little")  # size of all bytes, at the end of Blosc's header
         if len(found) < 16 or said != len(found):
             raise ValueError(f"expected a chunk of {said} bytes, found {len(found)}")
         return decode(self, buf, out)
@@ -127,7 +127,7 @@ def _chunks(names: list[str]) -> dict[str, int]:
 
 
 def _names(root: str) -> list[str]:
-    """All files in a folder; ValueError where a link leads out of it, and for a pipe, which would be waited for."""
+    """Return all files in a folder; ValueError for a link that leads out, and for a pipe, which would block."""
     base, found = os.path.realpath(root), []
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -142,7 +142,7 @@ def _names(root: str) -> list[str]:
 
 
 def _codecs(described: Any) -> list[str]:
-    """The names of all codecs in the description of an array, inner ones of shards among them."""
+    """Return the names of all codecs in the description of an array, including inner codecs of shards."""
     if isinstance(described, list | tuple):
         return [name for item in described for name in _codecs(item)]
     if not isinstance(described, dict):
@@ -168,7 +168,7 @@ def _array(array: Any, stored: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": "number" if whole else "other", "shape": shape, "dtype": str(dtype)}
     if whole and array.size:
         found["dtype"] = dtype.str
-        # Chunks in shards are files together.
+        # Chunks in shards share files.
         sizes = getattr(array, "shards", None) or array.chunks
         wanted = math.prod(-(-size // chunk) for size, chunk in zip(shape, sizes, strict=True))
         present = min(stored.get(array.path, 0), wanted)

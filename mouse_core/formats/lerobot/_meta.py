@@ -49,19 +49,19 @@ _TOLERANCE = 1e-4
 
 
 def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: float | None = None) -> Floats:
-    """Return the seconds that may lie between times of rows and their frames: the rounding of the numbers.
+    """Return the allowed seconds between the times of rows and of their frames, due to the rounding of numbers.
 
     Args:
-        times: Times in seconds, which were float32.
-        tick: Seconds of the unit in which the video's times are counted. One of 1/1000 s rounds 30 frames a second, and
-            one of 1/15360 s does not.
+        times: Times in seconds, with float32 precision.
+        tick: Unit of the video's times in seconds. A tick of 1/1000 s rounds 30 frames a second, and a tick of 1/15360
+            s does not.
         frames_per_second: Frames per second of the recording.
-        tolerance: Seconds that the caller allows; by default as many as LeRobot allows.
+        tolerance: Seconds that the caller allows; by default LeRobot's value.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
     allowed = (_TOLERANCE if tolerance is None else tolerance) + rounded + np.abs(times) * 2.0**-23
-    # The default is never so large that a neighbouring frame would fit.
+    # The default is always too small for a neighbouring frame to fit.
     return np.minimum(allowed, 0.25 / frames_per_second) if tolerance is None else allowed
 
 
@@ -72,7 +72,7 @@ def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
 
 
 def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
-    """Return the message for a frame that is not near enough, with the tolerance that would accept it."""
+    """Return the message for a frame that is too far in time, with the tolerance that would accept it."""
     away = abs(found - time)
     hint = (
         f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
@@ -85,9 +85,9 @@ class Camera:
 
     Args:
         name: Name for messages.
-        shape: ``(H, W, C)`` of a frame, C being 1 or 3.
+        shape: ``(H, W, C)`` of a frame; C is 1 or 3.
         frames_per_second: Frames per second of the recording.
-        wide: Whether pixels are numbers of 16 bits, such as depth; colours are bytes.
+        wide: Whether pixels are 16-bit numbers, such as depth; colours are bytes.
         tolerance: See ``allowance``.
     """
 
@@ -113,7 +113,7 @@ class Camera:
         self._passed = -np.inf
 
     def take(self, file: Path, times: Floats) -> npt.NDArray[Any]:
-        """Return the frames at some times; ascending times cost least.
+        """Return the frames at some times; ascending times are fastest.
 
         Args:
             file: The video.
@@ -124,7 +124,7 @@ class Camera:
 
         Raises:
             ImportError: PyAV is not installed.
-            DataError: The video is damaged, of another size, or lacks a frame, or has pixels of more bits.
+            DataError: The video is damaged, has another size, lacks a frame, or has pixels of more bits.
         """
         found = np.empty((len(times), *self.shape), self.dtype)
         with reading(file):
@@ -161,7 +161,7 @@ class Camera:
         if frame is None or frame.time is None:
             return None
         if frame.is_corrupt:
-            # Frames that refer to it, some of them earlier ones, are wrong too, and nothing shows which.
+            # Frames that refer to this frame, some of them earlier ones, are also wrong, and it is unknown which.
             raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
         return float(frame.time), frame
 
@@ -188,7 +188,7 @@ class Camera:
         if not grey or bits > 16 or self.dtype == np.uint8:
             wanted = "gray of up to 16 bits" if self.dtype != np.uint8 else "8 bits a pixel, as meta/info.json has it"
             raise damaged(file, f"{self.name}: expected {wanted}, found {frame.format.name}")
-        # Converting would scale the numbers to all of 16 bits.
+        # A conversion would scale the numbers to the full range of 16 bits.
         return lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1).astype(np.uint16)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int
     """Return ``(H, W, C)`` of frames from a shape and the names of its dimensions.
 
     Raises:
-        DataError: No shape of a picture.
+        DataError: The shape is not the shape of a picture.
     """
     sizes = list(shape) if isinstance(shape, list) else []
     if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= _LARGEST_SIDE for size in sizes):
@@ -221,7 +221,7 @@ _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset; the index of a video is read, or made, when the first frame of it is searched.
+    """The videos of a dataset; a video's index is read or created when its first frame is searched.
 
     The time of a frame in its video is the time at which the episode begins there, plus the row's "timestamp".
 
@@ -292,7 +292,7 @@ class Videos:
                     yield int(episode[mine[at]]), broken[int(found[at])], None
 
     def settle(self, skipped: Collection[int]) -> None:
-        """Number the videos of the episodes that are not left out; ``files`` lists only these."""
+        """Number the videos of the episodes that are kept; ``files`` lists only these."""
         there = self._described.episodes.lengths > 0
         there[list(skipped)] = False
         used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
@@ -416,7 +416,7 @@ class Frames:
         #: Positions of episodes that are left out.
         self.skipped: frozenset[int] = frozenset()
         kinds = ("video", "image") if cameras else ()
-        # The column of a camera depends on the number of cameras, also if only some are read.
+        # The column of a camera depends on the number of all cameras, even if only some are read.
         self._cameras = [key for key, feature in described.features.items() if feature.dtype in kinds]
         self.pictures = [key for key in self._cameras if videos or described.features[key].dtype == "image"]
         self.stored = [
@@ -452,7 +452,7 @@ class Frames:
         return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
 
     def images(self, batch: pa.RecordBatch, keys: Iterable[str], file: _Path, called: Callable[[int], str]) -> Columns:
-        """Return the image files of cameras, as bytes; DataError names the file and the row of one that is none."""
+        """Return the image files of cameras, as bytes; DataError names the file and the row without a valid image."""
         for key in keys:
             for row, why in self.unreadable_images(batch, key):
                 raise damaged(file, why, at=called(row))
@@ -493,7 +493,7 @@ class Frames:
             raise damaged(file, why)
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Yield the position of each episode with a row that is another frame than in ``rows``, and the reason."""
+        """Yield the position of each episode with a row that is not the frame ``rows`` states, and the reason."""
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
         wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
@@ -546,7 +546,7 @@ class Frames:
             pictures: Pictures by feature, which are part of the result.
             file: The file, for messages.
             keys: The features; None: all features in files of frames.
-            called: Returns the name of a row for messages.
+            called: Returns the name of a row, for messages.
         """
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
@@ -608,7 +608,7 @@ class Frames:
     @memo
     def _numbers(self) -> npt.NDArray[np.int64]:
         """Numbers of the episodes that have rows."""
-        # With final="drop" an episode of one frame has no transition left; it still has its first row.
+        # With final="drop", an episode of one frame loses its transition; its first row stays.
         there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
         return self.episodes.index[there]
@@ -634,16 +634,16 @@ class Frames:
         for key, column in columns.items():
             feature = self.described.features[key]
             name, dtype, bounds = column, "uint16" if feature.wide else None, None
-            if column == "observation_image":  # which has a standard field
+            if column == "observation_image":  # for a column with a standard field
                 name, dtype, bounds = "obs_image", "int64", (0, 255)
-            # Of colours the shape is that of the files, and another one that is asked for has them resized.
+            # For colours, the shape comes from the files, and requesting another shape resizes frames.
             shape = feature.shape if feature.shape[2] == 1 else None
             made.append(Field(name, column, dtype=dtype, bounds=bounds, shape=shape, image=True, fill=0))
         return made
 
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
-    """Return a value with the type and shape of a feature, as a file with such a column has it."""
+    """Return a value with the type and shape of a feature, as a file with such a column stores it."""
     shape = fixed_shape(data_type)
     while isinstance(data_type, pa.BaseExtensionType):  # features of several dimensions, written by datasets
         data_type = data_type.storage_type
@@ -722,7 +722,7 @@ class FrameFile(NamedTuple):
 
     Args:
         name: Path of the file, below the dataset's folder.
-        first, stop: Position of its first episode among all episodes, and of the one behind its last.
+        first, stop: Position of its first episode among all episodes, and the position behind its last episode.
         rows: The frames in the file, by their numbers among all frames.
     """
 
@@ -796,7 +796,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
 
     Args:
         root: The dataset's folder.
-        skip_broken: Whether episodes that ``meta`` does not list, or in files that cannot be read, are left out.
+        skip_broken: Whether to leave out episodes that ``meta`` does not list or whose files cannot be read.
 
     Raises:
         ConfigError: The folder holds no dataset, or one of another version of the format.
@@ -836,7 +836,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
 
 
 def check_action(described: Description, where: str) -> None:
-    """Raise SchemaError where no feature is an action."""
+    """Raise SchemaError if no feature is an action."""
     if not any(map(is_action, described.features)):
         raise SchemaError(f"{where}: expected a feature 'action', found {list(described.features)}")
 
@@ -871,7 +871,7 @@ def is_action(key: str) -> bool:
 
 
 def column_of(key: str) -> str:
-    """Return the column of a feature; of pictures, ``Frames.picture_column`` does."""
+    """Return the column of a feature; for pictures, use ``Frames.picture_column``."""
     if key == "observation.state":
         return "observation"
     column = key.replace(".", "_")
@@ -879,7 +879,7 @@ def column_of(key: str) -> str:
 
 
 def feature_of(column: str) -> str:
-    """Return the feature of a column whose feature the rows do not name."""
+    """Return the feature of a column for which the rows name no feature."""
     if column == "observation":
         return "observation.state"
     for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
@@ -905,7 +905,7 @@ def _feature(key: object, entry: object, file: Path) -> Feature:
 
 
 def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
-    """Whether a camera's metadata say that a pixel has more than 8 bits."""
+    """Whether a camera's metadata state more than 8 bits for a pixel."""
     said = {**entry}
     for name in ("info", "video_info"):
         said |= entry[name] if isinstance(entry.get(name), Mapping) else {}
@@ -992,7 +992,7 @@ def _file(folder: str, chunk: int, file: int, suffix: str) -> str:
 
 
 def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]) -> Episodes:
-    """Return the episodes of version 2, each of which has files of its own."""
+    """Return the episodes of version 2; each episode has its own files."""
     file = root / "meta" / "episodes.jsonl"
     size = info.get("chunks_size", 1000)
     if not is_whole(size) or size < 1:

@@ -32,9 +32,9 @@ from mouse_core.store.remote.rows import DecodedFiles, FileRows, ObjectStream, P
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-# Frames of a chunk: as many as a record batch has, and fewer if they are large.
+# Frames of a chunk: the rows of a record batch, or fewer if they are large.
 MOST_FRAMES, _MOST_BYTES = 8192, 16 << 20
-# A byte of a file holds at most so many frames, however equal they are.
+# Largest number of frames for each byte of a file, even if all frames are equal.
 _MOST_A_BYTE = 1000
 _META = "meta"
 # Metadata files, for a server that lists no files.
@@ -47,15 +47,15 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
 
     Args:
         url: The address.
-        reaching: How remote objects are reached.
+        reaching: The options for reaching remote objects.
         final, cameras: See ``read_lerobot``.
         **options: Options of the store.
 
     Raises:
-        ConfigError: Another version of the format, or ``final`` was not chosen.
-        SchemaError: No feature ``action``.
-        DataError: Something is damaged.
-        StorageError: The address was not reached.
+        ConfigError: The format has another version, or ``final`` was not chosen.
+        SchemaError: The dataset has no feature ``action``.
+        DataError: A file is damaged.
+        StorageError: The address could not be reached.
     """
     store, place = DatasetStore(**options), Place.of(url, reaching)
     where = place.client.url

@@ -54,7 +54,7 @@ _MOST_SAID = 20
 
 
 class Looking:
-    """The faults of episodes, by their position in the dataset.
+    """The check of all episodes, and its findings by their position in the dataset.
 
     Args:
         root: The dataset's folder.
@@ -90,7 +90,7 @@ class Looking:
         everything = [place for place in range(first, stop) if episodes.lengths[place]]
         try:
             found = _table(file)
-            if self._skip and found.num_rows > len(rows):  # rows of an episode that was not finished
+            if self._skip and found.num_rows > len(rows):  # rows of an unfinished episode
                 found = found.slice(0, len(rows))
             if found.num_rows != len(rows):
                 raise damaged(file, f"expected {len(rows)} frames, as meta/episodes has it, found {found.num_rows}")
@@ -177,12 +177,12 @@ def _table(file: Path) -> pa.RecordBatch:
     return found
 
 
-# Rows of another version are made again.
+# Cached rows of another version are created again.
 _VERSION = 1
 
 
 def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:
-    """Return the rows as a mapped ``datasets.Dataset``, or as a table in memory if they cannot be written.
+    """Return the rows as a mapped ``datasets.Dataset``, or in memory as a table if they cannot be written.
 
     The rows are written the first time: to ".mouse" in the dataset's folder, or, if that is read-only, to "lerobot" in
     the folder of caches (``remote.mirror.cache_folder``). The name contains digests of the options and of sizes and
@@ -295,16 +295,16 @@ def read_lerobot(
 
     Args:
         path: The dataset's folder, or its address.
-        final: What becomes of the last action of an episode, whose next observation is not stored: "drop" or "mark".
+        final: Treatment of the last action of an episode, whose next observation is not stored: "drop" or "mark".
         cameras: Whether to read pictures; videos need the extra ``video``.
         videos: Content of columns of videos: "pixels", or "frames", which are ``{video, frame}``; by default pixels in
             the stream and frames in a store.
-        skip_broken: Whether episodes that lack rows, times or frames, whose values have other shapes than their
-            features, or whose files are damaged, are left out; ``notes`` name them. All files are read first, and for
-            pixels all frames are decoded. Of a recording that was killed, complete episodes are read.
-        tolerance: Largest distance in seconds between a video frame and a row's "timestamp", as LeRobot's
+        skip_broken: Whether to leave out episodes that lack rows, times or frames, whose values have other shapes than
+            their features, or whose files are damaged; ``notes`` name them. All files are read first, and for pixels
+            all frames are decoded. From an interrupted recording, complete episodes are read.
+        tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
-        batch_rows: About how many rows a batch has; fewer if they are large.
+        batch_rows: Approximate number of rows of a batch; fewer if they are large.
         **reaching: For an address: arguments of ``mouse_core.remote.Reaching``.
 
     Raises:
@@ -483,7 +483,7 @@ class _Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
-        ordinal = -1  # of the episode of the last row so far
+        ordinal = -1  # the episode of the last row so far
         with ExitStack() as opened:
             cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
             parts = (

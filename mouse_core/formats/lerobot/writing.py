@@ -47,12 +47,12 @@ from mouse_core.video.writing import VideoCodec, VideoWriter
 Stats = dict[str, npt.NDArray[Any]]
 
 _SHARES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-# Of pictures with a side of 300 or more pixels, every k-th pixel counts, so that about 150 a side are left.
+# For pictures with a side of 300 or more pixels, only every k-th pixel is used, so that about 150 pixels a side remain.
 _LARGE, _KEPT = 300, 150
 
 
 class EpisodeStats:
-    """Statistics of one episode; its numbers stay in memory, of pixels only counts do.
+    """Statistics of one episode; numbers are kept in memory, and for pixels only counts.
 
     Args:
         pictures: The features that are pictures.
@@ -74,7 +74,7 @@ class EpisodeStats:
         self._frames += len(next(iter(frames.values())))
 
     def result(self) -> dict[str, Stats]:
-        """Return min, max, mean, std, count and quantiles by feature; of pictures ``[C, 1, 1]``, bytes as 0 to 1."""
+        """Return min, max, mean, std, count and quantiles by feature; for pictures ``[C, 1, 1]``, bytes as 0 to 1."""
         found = {key: _of_numbers(np.concatenate(parts)) for key, parts in self._held.items()}
         for key, counts in self._pixels.items():
             found[key] = _of_pixels(counts, self._frames)
@@ -97,7 +97,7 @@ def _of_numbers(values: npt.NDArray[Any]) -> Stats:
 
 
 def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return how often each value occurs in each channel, ``[C, values]``."""
+    """Return the frequency of each value in each channel, ``[C, values]``."""
     step = max(pixels.shape[1:3])
     step = 1 if step < _LARGE else step // _KEPT
     small, values = pixels[:, ::step, ::step], int(np.iinfo(pixels.dtype).max) + 1
@@ -168,8 +168,8 @@ def write_lerobot(
     """Write rows as a LeRobotDataset, version 3, which LeRobot and ``read_lerobot`` open.
 
     An episode of T transitions, T+1 rows, becomes T frames: a frame is an observation and the action that follows it,
-    with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store the last observation
-    of an episode, so it is left out; ``read_lerobot(final="mark")`` returns the rows with zeros there.
+    with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store an episode's last
+    observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in its row.
 
     Features have the names in ``keys`` of the metadata of the rows. Other columns: ``observation`` becomes
     ``observation.state``, ``observation_images_top`` ``observation.images.top``, ``observation_<name>``
@@ -186,14 +186,14 @@ def write_lerobot(
         images: Encoding of pictures, as in ``formats.converting.convert``, but not "raw".
         frames_per_second: Rate of the recording; by default from the metadata of the rows, else 30.
         robot_type: Name of the robot; by default from the metadata.
-        task: Text of the task of rows that name none; by default the name of their environment.
-        shard_bytes: About the largest size of a file of frames; videos may be twice as large.
+        task: Text of the task for rows without a task; by default the name of their environment.
+        shard_bytes: Approximate largest size of a file of frames; videos may be twice as large.
         progress: Whether to show a progress bar.
 
     Raises:
         ConfigError: Something is at ``path``, another process is writing it, or an option is invalid.
-        StorageError: Files cannot be written; nothing is left.
-        SchemaError: Rows of alignment "outgoing".
+        StorageError: Files cannot be written; no part of them remains.
+        SchemaError: The rows have the alignment "outgoing".
         DataError: Rows are null, or marked as missing before the end of an episode, or only some rows have a column.
         ImportError: PyAV is not installed, for videos.
     """
@@ -245,7 +245,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
         raise ConfigError("images: expected videos, png or jpeg, as LeRobot has pictures, found 'raw'")
-    # Frames of videos are decoded, too, as LeRobot stores the frames of an episode one after the other.
+    # Frames of videos are decoded, too, because LeRobot stores the frames of an episode in sequence.
     wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
     try:
         found = pictures_of(stream, wanted)
@@ -269,15 +269,15 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
 
 
 class _Writer:
-    """Writes episodes to a new dataset, one after the other; no episode is in two files.
+    """Writer of a new dataset, episode by episode; an episode is never split across files.
 
     Args:
         root: The dataset's folder.
         metadata: The metadata of the rows.
         cameras: See ``_with_pixels``.
         rate: Frames a second.
-        task: Text of the task of rows that name none.
-        most_bytes: About how large a file of frames gets, and a video twice as large.
+        task: Text of the task for rows without a task.
+        most_bytes: Approximate largest size of a file of frames; a video may be twice as large.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class _Writer:
         self.episodes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Stats]] = []
         self.frames = self.left = 0
-        # The episode that is being written: its frames, the tasks of these, and where it begins in videos.
+        # The open episode: its frames, their tasks, and its begin in videos.
         self._length, self._tasks, self._begins = 0, set[int](), dict[str, int]()
         self._counted = EpisodeStats(cameras)
         self._data: Any = None
@@ -336,7 +336,7 @@ class _Writer:
         self._close_videos()
 
     def _end_episode(self) -> None:
-        """Note an episode; one of a single row has no frame, and is left out."""
+        """Record an episode; an episode of a single row has no frame, and is left out."""
         length, counted = self._length, self._counted
         self._length, self._counted = 0, EpisodeStats(self.cameras)
         if not length:
@@ -548,7 +548,7 @@ class _Writer:
         """Return the digest of all frames, after reading them back.
 
         Raises:
-            DataError: Files hold other frames than were written.
+            DataError: The files hold other frames than the written ones.
         """
         fields = []
         for key, feature in self.features.items():
@@ -568,7 +568,7 @@ class _Writer:
         if found.hexdigest() != wanted:
             raise DataError(f"{self.root}: expected frames with the digest {wanted}, found {found.hexdigest()}")
         for path in self.root.rglob(f"*{SUFFIX}"):
-            path.unlink()  # readers make their own index
+            path.unlink()  # readers create their own index
         return wanted
 
 
@@ -583,7 +583,7 @@ def _discard(writer: Any) -> None:
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Yield whether an episode begins, and the next frames, without columns if the episode has one row so far.
+    """Yield whether an episode begins, and the next frames; without columns while the episode has one row.
 
     An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
@@ -609,7 +609,7 @@ def _alike(held: Columns, piece: Columns) -> list[str]:
 def _key(column: str, metadata: DatasetMetadata) -> str:
     """Return the feature of a column."""
     key = metadata.keys.get(column, feature_of(column))
-    if os.path.basename(key) != key or key in ("", ".", ".."):  # it is the name of a folder of videos, too
+    if os.path.basename(key) != key or key in ("", ".", ".."):  # the feature is also the name of a folder of videos
         raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
     return key
 
