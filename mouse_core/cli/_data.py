@@ -217,17 +217,17 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert minari:D4RL/door/human-v2 door           a folder for datasets.load_from_disk
       mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
       mouse convert recordings parts --to parquet --max-shard-size 200MB
-      mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
+      mouse convert transitions.parquet rows --alignment outgoing   rows with the action that follows the observation
       mouse convert pick.mcap rows --format layout.yaml      topics of a robot as columns, on one clock
       mouse convert recordings store --layout windows        a folder for DatasetStore.open, larger than memory
-      mouse convert recordings small --images video:h264:gop=2   pictures as videos, which loses some of what they were
-      mouse convert robot pixels --final drop --images png   every pixel of what videos have
+      mouse convert recordings small --images video:h264:gop=2   pictures as videos, with some loss
+      mouse convert robot pixels --final drop --images png   every pixel of the videos
       mouse convert recordings robot --to lerobot --fps 10   version 3 of LeRobot, pictures as videos
-      mouse convert robot rows --final drop --skip-broken    what can be read of a LeRobotDataset
+      mouse convert robot rows --final drop --skip-broken    the readable episodes of a LeRobotDataset
 
-    After an interruption the same command goes on where it was. The result is read back and compared with the source.
+    After an interruption the same command resumes. The result is read back and compared with the source.
 
-    status: 0 converted and verified, 2 data or a target that cannot be used
+    status: 0 converted and verified, 2 unusable data or target
     """
     stream = open_source(chosen)
     done = _written(stream, chosen)

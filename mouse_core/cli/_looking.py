@@ -46,19 +46,19 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def run_inspect(chosen: argparse.Namespace) -> int:
-    """Show what is in recorded data of any format, and warn of what usually goes wrong.
+    """Show the contents of recorded data of any format, and warn of common faults.
 
     examples:
       mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
       mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
-      mouse inspect pick.mcap                           which topics an MCAP file or a bag of ROS 2 has
-      mouse inspect pick.mcap --format layout.yaml      those that a layout makes columns, on one clock
+      mouse inspect pick.mcap                           the topics of an MCAP file or a bag of ROS 2
+      mouse inspect pick.mcap --format layout.yaml      the topics that a layout converts to columns, on one clock
       mouse inspect recordings --html report.html       a page with episodes and plots, to open in a browser or to send
-      mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
-      mouse inspect robot --final drop                  which episodes of a LeRobotDataset cannot be read, and why
+      mouse inspect recordings --strict                 status 1 for warnings, for scripts
+      mouse inspect robot --final drop                  unreadable episodes of a LeRobotDataset, and the reasons
       mouse inspect recordings --strict --ignore saturated,duplicate-episodes
 
-    status: 0 fine, 1 errors or warnings with --strict, 2 data that cannot be used
+    status: 0 no faults, 1 errors or warnings with --strict, 2 unusable data
     """
     from mouse_core.formats.base import embedded
     from mouse_core.inspect import inspect, show
@@ -139,7 +139,7 @@ def run_stats(chosen: argparse.Namespace) -> int:
     examples:
       mouse stats recordings                            a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
       mouse stats recordings --fields action,obs_continuous
-      mouse stats recordings --save recordings          meta/stats.json in it, for Statistics.load and for LeRobot
+      mouse stats recordings --save recordings          writes meta/stats.json, for Statistics.load and for LeRobot
     """
     from mouse_core.bench.opening import open_data
     from mouse_core.statistics.by_field import statistics
@@ -201,16 +201,16 @@ def run_view(chosen: argparse.Namespace) -> int:
 
     examples:
       mouse view recordings                             a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
-      mouse view runs/expert runs/beginner              two of them, to be seen side by side
-      mouse view runs/collect                           a store that is being written: what comes is shown
-      mouse view recordings --at 'd=recordings&e=12&s=40'   a place that the address of a page named
-      mouse view recordings --inspect                   with what mouse inspect finds, each a link to its step
-      mouse view recordings --rerun episodes.rrd        for Rerun, whose viewer is started where no file is named
-      mouse view recordings --no-browser --port 8000    on a machine that ssh -L 8000:127.0.0.1:8000 leads to
+      mouse view runs/expert runs/beginner              two datasets side by side
+      mouse view runs/collect                           a store that is being written: new rows are shown
+      mouse view recordings --at 'd=recordings&e=12&s=40'   a place from the address of a page
+      mouse view recordings --inspect                   with the findings of mouse inspect, each a link to its step
+      mouse view recordings --rerun episodes.rrd        for Rerun; without a file name its viewer is started
+      mouse view recordings --no-browser --port 8000    for a connection by ssh -L 8000:127.0.0.1:8000
 
-    The page is served on this machine alone, under an address that nobody can guess, until Ctrl-C.
+    The page is served on this machine alone, under a secret address, until Ctrl-C.
 
-    status: 0 ended, 2 data that cannot be used
+    status: 0 ended, 2 unusable data
     """
     import webbrowser
     from functools import partial

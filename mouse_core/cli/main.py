@@ -103,18 +103,18 @@ def declare_record(parser: argparse.ArgumentParser) -> None:
 
 
 def run_record(chosen: argparse.Namespace) -> int:
-    """Record episodes of an environment into the folder of a store, behind those that are there.
+    """Record episodes of an environment into the folder of a store, behind the existing episodes.
 
     examples:
       mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
-      mouse record CartPole-v1 runs/cartpole --until 1000 --seed 0             the same again goes on where it was
+      mouse record CartPole-v1 runs/cartpole --until 1000 --seed 0             repeating the command continues it
       mouse record CartPole-v1 runs/upright --episodes 20 --policy mine:upright    upright(observation) of mine.py
       mouse record LunarLander-v3 runs/lander --episodes 500 --vector 8 --vectorization async
       mouse record FrozenLake-v1 runs/lake --episodes 100 --infos prob=float64
 
-    A policy of a vector is given the observations of all of its environments, and returns all of their actions.
+    With --vector, a policy receives the observations of all environments, and returns all of their actions.
 
-    status: 0 done, 2 an environment, a policy or a folder that cannot be used, 130 interrupted: what was recorded stays
+    status: 0 done, 2 unusable environment, policy or folder, 130 interrupted: recorded episodes stay
     """
     from mouse_core.record.playing import made, record
     from mouse_core.store.dataset_store import DatasetStore
@@ -183,9 +183,9 @@ def run_push(chosen: argparse.Namespace) -> int:
       mouse push recordings your-org/your-dataset
       mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
       mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
-      mouse push recordings your-org/your-dataset --statistics      with those of "train", or the only split
+      mouse push recordings your-org/your-dataset --statistics      with statistics of "train", or of the only split
 
-    status: 0 pushed, 2 data that cannot be used, or the Hub refused
+    status: 0 pushed, 2 unusable data, or an error of the Hub
     """
     import tempfile
 
@@ -271,13 +271,13 @@ def run_upload(chosen: argparse.Namespace) -> int:
 
     examples:
       mouse upload runs/collect s3://bucket/runs/collect
-      mouse upload runs/collect gs://bucket/collect --follow        while the folder is written
+      mouse upload runs/collect gs://bucket/collect --follow        while another process writes the folder
 
-    Files that are there already are not sent again, and the manifest comes last: who reads meanwhile sees the store as
-    it was, or as it is then. Rows that are not sealed yet wait until they are, as they are when the store is closed.
-    Who asks is said by the environment or a profile, as for other programs that use the storage.
+    Files that exist at the address are not sent again, and the manifest comes last: a concurrent reader sees the store
+    before or after the upload. Rows are sent once they are sealed; closing the store seals all rows. Credentials come
+    from the environment or a profile, as for other programs that use the storage.
 
-    status: 0 sent, 2 a store that cannot be sent, or another one is there, 130 --follow was interrupted
+    status: 0 sent, 2 the store cannot be sent, or another store is there, 130 --follow was interrupted
     """
     from mouse_core.store.remote import Uploaded, follow, upload
 
@@ -686,17 +686,17 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_bench(chosen: argparse.Namespace) -> int:
-    """Measure how fast batches of a dataset are, and say what to change.
+    """Measure the speed of a dataset's batches, and recommend changes.
 
     examples:
       mouse bench recordings --sequence-length 64 --batch-size 32
       mouse bench your-org/your-dataset --split train --frameworks numpy,torch
-      mouse bench recordings --sampling blocks              data larger than memory, read in long stretches
+      mouse bench recordings --sampling blocks              data larger than memory, read in long ranges
       mouse bench recordings --dtype obs_continuous=float32 --json figures.json
       mouse bench recordings --boundary episode --window obs_continuous=-1:1 --window action=0:16
       mouse bench expert beginner --weights 3,1             windows of a mixture
       mouse bench recordings --replay 1000000 --batch-size 256 --frameworks torch
-      mouse bench recordings --run my_run:loader            whatever a function of yours makes for your run
+      mouse bench recordings --run my_run:loader            the loader that your function creates
     """
     from mouse_core.bench.opening import mixed, open_data
     from mouse_core.bench.running import bench, bench_own, bench_replay
