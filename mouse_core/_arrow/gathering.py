@@ -18,7 +18,7 @@ from mouse_core._arrow.windows import Int64s, WindowsPart
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
 
-# Windows of so many rows are copied piece by piece.
+# Windows of at least this many rows are copied piece by piece.
 _LONG = 1024
 
 

@@ -285,10 +285,10 @@ def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Space
 
 
 BUDGET = 32 << 20
-"""Bytes that a piece may take."""
+"""Largest size of a piece in bytes."""
 
 KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
-"""What every episode has."""
+"""The datasets of every episode."""
 
 
 @dataclass
@@ -504,7 +504,7 @@ def _arrow_values(array: Any, spec: Any, where: str) -> Any:
             parts[child.name] = _arrow_values(part, _part_of(spec, child.name, here), here)
         return parts
     if array.null_count and _texts(array.type):
-        # The last row of what leaves an observation is a filler, and null for text.
+        # The last row of a value that leaves an observation is a placeholder; for texts it is null.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
     if _is_picture(spec) and where.startswith("actions") and values.dtype.kind == "O":

@@ -943,7 +943,7 @@ class _Known:
         return self._values[name]
 
 
-# What is looked at to see whether a last step holds a transition.
+# The features that show whether a last step holds a transition.
 _BROUGHT = re.compile(r"steps/(is_first|is_last|reward|action(/.*)?)$")
 
 

@@ -344,21 +344,24 @@ FEWEST = 400
 _MOST_STEPS = 16_384
 _MOST_CODES = 24
 _MOST_DIMENSIONS = 48
-# What an action explains at least, and an earlier one, which may do a little where observations do not say it all.
+# Least gain of an action, and of an earlier action, which may gain a little if observations are incomplete; and the
+# least ratio of gains for a clear earlier action.
 _EXPLAINS, _EARLIER_EXPLAINS, _ALONE = 0.02, 0.05, 5.0
-# The stated action explains nothing if it explains less than this share of what the later one does, and leaves the
-# later one to be what happened in between if the observations around leave so much less of that unexplained: beyond
-# what chance does, of so many steps at least, and more of a policy that is all but a function of what is seen.
+# The stated action explains nothing if its gain is below this share of the later action's gain. The later action was
+# then taken in between if the observations around leave clearly less of it unexplained: by more than chance brings for
+# this many steps, and by still more for a policy that is almost a function of the observations.
 _NOTHING, _NEXT_TO_NOTHING, _CHANCE, _CHANCE_OF_POLICY = 0.5, 0.35, 0.05, 0.15
-# Where it is not, so much less is enough by itself: what is seen may tell of the step before, as stacked frames do.
+# For an action that is no such function, this ratio suffices by itself: observations may reveal the step before, as
+# stacked frames do.
 _NO_FUNCTION_OF_SEEN, _MUCH_LESS = 0.5, 0.87
-# Nor is an action that they say nothing of at all, when they do of the later one.
+# A stated action is also shifted if observations predict it by less than this share of their prediction of the later
+# one.
 _UNKNOWN = 0.2
-# Machines that are slow answer to the stated action still, when the later one has begun to work, and do all the rest:
-# then both are about as well explained, and an action that is less than this a function of what is seen is no policy's
-# answer to it.
+# Slow machines still respond to the stated action when the later one has begun to act. Then the observations predict
+# both about equally well. If they determine the stated action by less than this share, the later action is no policy's
+# response to them.
 _FUNCTION_OF_SEEN, _ABOUT_AS_MUCH, _THE_REST = 0.7, 1.3, 0.5
-# Of some episodes among others, which may be those of another policy, less is enough.
+# For some episodes among others, which may come from another policy, a lower share suffices.
 _FUNCTION_IN_SOME = 0.4
 _FEWEST_EPISODES = 4
 _FEWEST_THAT_TELL, _FEWEST_LIVELY = 150, 100
@@ -518,7 +521,7 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
 
 
 def _unlike_the_rest(rows: Floats) -> int:
-    """Number of rows that differ from the most frequent row; 0 for a constant action or constant observations."""
+    """Return the number of rows that differ from the median row; 0 for a constant action or observation."""
     return int((rows != np.median(rows, axis=0)).any(axis=1).sum())
 
 

@@ -41,23 +41,23 @@ from mouse_core.files.writing import remove, storing, sync_folders, write_at
 #
 # A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
 #
-#     page 0   head    what the columns are, how many rows the file has room for; written once
+#     page 0   head    the columns, and the number of rows that fit into the file; written once
 #     page 1   place   of a commit that waits for the disk
-#     page 2   live    how many rows count, the origin of the file; places of two commits that do not wait
+#     page 2   live    the number of rows that count, the origin of the file; places of two commits that do not wait
 #     page 3   place   of another commit that waits for the disk
 #     page 4   blocks  the checksums of each block of rows that is full
 #     page 5   rows    32 bytes of x
 #
-# All that changes with every commit lies side by side, so that the disk writes one page. A commit that waits for the
-# disk has a page of its own: if this page is torn, the other one is whole.
+# All numbers that change with every commit are adjacent, so that the disk writes one page. A commit that waits for the
+# disk has its own page: if this page is torn, the page of the other such commit is whole.
 
 PAGE = 4096
 FORMAT = 1
 """The version of the format; a file of a newer version is rejected."""
 _MAGIC = b"mousetai"
-# The magic, the version, how many bytes describe the columns, and their checksum.
+# The magic, the version, the size of the columns' description in bytes, and its checksum.
 _HEAD = struct.Struct("<8sIIQ")
-# Numbers of the live page before those of the columns.
+# Number of entries of the live page before the entries of columns.
 LIVE = 8
 # Rows that share a checksum: some 100 kB. One flipped bit costs all rows of such a block.
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
