@@ -164,7 +164,7 @@ def named_observation(value: Any) -> Columns:
 def named_action(value: Any) -> Columns:
     """Return actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
 
-    A single array of whole numbers ``[n]`` stays as it is. Fractions become vectors, a single one a vector of one, and
+    A single array of whole numbers ``[n]`` stays as it is. Floats become vectors, a single float a vector of one, and
     longer shapes are flattened in C order.
     """
     if isinstance(value, Mapping | tuple):

@@ -491,7 +491,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             alignment={"reward": "arrived", "terminated": "arrived", "metadata": "arrived"},
             files="*.h5",
         ),
-        # Procgen's; time limits are terminal there. A file's name says when it was recorded, its number, its length,
+        # Procgen's; time limits are terminal there. A file's name holds its time of recording, number, length,
         # the seed of its level and its return: 20230313T133237_4_77_12_10.00.npz. Archives have pickled dicts.
         "gen_dgrl": TreeLayout(
             observation="observations",

@@ -145,7 +145,7 @@ def write_minari(
 ) -> str:
     """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
 
-    Pictures are stored as they are, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
+    Pictures are stored unchanged, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
     ``metadata_<key>`` are ``infos[<key>]``; ``metadata_episode_seed`` is the episode's seed.
 
     Args:
@@ -618,7 +618,7 @@ class _H5Episode:
         for path, part in leaves({"items": self._tree}):
             here, first = f"/{'/'.join(path)}", path[0]
             if first not in (*KNOWN, "infos") and (part["kind"] == "empty" or not part["shape"]):
-                continue  # a single value says nothing of steps
+                continue  # a single value does not show the number of steps
             length = part["shape"][0] if part["shape"] else None
             wanted = {self.length, self.length + 1} if first not in KNOWN else {self.length + (first == "observations")}
             if length not in wanted or part["kind"] == "other":

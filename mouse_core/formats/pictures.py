@@ -48,7 +48,7 @@ class PictureEncoding:
     Args:
         way: "raw", "png", "jpeg" or "video".
         quality: Quality of JPEG, 1 to 100.
-        codec: Codec of videos. None: frames of videos stay as they are, and other pictures are encoded by
+        codec: Codec of videos. None: frames of videos stay unchanged, and other pictures are encoded by
             ``VideoCodec()``.
     """
 
@@ -322,7 +322,7 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
 
     Args:
         stream: A ``RowStream``.
-        changed: New encodings by column; columns that become videos stay as they are.
+        changed: New encodings by column; columns that become videos stay unchanged.
         fill: Whether a missing picture becomes zeros; it is null otherwise.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}

@@ -598,7 +598,7 @@ class Sketches:
 
 
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
-    """Return close pairs of episodes of one length, and whether chance brings none together.
+    """Return close pairs of episodes of one length, and whether such closeness rules out chance.
 
     Candidates are neighbours in the order of length and of one number of the sketch; there are three such orders.
     """

@@ -115,7 +115,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is in memory that the caller has"
 
     def test_a_loader_delivers_it(self) -> None:
-        """A loader delivers the source with any number of workers, and goes on from a state of that source only."""
+        """A loader delivers the source with any number of workers, and continues from a state of that source only."""
         source = self.make()
         for workers in (0, 4):
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:

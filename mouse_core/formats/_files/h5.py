@@ -223,7 +223,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str,
 
 
 def import_h5py() -> Any:
-    """Return the package h5py; the ImportError says what to install."""
+    """Return the package h5py; the ImportError names the package to install."""
     try:
         import h5py
     except ImportError as error:

@@ -459,7 +459,7 @@ class Frames:
         return {key: encoded_images(batch.column(key)) for key in keys}
 
     def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
-        """Return rows with pictures as their types say; the time of a marked row is one frame later."""
+        """Return rows with pictures as their types say; a marked row gets a time one frame later."""
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}

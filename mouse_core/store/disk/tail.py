@@ -74,7 +74,7 @@ _IDENTITY = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class ColumnBuffer:
-    """An array of a column, with checksums of its own.
+    """An array of a column, with separate checksums.
 
     Args:
         column: Number of the column.
@@ -323,7 +323,7 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
 #
 # Rows share checksums block by block. The checksums of a full block stand in a table, and are never written again.
 # Those of the block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line
-# in the table, for rows 0..4095, and checksums of its own for rows 4096..4999.
+# in the table, for rows 0..4095, and its own checksums for rows 4096..4999.
 #
 # There are four places for commits. Commits that wait for the disk alternate between two places, the other commits
 # between the other two. So while one commit is written, the previous commit of its kind is whole, and a commit on the

@@ -400,7 +400,7 @@ def row_of(number: int) -> Rows:
 
 
 def _overwrite(rows: Any) -> None:
-    """Write zeros to the arrays of rows, where that is possible."""
+    """Write zeros to the writable arrays of rows."""
     for _, leaf in leaves(rows):
         with suppress(TypeError, ValueError):
             leaf[...] = 0
