@@ -1,6 +1,6 @@
-"""Studies: one training in several frameworks, variants and seeds, recorded, compared, proven to see one stream.
+"""Studies: a training in several frameworks, variants and seeds, recorded and compared, with proof of equal batches.
 
-The frameworks themselves are imported where a run uses them.
+A framework is imported only in the runs that use it.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -66,7 +66,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _write_page(folder: Path, chosen: argparse.Namespace) -> int:
-    """The page of a folder with a study, at work or done, or with nothing but its results."""
+    """Write the page of a folder with a study, running or finished, or with results only."""
     from mouse_study._running.folder import DECLARED, collect
     from mouse_study.results import read
 

@@ -1,4 +1,6 @@
-"""Runs of one variant and seed in two frameworks: were they given the same data, and where do their curves part."""
+"""Pairs of runs of one variant and seed in two frameworks: whether they received the same data, and where their curves
+diverge.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from numpy.typing import NDArray
 from mouse_study.results import Results, Run
 from mouse_study.statistics import parting, relative_difference
 
-#: Relative differences whose first step is looked for.
+# : Relative differences whose first step is reported.
 TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-# Runs that a line names.
+# The most runs that a line names.
 _NAMED = 4
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Whether a record shows that two runs were given the same data.
+    """Whether a record proves that two runs received the same data.
 
     Attributes:
-        proven: the digests of both are equal, and over the same number of steps.
-        said: what exactly is proven, or why it is not.
+        proven: whether the digests of both are equal, over the same number of steps.
+        said: the proof, or the reason why there is none.
     """
 
     proven: bool
@@ -38,9 +40,9 @@ class Pair:
     Attributes:
         left: the one run.
         right: the other.
-        same_data: whether both were given the same.
-        steps: steps of which both recorded a value, int64 ``[n]``, ascending.
-        difference: how far the two values are apart at each, by the larger one, float64 ``[n]``.
+        same_data: whether both received the same data.
+        steps: the steps at which both recorded a value, int64 ``[n]``, ascending.
+        difference: the difference of the two values at each step, relative to the larger one, float64 ``[n]``.
     """
 
     left: Run
@@ -50,20 +52,21 @@ class Pair:
     difference: NDArray[np.float64]
 
     def parts(self, tolerance: float) -> int | None:
-        """The first step at which the two differ by more than the tolerance; None if they nowhere do."""
+        """Return the first step at which the two differ by more than the tolerance; None if there is no such step."""
         place = parting(self.difference, tolerance)
         return None if place is None else int(self.steps[place])
 
 
 def pairs(results: Results, name: str = "loss") -> tuple[Pair, ...]:
-    """All pairs of runs that only their framework tells apart.
+    """Return all pairs of runs that differ only in their framework.
 
     Args:
-        results: what a study recorded.
-        name: of the values that are compared.
+        results: the results of a study.
+        name: the name of the compared values.
 
     Returns:
-        Pairs in the order of variants, seeds and frameworks; none of a variant and seed that ran in one framework only.
+        The pairs in the order of variants, seeds and frameworks, without variants and seeds that ran in one framework
+        only.
     """
     series = results.series(name)
     empty = (np.empty(0, np.int64), np.empty(0, np.float64))
@@ -80,7 +83,7 @@ def pairs(results: Results, name: str = "loss") -> tuple[Pair, ...]:
 
 
 def _alike(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs of one variant and seed together."""
+    """Group runs by variant and seed."""
     found: dict[tuple[str, int], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.variant, run.seed, run.framework)):
         found.setdefault((run.variant, run.seed), []).append(run)
@@ -88,19 +91,19 @@ def _alike(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def same_data(left: Run, right: Run) -> Evidence:
-    """Whether the record shows that the study gave two runs the same batches.
+    """Return whether the record proves that the study gave two runs the same batches.
 
-    It does where both have a digest of all that they were given, the digests are equal, and both took the same number
-    of steps. A digest is over names, shapes and values of batches, every value to its last bit, and over the number of
-    each batch in its stream. Nothing is concluded from fingerprints, names or seeds. What a
-    training reads for itself, from its store or from elsewhere, is not seen.
+    The proof requires that both runs have a digest of all received batches, that the digests are equal, and that both
+    took the same number of steps. A digest covers the names, shapes and values of batches, bit by bit, and the number
+    of each batch in its stream. Fingerprints, names and seeds prove nothing. Data that a training reads by itself, from
+    its store or another source, is not covered.
 
     Args:
         left: the one run.
         right: the other.
 
     Returns:
-        What is proven, or why nothing is.
+        The proof, or the reason why there is none.
     """
     for run in (left, right):
         if not run.steps:
@@ -145,11 +148,11 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
     """Return one line about all pairs: *same data: proven*, or the number of pairs for which it is not.
 
     Args:
-        found: pairs, as ``pairs`` gives them.
-        missing: runs that were declared and have not begun, ``Results.missing``, whose pairs are counted, too.
+        found: the pairs that ``pairs`` returned.
+        missing: declared runs that have not begun, ``Results.missing``; their pairs are counted, too.
 
     Returns:
-        Proven if it is of each pair, and there is one.
+        Proven if there is a pair, and the same data is proven for every pair.
     """
     all_pairs = list(found)
     absent = sorted(missing)
@@ -170,7 +173,7 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
 
 
 def _declared(found: Iterable[Pair], missing: Iterable[str]) -> set[tuple[str, str]]:
-    """The pairs that there are once all runs have begun, by the names of both."""
+    """Return the pairs that exist when all runs have begun, by the names of both runs."""
     alike: dict[tuple[str, str], set[str]] = {}
     for pair in found:
         for run in (pair.left, pair.right):

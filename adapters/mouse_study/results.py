@@ -20,7 +20,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
 from mouse_core.files.writing import replacing, storing
 
 FILE = "results.parquet"
-"""What the file is called in a study's folder."""
+"""The name of the file in a study's folder."""
 
 SCHEMA = pa.schema(
     [
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-"""The columns of ``Results.table``: a value of some name that a run had at a step."""
+"""The columns of ``Results.table``: the value that a run recorded under a name at a step."""
 
 Status = Literal["done", "failed", "partial"]
 
@@ -118,13 +118,13 @@ class Results:
         return tuple(sorted(pc.unique(self.table["name"]).to_pylist()))
 
     def series(self, name: str) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """Return the recorded values of a name, for each run that has some.
+        """Return the recorded values of a name, for each run that has values.
 
         Args:
-            name: For instance "loss".
+            name: The name, for example "loss".
 
         Returns:
-            By run: steps int64 [n], ascending, and values float64 [n].
+            By run: the steps, int64 ``[n]``, ascending, and the values, float64 ``[n]``.
         """
         found = self.table.filter(pc.equal(self.table["name"], name)).combine_chunks()
         steps, values = found["step"].to_numpy(), found["value"].to_numpy()
@@ -145,10 +145,10 @@ class Results:
         return page(self, path)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to a file, or leave the one that is there.
+        """Write the results to a file; after an error, an existing file is unchanged.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The file cannot be written.
         """
         said = {
             "version": _VERSION,
@@ -164,15 +164,15 @@ class Results:
 
 
 def read(path: str | os.PathLike[str]) -> Results:
-    """Read what a study recorded.
+    """Read the results of a study.
 
     Args:
         path: The study's folder, or the file ``results.parquet`` in it.
 
     Raises:
-        ConfigError: There is none.
-        DataError: It is no such file, is damaged, or a newer mouse-data wrote it.
-        StorageError: It cannot be read.
+        ConfigError: The file does not exist.
+        DataError: The file has no results, is damaged, or was written by a newer mouse-data.
+        StorageError: The file cannot be read.
     """
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     if not file.exists():
@@ -208,7 +208,7 @@ def _said(file: Path, text: bytes | None) -> dict[str, Any]:
     return said
 
 
-# What the facts of a run are in JSON.
+# The JSON types of the facts of a run.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("run", "variant", "framework", "status"), (str,)),
     **dict.fromkeys(("fingerprint", "digest", "undigested", "error"), (str, NoneType)),
@@ -220,7 +220,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _run(said: Mapping[str, Any]) -> Run:
-    """The facts of a run, each of the kind that readers rely on."""
+    """Return the checked facts of a run."""
     given = {name: said[name] for name in _KINDS if name in said}
     for name, value in given.items():
         if not isinstance(value, _KINDS[name]):

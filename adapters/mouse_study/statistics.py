@@ -17,27 +17,27 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, check_seed
 
 Floats = NDArray[np.float64]
-#: Takes values ``[resamples, runs, ...]`` and reduces their axis 1.
+# : A function of values ``[resamples, runs, ...]`` that reduces axis 1.
 Statistic = Callable[[Floats], Floats]
 
 REPETITIONS = 2000
 CONFIDENCE = 0.95
-# How often a band of 95% of so many runs holds the value that endless runs would give: simulated with 4,000 samples
-# of a normal and of a lognormal distribution each, whose figures differ by at most 0.02.
+# The share of 95% bands that contain the true value, by the number of runs: simulated with 4,000 samples of a normal
+# and of a lognormal distribution, whose shares differ by at most 0.02.
 _HOLDS = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
-# So many values of a resample are reduced at a time, 32 MiB.
+# The number of values that are reduced at a time, 32 MiB.
 _MOST_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
 class Band:
-    """A statistic of several runs, and where it would fall with other seeds.
+    """A statistic of several runs, and its uncertainty over seeds.
 
     Attributes:
         value: the statistic of all runs, float64 ``[...]``.
-        low: the lower edge of the band, shaped like ``value``; None where there is none.
+        low: the lower edge of the band, shaped like ``value``; None without a band.
         high: the upper edge.
-        runs: how many runs each stratum has.
+        runs: the number of runs of each stratum.
     """
 
     value: Floats
@@ -47,18 +47,18 @@ class Band:
 
 
 def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
-    """The interquartile mean: the mean of what is left without the lowest and the highest quarter.
+    """Return the interquartile mean: the mean of the values without the lowest and the highest quarter.
 
-    Of n values ``n // 4`` are left out at either end: of 8 values 2 and 2, of 3 values none, so that up to 3 values
-    this is their mean.
+    Of n values, ``n // 4`` are left out at either end: of 8 values 2 and 2, of 3 values none. So the result for up to 3
+    values is their mean.
 
     Args:
-        values: numbers; at least one along the axis.
-        axis: along which the runs lie.
+        values: the numbers, at least one along the axis.
+        axis: the axis of the runs.
 
     Returns:
-        float64, of the shape of ``values`` without the axis. Not a number where one of the values is none: a run that
-        went astray is not left out in silence.
+        float64, in the shape of ``values`` without the axis. NaN if one of the values is NaN, so that a diverged run is
+        not dropped silently.
     """
     array = np.moveaxis(np.asarray(values, np.float64), axis, 0)
     count = len(array)
@@ -82,25 +82,25 @@ def band(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Band:
-    """A statistic of runs, with a stratified bootstrap interval (percentiles) around it.
+    """Return a statistic of runs with a stratified bootstrap interval (percentiles).
 
-    A stratum is what other seeds would leave as it is: a variant. Each resample takes as many runs of each stratum as
-    it has, with replacement: of runs 0, 1, 2 perhaps 2, 0, 2. A run that is a curve is taken whole.
+    A stratum is a group of runs that differ only in their seeds: a variant. Each resample draws as many runs from each
+    stratum as it has, with replacement: from runs 0, 1, 2 for example 2, 0, 2. A curve is drawn as a whole.
 
     Args:
-        strata: for each stratum its runs ``[runs, ...]``; how many they are may differ, what is behind may not.
-        statistic: of all runs together; takes ``[resamples, runs, ...]`` and reduces axis 1. The interquartile mean
-            if not given.
-        repetitions: resamples.
-        confidence: share of the resamples inside of the band.
-        seed: of the resamples. The same arguments give the same band, to the last bit.
+        strata: for each stratum its runs ``[runs, ...]``; the number of runs may differ, the other axes must not.
+        statistic: a function of all runs together, which takes ``[resamples, runs, ...]`` and reduces axis 1; by
+            default the interquartile mean.
+        repetitions: the number of resamples.
+        confidence: the share of the resamples inside of the band.
+        seed: the seed of the resamples. Equal arguments give equal bands, bit by bit.
 
     Returns:
-        The band. Where a stratum has a single run there is none: ``low`` and ``high`` are None.
+        The band. If a stratum has a single run, ``low`` and ``high`` are None.
 
     Raises:
-        ConfigError: no strata; repetitions below 1; a confidence outside of (0, 1).
-        DataError: a stratum without runs.
+        ConfigError: ``strata`` is empty, ``repetitions`` is below 1, or ``confidence`` is outside of (0, 1).
+        DataError: a stratum has no runs.
     """
     if not strata or repetitions < 1 or not 0.0 < confidence < 1.0:
         raise ConfigError(
@@ -134,14 +134,14 @@ def band(
 
 
 def profile(thresholds: ArrayLike) -> Statistic:
-    """The statistic of a performance profile: the share of runs above each threshold.
+    """Return the statistic of a performance profile: the share of runs above each threshold.
 
     Args:
-        thresholds: ``[k]``.
+        thresholds: the thresholds, ``[k]``.
 
     Returns:
-        A statistic for ``band``: values ``[resamples, runs]`` to shares ``[resamples, k]``. A value that is not a
-        number lies above no threshold.
+        A statistic for ``band``, from values ``[resamples, runs]`` to shares ``[resamples, k]``. NaN is above no
+        threshold.
     """
     edges = np.asarray(thresholds, np.float64)
     return lambda values: np.stack([(values > edge).mean(axis=1) for edge in edges], axis=-1)
@@ -212,7 +212,7 @@ def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
         raise DataError(f"relative_difference: expected curves of one length, found {one.shape} and {other.shape}")
     finite = np.isfinite(one) & np.isfinite(other)
     found = np.full(one.shape, np.inf)
-    # Divided one by one: a difference of two large numbers may be beyond what float64 holds.
+    # Both values are divided first, as the difference of two large numbers may overflow float64.
     larger = np.maximum(np.abs(one[finite]), np.abs(other[finite]))
     larger[larger == 0.0] = 1.0
     found[finite] = np.abs(one[finite] / larger - other[finite] / larger)
@@ -220,11 +220,11 @@ def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
 
 
 def parting(difference: ArrayLike, tolerance: float) -> int | None:
-    """The first place at which two curves differ by more than the tolerance; None if they nowhere do.
+    """Return the first index at which two curves differ by more than the tolerance; None if there is none.
 
     Args:
-        difference: what ``relative_difference`` gave, ``[n]``.
-        tolerance: 0 finds the first place where they are not equal to the last bit.
+        difference: the result of ``relative_difference``, ``[n]``.
+        tolerance: the largest ignored difference; 0 finds the first index at which the curves are not equal bit by bit.
     """
     beyond = np.flatnonzero(np.asarray(difference, np.float64) > tolerance)
     return int(beyond[0]) if len(beyond) else None

@@ -1,4 +1,6 @@
-"""Study: variants x frameworks x seeds of a training function, declared in Python or YAML, and what it gets."""
+"""Study: variants x frameworks x seeds of a training function, declared in Python or YAML, and the function's
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 
 
 def check_names(where: str, names: Iterable[object]) -> None:
-    """Raise ConfigError where a name cannot be a folder's and a part of a run's."""
+    """Raise ConfigError for a name that cannot be the name of a folder and a part of a run's name."""
     names = list(names)
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -90,15 +92,16 @@ def found(place: dict[str, str | None], where: str) -> Any:
     return holder
 
 
-# The modules that were loaded from a file, by name; other processes load them in the same way.
+# The modules that were loaded from files, by name; other processes load them in the same way.
 _loaded_from: dict[str, str] = {}
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module that a Python file is, with its folder on the path, as ``python path`` has it, but not ``__main__``.
+    """Import a Python file as a module, with its folder on ``sys.path``, as ``python path`` does, but not as
+    ``__main__``.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: The file does not exist.
     """
     path = path.resolve()
     if not path.is_file():
@@ -126,11 +129,11 @@ def load_file(path: Path) -> ModuleType:
 
 
 KINDS = ("torch", "jax", "numpy")
-"""Whose batches there are; the name of a framework is one of these, or begins with it and a hyphen."""
+"""The kinds of batches. The name of a framework is one of these, or begins with one and a hyphen."""
 
 
 def kind_of(framework: str) -> str:
-    """Whose batches a framework of this name has.
+    """Return the kind of batches of a framework with this name.
 
     Raises:
         ConfigError: The name begins with none of ``KINDS``.
@@ -151,13 +154,13 @@ class Context:
         variant: The name of the variant.
         options: The variant's options.
         framework: The name of the framework.
-        seed: The run's seed. Python's, NumPy's and torch's global generators have been seeded with it.
-        steps: How many steps will be taken.
+        seed: The run's seed, with which the global generators of Python, NumPy and torch were seeded.
+        steps: The number of steps.
         folder: The folder of this run.
         batches: The arguments of the loader, except ``seed``.
-        opened: How the store is opened, for ``store``.
+        opened: The description of the store, for ``store``.
         digest: Whether the loaders of ``loader()`` digest their batches.
-        made: The loaders that ``loader()`` has made.
+        made: The loaders that ``loader()`` has created.
     """
 
     variant: str
@@ -173,28 +176,28 @@ class Context:
 
     @property
     def kind(self) -> str:
-        """Whose batches the run has: "torch", "jax" or "numpy"."""
+        """The kind of batches of the run: "torch", "jax" or "numpy"."""
         return kind_of(self.framework)
 
     @cached_property
     def store(self) -> Any:
-        """The study's store, or another source that its ``store`` names.
+        """Return the study's store, or another source that its ``store`` names.
 
         Raises:
-            ConfigError: The study has none.
+            ConfigError: The study has no store.
         """
         if self.opened is None:
             raise ConfigError("store: expected a study with a store, found one without")
         return self.opened()
 
     def loader(self, **options: Any) -> Any:
-        """A loader of the study's store for the framework of this run, with the study's options.
+        """Return a loader of the study's store for the framework of this run, with the study's options.
 
-        Without ``batches``, a ``Training`` gets this one. What loaders give that are made here, before the first step,
-        is in the run's digest, and their state in its checkpoints.
+        A ``Training`` without ``batches`` uses this loader. The run's digest includes the batches of loaders that are
+        created here before the first step, and its checkpoints include their states.
 
         Args:
-            options: Other values than the study's, for instance ``seed``, which otherwise is the run's.
+            options: Options that override the study's, for example ``seed``, by default the run's seed.
 
         Raises:
             ConfigError: The study has no store.
@@ -215,21 +218,22 @@ class Context:
 
 @dataclass(frozen=True)
 class Training:
-    """The result of a training function: how to take a step, and the state that a resumed run needs.
+    """The result of a training function: the function of a step, and the state that a resumed run needs.
 
     Args:
-        step: Takes one step on a batch and returns its loss: a number or an array of one; or a mapping of names to
-            such, "loss" among them. Without a store and without ``batches`` it is called without arguments. It is timed
-            until the loss is a number, so nothing that was begun counts as done.
-        state: All that a step changes, but for the batches: what has ``state_dict`` and ``load_state_dict`` (modules
-            and optimizers of torch, buffers), objects of ``flax.nnx``, generators of random numbers, and dicts, whose
+        step: Takes one step on a batch and returns the loss, a number or an array of one number; or a mapping of names
+            to such values, with the name "loss". Without a store and without ``batches``, it is called without
+            arguments. The time of a step ends when the loss is a number, so asynchronous work is included.
+        state: All objects that a step changes, except the batches: objects with ``state_dict`` and ``load_state_dict``
+            (modules and optimizers of torch, buffers), objects of ``flax.nnx``, random generators, and dicts, whose
             values are replaced (parameters of JAX, counters); or a list, tuple or dict of these. Global generators are
-            remembered anyway. Without a state, a run that was killed begins again.
-        batches: Where batches come from, instead of ``Context.loader()``: a loader, whose state is remembered, or a
-            function without arguments, for instance ``buffer.sample``.
-        evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last; a number, which is
-            recorded as "evaluation", or a mapping of names to numbers.
-        digest: Called without arguments at the end, where there are no batches: a digest of what the run was given.
+            saved in any case. Without a state, a killed run begins again.
+        batches: The source of batches in place of ``Context.loader()``: a loader, whose state is saved, or a function
+            without arguments, for example ``buffer.sample``.
+        evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last step. Returns a
+            number, which is recorded as "evaluation", or a mapping of names to numbers.
+        digest: Called without arguments at the end, if there are no batches. Returns a digest of the data that the run
+            received.
     """
 
     step: Callable[..., Any]
@@ -244,35 +248,36 @@ Train = Callable[[Context], Training]
 
 @dataclass(frozen=True)
 class Study:
-    """A training in several frameworks, variants and seeds, of which each combination is a run.
+    """A training in several frameworks, variants and seeds; each combination is a run.
 
-    Every run is a process of its own, which imports the functions that are named here: they stand at the top of a
-    module or script, or are given as "module:function". All else is plain: numbers, texts, lists and dicts of these.
+    Every run is a separate process, which imports the functions of the study. Functions must be at the top level of a
+    module or script, or are given as "module:function". All other values are numbers, texts, and lists and dicts of
+    these.
 
     Args:
-        name: What it is called.
-        frameworks: The training function of each, which takes a ``Context`` and gives a ``Training``. A name is
-            "torch", "jax" or "numpy", or one of them with more after a hyphen ("torch-compiled"); it says whose batches
-            there are.
-        steps: Steps of every run.
-        seeds: The seeds; each run's data, and what is drawn from global generators, come from its own.
-        variants: Options that the training function finds in ``Context.options``, by name of the variant. Loader
-            options under ``batches`` go before the study's.
-        store: What runs are trained on: the path of recorded data of any format; a dict of ``path`` and other arguments
-            of ``mouse_core.formats.open``; or a function without arguments that makes a ``DatasetStore``, which is
-            called once, and whose store is kept in the study's folder. None where a training has its own batches.
-        batches: Arguments of the loader, the same for all frameworks; or a function that makes them of a variant's
-            options, where they are more than plain values.
-        evaluate_every: Steps between two evaluations; None: only after the last step.
-        checkpoint_every: Steps after which the state is saved, from where a run that was killed goes on.
-        threads: Threads that the arithmetic of a run has. With another number sums are rounded otherwise.
-        environment: Variables of the environment that runs have.
-        digest: Whether what runs are given is digested, which takes a few percent of loading and none of ``wait`` or
-            ``compute``.
+        name: The name of the study.
+        frameworks: The training function of each framework, which takes a ``Context`` and returns a ``Training``. A
+            name is "torch", "jax" or "numpy", or one of them with a suffix after a hyphen ("torch-compiled"); it
+            determines the kind of batches.
+        steps: The number of steps of every run.
+        seeds: The seeds. The seed of a run determines its data, and its draws from global generators.
+        variants: Options for ``Context.options``, by the name of the variant. Loader options under ``batches`` override
+            the study's.
+        store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
+            ``mouse_core.formats.open``; or a function without arguments that creates a ``DatasetStore``. The function
+            is called once, and its store is saved in the study's folder. None: trainings have their own batches.
+        batches: Arguments of the loader, equal for all frameworks; or a function from a variant's options to these
+            arguments, which then need not be plain values.
+        evaluate_every: The number of steps between two evaluations; None: only after the last step.
+        checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
+        threads: The number of threads for the arithmetic of a run. With another number, sums may round differently.
+        environment: Environment variables of the runs.
+        digest: Whether to compute a digest of the batches of each run, which takes a few percent of the loading time,
+            and no time of ``wait`` or ``compute``.
 
     Raises:
-        ConfigError: A name that cannot be a folder's, an option that is not plain, a function that no other process
-            would find, a number out of range.
+        ConfigError: A name cannot be the name of a folder, an option is not plain, another process could not import a
+            function, or a number is out of range.
     """
 
     name: str
@@ -302,7 +307,7 @@ class Study:
         self.declaration()
 
     def _check_names(self) -> None:
-        """Raise ConfigError where the study, a variant or a framework is named as none can be."""
+        """Raise ConfigError for an invalid name of the study, a variant or a framework."""
         if not isinstance(self.name, str) or not self.name.strip():
             raise ConfigError(f"name: expected a text, found {self.name!r}")
         for where in ("frameworks", "variants", "environment"):
@@ -314,7 +319,7 @@ class Study:
             kind_of(framework)
 
     def _check_seeds(self) -> None:
-        """Raise ConfigError where the seeds are not integers in range, each given once."""
+        """Raise ConfigError unless the seeds are different integers in range."""
         seeds: Any = self.seeds
         if isinstance(seeds, str) or not isinstance(seeds, Sequence):
             raise ConfigError(f"seeds: expected a list of integers, found {seeds!r:.80}")
@@ -325,7 +330,7 @@ class Study:
                 raise ConfigError(f"seeds: expected integers below 2**63, found {seed}")
 
     def _check_data(self) -> None:
-        """Raise ConfigError where store, batches or environment are of no kind that they can be."""
+        """Raise ConfigError for an invalid type of store, batches or environment."""
         store, path = self.store, self.store
         if isinstance(store, Mapping):
             path = store.get("path")
@@ -342,7 +347,9 @@ class Study:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs, "variant/framework/seed", in the order in which they are begun: all of a seed, then the next."""
+        """Return the runs, "variant/framework/seed", in the order in which they begin: all runs of a seed, then the
+        next seed.
+        """
         return tuple(
             f"{variant}/{framework}/{seed}"
             for seed in self.seeds
@@ -354,7 +361,7 @@ class Study:
         """Return the study's declaration as plain values, with functions by location.
 
         Raises:
-            ConfigError: As the class says.
+            ConfigError: As for the class.
         """
         said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         said["frameworks"] = {name: reference(train, f"frameworks: {name}") for name, train in self.frameworks.items()}
@@ -370,24 +377,24 @@ class Study:
     def run(
         self, folder: str | os.PathLike[str], *, jobs: int = 1, only: Sequence[str] = (), progress: bool | None = None
     ) -> Results:
-        """Take all runs to their end, in processes of their own, and go on with those that had begun.
+        """Run all runs to their end, each in a separate process; runs that had begun continue.
 
-        A script that calls it does so under ``if __name__ == "__main__":``, since the runs import the script.
+        A script must call this method under ``if __name__ == "__main__":``, as the runs import the script.
 
         Args:
-            folder: Where everything is kept: logs, records, checkpoints, results. Made if it is not there; what was
-                begun there goes on.
-            jobs: How many runs are at work at a time.
-            only: Runs to take, "variant/framework/seed", in which ``*`` stands for anything, and the end may be left
-                out; by default all.
-            progress: Whether a view of the runs is drawn; None: where somebody looks on.
+            folder: The folder of logs, records, checkpoints and results, created if it is missing. Runs that began in
+                it continue.
+            jobs: The number of concurrent runs.
+            only: Patterns of the runs, "variant/framework/seed", in which ``*`` matches anything, and the end may be
+                omitted; by default all runs.
+            progress: Whether to draw the progress of the runs; None: if stderr is a terminal.
 
         Returns:
-            What was recorded, of all runs so far, which is also written to ``results.parquet`` in the folder.
+            The results of all runs so far, which are also written to ``results.parquet`` in the folder.
 
         Raises:
-            ConfigError: Another study is in the folder, or this one with other options, or somebody else at work.
-            KeyboardInterrupt: After runs that were at work have saved their state.
+            ConfigError: The folder has another study, or this study with other options, or another process runs it.
+            KeyboardInterrupt: Ctrl-C was pressed; raised after the active runs have saved their states.
         """
         from mouse_study._running.jobs import run_study
 
@@ -395,15 +402,15 @@ class Study:
 
 
 def load_study(path: str | os.PathLike[str]) -> Study:
-    """The study that a file declares.
+    """Load the study that a file declares.
 
     Args:
-        path: A Python file with one ``Study`` at its top, or with several and ``:name`` behind the path; or a YAML file
-            that has the arguments of ``Study`` by name. Functions in it are "module:function", in modules that lie
-            beside it or can be imported.
+        path: A Python file with one ``Study`` at its top level, or with several and ``:name`` behind the path; or a
+            YAML file with the arguments of ``Study`` by name. Functions in YAML are "module:function", in modules
+            beside the file or in importable modules.
 
     Raises:
-        ConfigError: There is none, or what it declares cannot be used.
+        ConfigError: The file declares no study, or the study is invalid.
     """
     file, name = _split(os.fspath(path))
     if file.suffix in (".yaml", ".yml"):
@@ -462,7 +469,9 @@ def _from_yaml(file: Path) -> Study:
 
 
 def _yaml_loader() -> Any:
-    """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; to 1.1 it is a text, for want of a point."""
+    """Return a safe loader that reads 1e-3 as a number, as in YAML 1.2; YAML 1.1 reads it as a text, as it lacks a
+    point.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -479,7 +488,7 @@ def _is_function(text: str) -> bool:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value as JSON has it: tuples are lists there."""
+    """Convert a value to JSON values, with tuples as lists."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
