@@ -1,4 +1,4 @@
-"""A study's folder: what was declared there, and what its runs have recorded so far."""
+"""The folder of a study: its declaration, and the records of its runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 FILE = "records.jsonl"
 _FLUSHED_EVERY = 0.5  # seconds
-_TAIL = 4096  # bytes, which hold the last line
+_TAIL = 4096  # bytes that contain the last line
 
 
 class Records:
     """The file that a run appends to.
 
     Args:
-        path: The file, made if it is not there.
-        size: Bytes of it that hold; what is behind them was recorded after the checkpoint, and is recorded again.
+        path: The file, created if it is missing.
+        size: The number of valid bytes; later bytes were recorded after the checkpoint, and are recorded again.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -40,14 +40,14 @@ class Records:
         self._flushed = time.monotonic()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Record what a step had."""
+        """Record the values of a step."""
         self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
         if time.monotonic() - self._flushed > _FLUSHED_EVERY:
             self._file.flush()
             self._flushed = time.monotonic()
 
     def settle(self) -> int:
-        """Wait until all of it is on the disk; how many bytes it has."""
+        """Wait until the file is on the disk; return its size in bytes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
@@ -71,33 +71,33 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
-    """The last whole line, of a file that somebody may be appending to."""
+    """Return the last complete line of a file that another process may be appending to."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL))
             lines = file.read().split(b"\n")[:-1]
         return dict(json.loads(lines[-1])) if lines else None
-    except (OSError, ValueError):  # not there yet, or a line longer than what was read
+    except (OSError, ValueError):  # the file does not exist yet, or the line is longer than the bytes read
         return None
 
 
 DECLARED = "study.json"
-"""What a study declares, in its folder."""
+"""The name of the file with a study's declaration."""
 _VERSION = 1
-# What a function is written down as.
+# The keys of a function's location.
 _FUNCTION = {"module", "file", "name"}
-# What may be more than it was: what is there already stays as it is.
+# Parts of a declaration that may grow: existing entries must not change.
 _MAY_GROW = ("frameworks", "variants", "seeds")
-# What does not change what a run records.
+# Parts of a declaration that do not affect the records of a run.
 _MAY_CHANGE = ("checkpoint_every",)
 
 
 def settle(study: Study, folder: Path) -> dict[str, Any]:
-    """Write down what is declared, in a folder where nothing else is declared; return it.
+    """Write the declaration of a study to its folder, which must not have another one; return the declaration.
 
     Raises:
-        ConfigError: Another declaration is there; the message names what differs.
+        ConfigError: The folder has another declaration; the message names the difference.
     """
     said = study.declaration()
     file = folder / DECLARED
@@ -131,7 +131,7 @@ def _check_same(before: dict[str, Any], said: dict[str, Any], folder: Path) -> N
 
 
 def _comparable(value: Any) -> Any:
-    """A value without where a function lies, which may be another file: its code is not compared either."""
+    """Return a value without the files of functions, which may move; the code of functions is not compared either."""
     if isinstance(value, dict):
         where = ("file", "module") if set(value) == _FUNCTION else ()
         return {key: _comparable(child) for key, child in value.items() if key not in where}
@@ -182,7 +182,7 @@ def collect(path: str | Path) -> Results:
 
 
 def _run(folder: Path, which: dict[str, Any]) -> tuple[Run, pa.Table]:
-    """The facts of a run, and its values."""
+    """Return the facts of a run, and its values."""
     known = {one.name for one in fields(Run)}
     noted = {name: value for name, value in (read_json(folder / "run.json") or {}).items() if name in known}
     records = read_records(folder / FILE)

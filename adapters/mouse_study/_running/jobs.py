@@ -1,4 +1,4 @@
-"""Runs side by side: a process for each, started again where it was killed, and ended with this one."""
+"""Concurrent runs: a process for each, which is restarted after a kill, and ends with this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mouse_study.results import Results
 if TYPE_CHECKING:
     from mouse_study.study import Study
 
-# Rows of a terminal that are left to other things.
+# Rows of a terminal that are left for other output.
 _MARGIN = 4
 
 
@@ -40,14 +40,14 @@ class Shown:
 
 
 class Plain:
-    """Lines on stderr: a run begins, a run ends."""
+    """Prints a line on stderr when a run begins or ends."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._states: dict[str, str] = {}
 
     def show(self, runs: Mapping[str, Shown]) -> None:
-        """Say what has changed."""
+        """Print the changes."""
         for name, now in runs.items():
             before = self._states.get(name, "waiting")
             if now.state != before:
@@ -59,7 +59,7 @@ class Plain:
 
 
 class Drawn:
-    """A line a run; where there are more than fit, those that are done share one."""
+    """Draws a line for each run; if there are too many, finished runs share one line."""
 
     def __init__(self, progress: Any, names: Sequence[str], steps: int) -> None:
         self._progress = progress
@@ -69,7 +69,7 @@ class Drawn:
         self._folded = len(names) > progress.console.height - _MARGIN
 
     def show(self, runs: Mapping[str, Shown]) -> None:
-        """Draw how far they are."""
+        """Draw the progress of the runs."""
         for name, now in runs.items():
             task = self._tasks[name]
             if now.state == "running" and self._progress.tasks[task].fields["state"] == "waiting":
@@ -114,14 +114,14 @@ def view(names: Sequence[str], steps: int, progress: bool | None) -> Iterator[Pl
         yield Drawn(made, names, steps)
 
 
-_OF_A_RUN = "MOUSE_STUDY_RUN"  # a variable that the processes of runs have
+_OF_A_RUN = "MOUSE_STUDY_RUN"  # an environment variable of the processes of runs
 _LOOKED_AT_EVERY = 0.1  # seconds
 _TIME_TO_SAVE = 30.0  # seconds that runs have to save their state when they are asked to end
 _LOG_TAIL = 2000  # bytes
 
 
 def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], progress: bool | None) -> Results:
-    """Take runs to their end; see ``Study.run``."""
+    """Run the runs of a study to their end; see ``Study.run``."""
     if _OF_A_RUN in os.environ:
         raise ConfigError(
             "study: expected to be run by the process that was started, found the call in a run of it, which imports "
@@ -149,10 +149,10 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
 
 
 def selected(runs: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The runs that patterns name.
+    """Return the runs that match patterns.
 
     Raises:
-        ConfigError: A pattern that names none.
+        ConfigError: A pattern matches no run.
     """
     if not only:
         return list(runs)
@@ -171,9 +171,9 @@ class _Pool:
 
     Args:
         declared: The study's declaration.
-        folder: The study's.
-        names: Runs to take, in order.
-        jobs: How many at a time.
+        folder: The folder of the study.
+        names: The runs, in order.
+        jobs: The number of concurrent runs.
     """
 
     def __init__(self, declared: dict[str, Any], folder: Path, names: Sequence[str], jobs: int) -> None:
@@ -184,7 +184,7 @@ class _Pool:
         self._waiting = [name for name, now in self._shown.items() if now.state != "done"]
 
     def work(self, show: Callable[[dict[str, Shown]], None]) -> None:
-        """Go on until all have ended."""
+        """Start and watch runs until all have ended."""
         while self._waiting or self._processes:
             while self._waiting and len(self._processes) < self._jobs:
                 self._start(self._waiting.pop(0))
@@ -206,7 +206,7 @@ class _Pool:
             for process in self._processes.values():
                 process.wait(max(0.0, until - time.monotonic()))
         except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            pass  # somebody has no more patience; from the last checkpoint they go on as well
+            pass  # a second Ctrl-C: killed runs continue later from their last checkpoints
         finally:
             for process in self._processes.values():
                 process.kill()
@@ -224,7 +224,7 @@ class _Pool:
     def _ended(self, name: str, status: int) -> None:
         _close(self._processes.pop(name))
         now, log = self._at_rest(name), self._own(name) / "log.txt"
-        if now.state == "waiting":  # ended by a signal, which left no word
+        if now.state == "waiting":  # ended by a signal, without a status
             if self._saved_step(name) > self._begun_at[name]:
                 self._waiting.insert(0, name)
             else:
@@ -247,7 +247,7 @@ class _Pool:
         return Shown("waiting" if state == "partial" else state, noted.get("steps", 0), last.get("loss"), said)
 
     def _saved_step(self, name: str) -> int:
-        """The step of a run's checkpoint."""
+        """Return the step of a run's checkpoint."""
         return int((read_json(self._own(name) / "run.json") or {}).get("steps", 0))
 
     def _own(self, name: str) -> Path:
@@ -255,7 +255,7 @@ class _Pool:
 
 
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or of the function that makes the store (None); it ends with this process."""
+    """Start the process of a run, or of the function that creates the store (None); it ends with this process."""
     variant, framework, seed = run.split("/") if run else ("", "", "0")
     request = {
         "study": declared,
@@ -281,7 +281,7 @@ def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) ->
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
-        pass  # it has ended, which is seen later
+        pass  # the process has ended, which is noticed later
     return process
 
 
@@ -292,7 +292,7 @@ def _environment(declared: dict[str, Any]) -> dict[str, str]:
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"), threads),
         "VECLIB_MAXIMUM_THREADS": threads,
         "XLA_FLAGS": " ".join(filter(None, [os.environ.get("XLA_FLAGS"), eigen])),
-        # Modules that can be imported here can be there.
+        # Importable modules of this process are importable in the runs, too.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "PYTHONUNBUFFERED": "1",
         _OF_A_RUN: "1",

@@ -22,7 +22,7 @@ Plain = dict[str, Any]
 
 
 def plain(value: Any, where: str) -> Plain:
-    """Any value as nested dicts: what it is stands under the one key of each."""
+    """Convert a value to nested dicts; each dict has one key, which names the type of its value."""
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     if isinstance(value, Mapping):
@@ -44,7 +44,7 @@ def plain(value: Any, where: str) -> Plain:
 def _plain_of_framework(value: Any) -> Plain | None:
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(value, torch.Tensor):
-        # NumPy lacks some of torch's dtypes: the bytes and the dtype's name are what all have.
+        # NumPy lacks some of torch's dtypes, so bytes and the name of the dtype are stored.
         flat = value.detach().cpu().contiguous().reshape(-1)
         name = str(value.dtype).removeprefix("torch.")
         return {"tensor": {"bytes": flat.view(torch.uint8).numpy(), "dtype": name, "shape": list(value.shape)}}
@@ -58,7 +58,7 @@ def _plain_of_framework(value: Any) -> Plain | None:
 
 
 def unplain(state: Plain, where: str) -> Any:
-    """The value that ``plain`` was given."""
+    """Convert the result of ``plain`` back to the value."""
     if not isinstance(state, dict) or len(state) != 1:
         raise StateError(f"{where}: expected a value that was stored, found {state!r:.80}")
     ((kind, held),) = state.items()
@@ -90,7 +90,7 @@ def _of_framework(kind: str, held: Any) -> Any:
 
     if kind == "key":
         return jax.random.wrap_key_data(jax.numpy.array(held["data"]), impl=held["of"])
-    made = jax.numpy.array(held)  # a copy: on the host JAX would otherwise read the memory that was given
+    made = jax.numpy.array(held)  # a copy, as on the host JAX could share the given memory
     return _weak(made) if kind == "weak" else made
 
 
@@ -107,7 +107,7 @@ def _weak(array: Any) -> Any:
 
 
 def generator_state(part: Any) -> Any:
-    """The state of a generator of random numbers; None for anything else."""
+    """Return the state of a random generator; None for other objects."""
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
     if isinstance(part, np.random.RandomState):
@@ -130,7 +130,7 @@ def set_generator(part: Any, state: Any) -> None:
 
 
 def global_generators() -> Plain:
-    """The states of the generators that a process has anyway: Python's, NumPy's, and torch's where it is imported."""
+    """Return the states of the global generators of Python, NumPy and, if it is imported, torch."""
     state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -141,7 +141,7 @@ def global_generators() -> Plain:
 
 
 def set_global_generators(saved: Plain) -> None:
-    """Set them to states that ``global_generators`` gave."""
+    """Restore the states that ``global_generators`` returned."""
     state = unplain(saved, "generators")
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
@@ -196,14 +196,14 @@ class InitialState:
             self._leaves[where] = _places(value)
 
     def has(self, value: Any, where: str) -> bool:
-        """Whether this very tensor or array lay at the place."""
+        """Whether this tensor or array object was in the state at ``where``."""
         return where in self._objects and self._objects[where]() is value
 
     def check(self, value: Any, where: str) -> None:
-        """Refuse what cannot be made again, for nothing like it was there.
+        """Raise ConfigError for an object that a resumed run could not create again.
 
         Raises:
-            ConfigError: It is a module, an optimizer, a tree of JAX or the like that came later.
+            ConfigError: The object is a module, an optimizer, a tree of JAX or a similar object that was added later.
         """
         if where in self._parts if _is_part(value) else self._leaves.get(where) == _places(value):
             return
@@ -219,16 +219,16 @@ def taken(part: Any, where: str = "state", begun: InitialState | None = None) ->
     Args:
         part: The part.
         where: The name of the state in error messages.
-        begun: What was there before the first step; None: the same as now.
+        begun: The state before the first step; None: the present state.
 
     Raises:
-        ConfigError: Something that cannot be stored, or not be set anew.
+        ConfigError: A value cannot be stored, or cannot be restored.
     """
     return _taken(part, where, begun, {})
 
 
 def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
-    """The state of a part; ``numbers`` tell arrays apart of which each may lie at several places."""
+    """Return the state of a part; ``numbers`` identify arrays, which may occur at several places."""
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
     if _is_nnx(part):
@@ -262,7 +262,8 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
             f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
             "a dict, whose values are replaced"
         )
-    # A tree of JAX may be of classes that only the training knows: its leaves are saved, and set into the one there.
+    # A tree of JAX may have classes that only the training knows, so its leaves are saved, and set into the present
+    # tree.
     if _is_own_tree(child):
         if begun is not None:
             begun.check(child, where)
@@ -274,16 +275,16 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
 
 
 def give(part: Any, state: Plain, where: str = "state") -> None:
-    """Set a part to a state that was taken of it, or of one like it.
+    """Restore a part, or an equal one, from a state of ``taken``.
 
     Raises:
-        StateError: It is of another part.
+        StateError: The state belongs to another part.
     """
     _give(part, state, where, {})
 
 
 def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
-    """Set a part; ``made`` has the arrays that were set so far, by the number that each had when it was saved."""
+    """Restore a part; ``made`` has the restored arrays, by the numbers under which they were saved."""
     if _is_container(part):
         form = next((name for name in ("dict", "list", "tuple") if name in state), None)
         if form is None:
@@ -382,14 +383,14 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether a value is a dict, list or tuple, and nothing that has a state of its own."""
+    """Whether a value is a dict, list or tuple without a state of its own."""
     if hasattr(value, "state_dict") or _is_nnx(value):
         return False
     return isinstance(value, Mapping | list) or (isinstance(value, tuple) and _is_part(value))
 
 
 def _is_memory(value: Any) -> bool:
-    """Whether a value can be written to where it lies."""
+    """Whether a value is memory that can be overwritten in place."""
     torch = sys.modules.get("torch")
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
@@ -411,7 +412,7 @@ def _is_nnx(part: Any) -> bool:
 
 
 def _is_own_tree(value: Any) -> bool:
-    """Whether a value is a tree of JAX that is more than plain containers of plain values."""
+    """Whether a value is a tree of JAX other than plain containers of plain values."""
     if "jax" not in sys.modules or value is None or _is_simple(value):
         return False
     from jax.tree_util import all_leaves
@@ -435,7 +436,7 @@ def _places(tree: Any) -> list[str]:
 
 
 def _plain_leaves(tree: Any, where: str) -> Plain:
-    """The leaves of a tree by where they are in it."""
+    """Return the leaves of a tree by their paths."""
     from jax.tree_util import keystr, tree_flatten_with_path
 
     leaves, _ = tree_flatten_with_path(tree)
@@ -443,7 +444,7 @@ def _plain_leaves(tree: Any, where: str) -> Plain:
 
 
 def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
-    """A tree like this one with the leaves that were saved."""
+    """Return a tree with the structure of ``tree`` and the saved leaves."""
     from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
     leaves, form = tree_flatten_with_path(tree)
@@ -457,7 +458,7 @@ def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
 
 
 def _leaf_like(before: Any, saved: Any, *, stays: bool = False) -> Any:
-    """A value as it was saved, on the device of the one that is there; in it, where it ``stays`` and has the form."""
+    """Return a saved value on the device of ``before``; in its memory, if ``stays`` and shape and dtype match."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(before, torch.Tensor) and isinstance(saved, torch.Tensor):
         if stays and (before.shape, before.dtype) == (saved.shape, saved.dtype):

@@ -1,4 +1,4 @@
-"""The process of one run: ``python -m mouse_study._running.worker``, told on its input which one it is."""
+"""The process of one run: ``python -m mouse_study._running.worker``, which reads the run from its standard input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mouse_study._running import states
 from mouse_study._running.folder import FILE, Records
 from mouse_study.study import Context, Training, found, kind_of
 
-# Packages by the name that is imported, of which a version is noted where they were.
+# Packages by import name; the versions of imported packages are recorded.
 _NOTED = {
     "mouse_core": "mouse-data",
     "numpy": "numpy",
@@ -42,12 +42,12 @@ _NOTED = {
     "grain": "grain",
     "gymnasium": "gymnasium",
 }
-# What JAX says of itself while it lowers a program and has XLA compile it.
+# The events of JAX for lowering a program and for compiling it by XLA.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
 def memory_now() -> int | None:
-    """Bytes of memory that this process has; None where the system does not say."""
+    """Return the memory of this process in bytes; None if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -55,9 +55,9 @@ def memory_now() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """The most bytes of memory that this process had."""
+    """Return the peak memory of this process in bytes."""
     try:
-        # Linux hands on to a child what its parent had at its begin, but for this line.
+        # On Linux, a child inherits the peak of its parent, except in this line.
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
@@ -71,7 +71,7 @@ def peak_memory() -> int | None:
 
 
 def versions(before: Mapping[str, str]) -> dict[str, str]:
-    """The versions of Python and of what was imported; where a run had another ``before``, both."""
+    """Return the versions of Python and of imported packages; both versions, if a run had another one ``before``."""
     found = {"python": platform.python_version()}
     for module, package in _NOTED.items():
         if module in sys.modules:
@@ -114,7 +114,7 @@ def _processor() -> str:
 
 
 class Compiling:
-    """Adds up how long JAX compiled, from now on, or torch at any time.
+    """Sums up the compile time of JAX from now on, or of torch since its import.
 
     Args:
         kind: The framework: "torch", "jax" or "numpy".
@@ -142,12 +142,12 @@ class Compiling:
             return 0.0
         try:
             return float(sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ())))
-        except (AttributeError, TypeError):  # a name of torch's own, which may change
+        except (AttributeError, TypeError):  # a private name of torch, which may change
             return None
 
 
 def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
-    """The store that a study declares; one that a function made lies in the study's folder."""
+    """Open the store that a study declares; the store of a function is in the study's folder."""
     from mouse_core import formats
 
     options = dict(declared)
@@ -157,7 +157,7 @@ def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
 
 
 def make_store(declared: Mapping[str, Any], folder: Path) -> None:
-    """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
+    """Call the function that creates the study's store, and save the store, unless it is saved already."""
     from mouse_core.store import Store
 
     target = folder / "store"
@@ -183,8 +183,8 @@ class Worker:
     """A run in this process, resumed from its checkpoint.
 
     Args:
-        request: The study's declaration and which run it is, as ``jobs`` writes them.
-        folder: The run's.
+        request: The study's declaration and the run, as ``jobs`` writes them.
+        folder: The folder of the run.
     """
 
     def __init__(self, request: Mapping[str, Any], folder: Path) -> None:
@@ -197,12 +197,12 @@ class Worker:
         self.loaders = _Loaders()
         self.fingerprint: str | None = None
         self.first_step: float | None = None
-        # Of the processes before this one, until their last checkpoint.
+        # Times of earlier processes of this run, up to their last checkpoint.
         self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0, "versions": {}}
         self.compiling = Compiling(kind_of(request["framework"]))
 
     def run(self) -> None:
-        """Take all steps that are left, or as many as there are before somebody says stop."""
+        """Take all remaining steps, or those until a request to stop."""
         context = self._context()
         train = found(self.declared["frameworks"][context.framework], f"frameworks: {context.framework}")
         if context.kind == "torch":  # which has a generator to seed, and threads to count
@@ -293,13 +293,13 @@ class Worker:
             ) from error
 
     def _is_due(self, step: int, every: int | None) -> bool:
-        """Whether something is done after this step: every so many, and after the last."""
+        """Whether an action is due after this step: after every ``every`` steps, and after the last step."""
         return step + 1 == self.steps or (every is not None and (step + 1) % every == 0)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Save all that is needed to go on; without a state only the records reach the disk."""
+        """Save a checkpoint; without a state, only sync the records to the disk."""
         size = self.records.settle()
         if self.parts["state"] is None:
             return
@@ -316,7 +316,7 @@ class Worker:
         self.note("partial")
 
     def _restore(self) -> int:
-        """Go on from the checkpoint, if there is one; how many bytes of the records hold."""
+        """Restore the checkpoint, if it exists; return the number of valid bytes of the records."""
         file = self.folder / "checkpoint"
         if not file.exists():
             return 0
@@ -348,7 +348,7 @@ class Worker:
         }
 
     def note(self, status: str, **more: Any) -> None:
-        """Write down how far the run is."""
+        """Write the status of the run."""
         noted = {
             "status": status,
             "steps": self.step,
@@ -364,11 +364,11 @@ class Worker:
 
 
 class _Loaders:
-    """The loaders of ``Context.loader()`` that a training made for itself, beside the one that the run is given.
+    """The loaders of ``Context.loader()`` that a training created, except the loader of the run's batches.
 
     Args:
-        made: All that were made, to which those are added that are made later.
-        batches: Where the run's batches come from: a loader, or its ``next_batch``.
+        made: The list of all created loaders, which grows when more are created.
+        batches: The source of the run's batches: a loader, or its ``next_batch``.
     """
 
     def __init__(self, made: list[Any] | None = None, batches: Any = None) -> None:
@@ -386,16 +386,16 @@ class _Loaders:
         return None
 
     def with_theirs(self, digest: StreamDigest) -> str | None:
-        """The digest of all that was given: that of the batches alone, if these loaders gave nothing."""
+        """Return the digest of all delivered batches; ``digest`` alone, if these loaders delivered none."""
         theirs = [loader.digest for loader in self.more if _digests(loader)]
         if not any(one.windows for one in theirs):
             return digest.hexdigest() if digest.windows else None
-        said = ", ".join(str(one) for one in (digest, *theirs))  # in which order they were made tells them apart
+        said = ", ".join(str(one) for one in (digest, *theirs))  # the order of creation identifies them
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
 def _loader_of(batches: Any) -> Any:
-    """The loader whose ``next_batch`` is given; anything else as it is."""
+    """Return the loader of a method ``next_batch``; return other objects unchanged."""
     owner = getattr(batches, "__self__", None)
     return owner if getattr(owner, "next_batch", None) == batches else batches
 
@@ -413,12 +413,12 @@ def _batches(training: Training, context: Context) -> Iterator[Any]:
     if training.batches is not None or context.opened is None:
         yield _loader_of(training.batches)
         return
-    with replace(context, digest=False, made=[]).loader() as loader:  # of which this process digests every batch
+    with replace(context, digest=False, made=[]).loader() as loader:  # this process digests its batches
         yield loader
 
 
 def _next_batch(batches: Any) -> Callable[[], tuple[Any, ...]]:
-    """The function that gives the arguments of the next step."""
+    """Return the function that returns the arguments of the next step."""
     if batches is None:
         return lambda: ()
     following = batches.next_batch if hasattr(batches, "next_batch") else batches
@@ -466,7 +466,7 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> int:
-    """Do what the first line of the input asks for."""
+    """Execute the request in the first line of the input."""
     request = json.loads(sys.stdin.buffer.readline())
     _end_with(sys.stdin.fileno())
     folder = Path(request["folder"])
@@ -475,7 +475,7 @@ def main() -> int:
             make_store(request["study"]["store"], folder)
         return 0
     own = folder / "runs" / request["run"]
-    # A process of a study that was killed may not have seen it yet.
+    # The process of a killed study may still be running.
     with Held(own / "lock", "study", wait=True):
         worker = Worker(request, own)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "stopping", True))

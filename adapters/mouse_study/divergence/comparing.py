@@ -1,4 +1,4 @@
-"""Where two implementations of one model diverge, and the known causes, each with a check whether it applies."""
+"""Comparison of two implementations of a model: the first divergence, and known causes, each confirmed by a check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mouse_study.divergence.weights import Twins, transfer, twins
 
 
 def of_weights(found: Sequence[Difference]) -> list[Cause]:
-    """Weights that are drawn in other ways, or from other numbers."""
+    """Find initial weights with different distributions, or from different random numbers."""
     drawn = [
         one for one in found if one.stage == "initial weights" and one.beyond and not one.tensor.startswith("loss of")
     ]
@@ -51,7 +51,7 @@ def of_weights(found: Sequence[Difference]) -> list[Cause]:
 
 
 def of_layers(run: Run) -> list[Cause]:
-    """Settings of layers that are not the same on both sides."""
+    """Find settings of layers that differ between the two models."""
     found = []
     for pair in run.pairs:
         ours, theirs = pair.torch.module, pair.flax.module
@@ -84,7 +84,7 @@ def _frozen(pair: Twins) -> list[Cause]:
 
 
 def _batch_first(run: Run) -> list[Cause]:
-    """Layers of PyTorch's that take the first axis for time, and were given what Flax's take as it is."""
+    """Find PyTorch layers that treat the first axis as time, but received the input that Flax reads batch first."""
     found, others = [], run.theirs.by_key()
     for event in run.ours.events:
         other = others.get((event.path, "input", 0))
@@ -92,7 +92,7 @@ def _batch_first(run: Run) -> list[Cause]:
             continue
         if getattr(event.module, "batch_first", True) or event.values.shape != other.values.shape:
             continue
-        # Equal as they are, and not with time before the batch: it was not meant to be first.
+        # Inputs are equal as given, and not with time before the batch: time was not meant to be first.
         equal = difference("forward", "", event.values, other.values, run.tolerance(len(run.pairs)))
         swapped = as_flax_has_it(event, other.values.shape)
         if not equal.beyond and (swapped is None or not np.allclose(swapped, other.values)):
@@ -157,7 +157,7 @@ def _convolution(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
 
 
 def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find causes in the forward pass: changes to Flax that remove a difference, and functions that are not equal."""
+    """Find causes in the forward pass: changes to Flax that remove a difference, and different functions."""
     causes = []
     if any(one.stage == "forward" and one.beyond for one in found):
         causes += _functions_between(run)
@@ -169,7 +169,7 @@ def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
             with patched(pair.flax.module, "use_fast_variance", False):
                 made = run_alone(pair.flax.module, given)
             values = as_flax_has_it(output, made.shape)
-            # What is left may be the rounding of large means, which are subtracted either way.
+            # The remaining difference may be the rounding of large means, which both sides subtract.
             if (
                 values is not None
                 and difference("layer alone", "", values, made, 0).relative < _MENDED * alone[event.path].relative
@@ -182,7 +182,7 @@ def _leaky(slope: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.nn.functional.leaky_relu(x, slope)
 
 
-# What a change must leave of a difference at most, to be its cause.
+# A change is the cause of a difference if at most this share of the difference remains.
 _MENDED = 0.01
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -209,7 +209,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _functions_between(run: Run) -> list[Cause]:
-    """Pairs of layers between which both apply a function that is known, and not the same one."""
+    """Find pairs of layers between which the two models apply different known functions."""
     causes: list[Cause] = []
     before: list[tuple[Event, Array, Event]] = []
     for event, values, other in run.paired(run.theirs.by_key()):
@@ -228,9 +228,9 @@ def _functions_between(run: Run) -> list[Cause]:
 
 
 def _flattened(run: Run) -> list[Cause]:
-    """Images that are flattened before a linear layer: channels come first in PyTorch's, and last in Flax's.
+    """Find images that are flattened before a linear layer: channels are first in PyTorch, and last in Flax.
 
-    Of 2 channels of 3 values PyTorch has a1 a2 a3 b1 b2 b3, and Flax a1 b1 a2 b2 a3 b3.
+    For 2 channels of 3 values, PyTorch has a1 a2 a3 b1 b2 b3, and Flax has a1 b1 a2 b2 a3 b3.
     """
     causes, channels = [], 0
     for event, values, other in run.paired(run.theirs.by_key()):
@@ -247,8 +247,8 @@ def _flattened(run: Run) -> list[Cause]:
 
 
 def _function(given: Array, made: Array) -> str | None:
-    """The function that makes one tensor of another, if it is known."""
-    # A few rows tell functions apart; all rows confirm the one that is left.
+    """Return the known function that maps one tensor to another; None if there is none."""
+    # A few rows exclude most functions; all rows confirm the remaining one.
     rows, found = torch.from_numpy(given.reshape(-1, given.shape[-1])), made.reshape(-1, made.shape[-1])
     scale = float(np.abs(made).max(initial=0)) or 1.0
     for name, function in _FUNCTIONS.items():
@@ -259,7 +259,7 @@ def _function(given: Array, made: Array) -> str | None:
 
 
 def _attention_in_float32(run: Run) -> list[Cause]:
-    """Whether JAX's attention gives what its formula gives in float64, wherever the model calls it."""
+    """Check at every call in the model whether JAX's attention equals its formula in float64."""
     original = jax.nn.dot_product_attention
     apart: list[float] = []
 
@@ -280,7 +280,7 @@ def _attention_in_float32(run: Run) -> list[Cause]:
 
 
 def _attention(bound: inspect.BoundArguments) -> Any:
-    """Attention ``[batch, steps, heads, width]`` by its formula; None with options that it does not know."""
+    """Compute attention ``[batch, steps, heads, width]`` by its formula; None with unsupported options."""
     given = dict(bound.arguments)
     query, key, value = (given.pop(name) for name in ("query", "key", "value"))
     bias, mask, scale = given.pop("bias", None), given.pop("mask", None), given.pop("scale", None)
@@ -304,7 +304,7 @@ def _attention(bound: inspect.BoundArguments) -> Any:
 
 
 def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """A mean on one side and a sum on the other, where all layers agree."""
+    """Find a mean on one side and a sum on the other, if all layers agree."""
     parted = {one.stage for one in found if one.beyond}
     if "forward" in parted or "loss" not in parted:
         return []
@@ -326,12 +326,12 @@ def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
     """Return the name of a factor between two losses, and a description of the smaller and the larger loss."""
     if size > 2:
         return "reduction of the loss", "a mean", f"sum over {size}"
-    # A factor of 2 or 1/2 is written by hand as well, as in half a squared error.
+    # A factor of 2 or 1/2 may also be written by hand, as in half a squared error.
     return "factor of the loss", "a loss", "2 times that" + ", or its sum over 2" * (size in sizes)
 
 
 def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """PyTorch's running variance is that of a sample, n/(n-1) times that of the batch; Flax's is that of the batch."""
+    """Find different running variances: PyTorch's is n/(n-1) times the variance of the batch, Flax's equals it."""
     parted = {one.tensor for one in found if one.stage == "statistics" and one.beyond}
     causes = []
     events = run.ours.by_key()
@@ -367,42 +367,42 @@ def where_they_part(
     names: Mapping[str, str] | None = None,
     updates: int = 10,
 ) -> Comparison:
-    """Train two implementations of one model for a step in float64, and say which tensor is the first to differ.
+    """Train two implementations of a model for a step in float64, and find the first tensor that differs.
 
-    First the weights that they begin with are compared: equal ones, or how widely they are spread. Then both get those
-    of PyTorch's, and one batch, and are compared in the order of a training step: what each layer was given and gave,
-    each layer alone with PyTorch's input, the loss, all gradients, running statistics, and the first updates that the
-    optimizers make of the same gradients: those of the batch, and these times 1/2, 0, -1, a million and so on. What is
-    beyond rounding is looked up among the causes that are known, each of which is checked and not guessed. Where
-    updates part, both optimizers are given gradients from which their settings can be read. The two models stay as
-    they are.
+    First the initial weights are compared: whether they are equal, or have equal spreads. Then both models get the
+    weights of the PyTorch model and one batch, and are compared in the order of a training step: the inputs and outputs
+    of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics, and the first
+    updates of the optimizers from equal gradients (the gradients of the batch, and these times 1/2, 0, -1, a million
+    and so on). For a difference beyond rounding, known causes are searched, and each is confirmed by a check. If
+    updates differ, both optimizers receive gradients that reveal their settings. The two models are not changed.
 
     Args:
-        torch_module: A model, as it is trained: in training mode, or not.
-        flax_module: The other one.
-        batch: Arrays, nested as batches are. Floats come as float64; integers as int64.
-        torch_loss: Called with PyTorch's model and the batch as tensors; gives a scalar.
-        flax_loss: Called with Flax's model and the batch as JAX's arrays; gives a scalar. It should not call compiled
-            functions, within which no layer can be looked at.
-        torch_optimizer: Makes an optimizer of a list of parameters; with ``flax_optimizer``, or no update is compared.
-            What a training does before or after each of its steps, such as clipping or a schedule, belongs to it as
-            hooks of its steps (``register_step_pre_hook``, ``register_step_post_hook``).
+        torch_module: A PyTorch model in the mode in which it is trained.
+        flax_module: The Flax model.
+        batch: Arrays, nested as batches are. Floats are converted to float64, and integers to int64.
+        torch_loss: Called with the PyTorch model and the batch as tensors; returns a scalar.
+        flax_loss: Called with the Flax model and the batch as JAX arrays; returns a scalar. It should not call compiled
+            functions, in which layers cannot be observed.
+        torch_optimizer: Creates an optimizer for a list of parameters; given together with ``flax_optimizer``, or
+            updates are not compared. Add actions of the training before or after each step, such as clipping or a
+            schedule, as hooks of the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
         flax_optimizer: An ``optax.GradientTransformation``, which is compiled.
         names: As in ``transfer``.
-        updates: How many updates are compared, 1 or more. A schedule of the learning rate shows within as many.
+        updates: The number of compared updates, at least 1. A schedule of the learning rate is found only if it changes
+            within these updates.
 
     Returns:
-        All that was compared, the first tensor beyond rounding, and causes; ``print`` it.
+        The compared tensors, the first difference beyond rounding, and its causes; ``print`` shows a report.
 
     Raises:
         SchemaError: As ``transfer``.
-        ConfigError: One optimizer without the other, a loss that is no scalar, or no updates.
+        ConfigError: Only one optimizer is given, a loss is no scalar, or ``updates`` is below 1.
     """
     if updates < 1:
         raise ConfigError(f"updates: expected 1 or more, found {updates}")
     if (torch_optimizer is None) != (flax_optimizer is None):
         raise ConfigError("optimizers: expected one of each framework or none at all, found one")
-    # Copies of Flax's have their layers in another order, so it is these two that say which are the same.
+    # Copies of the Flax model have their layers in another order, so the original models determine the pairs.
     names = {pair.torch.path: pair.flax.path for pair in twins(torch_module, flax_module, names=names)}
     with jax.enable_x64(True):
         own = copy.deepcopy(torch_module).double()

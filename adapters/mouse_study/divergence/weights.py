@@ -1,4 +1,4 @@
-"""Weights from PyTorch to Flax NNX and back: which layers are each other's twins, and what has none."""
+"""Transfer of weights from PyTorch to Flax NNX and back, by pairs of corresponding layers (twins)."""
 
 from __future__ import annotations
 
@@ -32,44 +32,45 @@ from mouse_study.divergence.models import (
 
 @dataclass(frozen=True)
 class Twins:
-    """A layer of PyTorch's and the one of Flax's that is to be the same."""
+    """A layer of PyTorch and the corresponding layer of Flax."""
 
     torch: Layer
     flax: Layer
 
     def to_flax(self, arrays: Arrays, what: What = "weights") -> Arrays:
-        """Arrays of PyTorch's layer (weights, gradients, updates) as they are laid out in Flax's."""
+        """Convert arrays of the PyTorch layer (weights, gradients, updates) to the layout of Flax."""
         return self.torch.kind.to_flax(arrays, self.flax.shapes, what)
 
     def to_torch(self, arrays: Arrays) -> Arrays:
-        """Weights of Flax's layer as they are laid out in PyTorch's."""
+        """Convert weights of the Flax layer to the layout of PyTorch."""
         return self.flax.kind.to_torch(arrays, self.torch.shapes)
 
 
 def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None = None) -> None:
-    """Copy the weights of a model to one of the other framework, from PyTorch to Flax NNX or back.
+    """Copy the weights of a model to a model of the other framework, from PyTorch to Flax NNX or back.
 
-    It knows Linear, Embedding, LayerNorm, RMSNorm, GroupNorm, BatchNorm with its running statistics, convolutions,
-    MultiheadAttention, GRU and LSTM of any number of layers and their cells, and parameters by themselves, nested in
-    any way. Dtypes are kept: the destination gets those of the source. There and back changes no bit, but that two
-    biases of a recurrent layer come back as their sum and zeros.
+    Supported are Linear, Embedding, LayerNorm, RMSNorm, GroupNorm, BatchNorm with its running statistics, convolutions,
+    MultiheadAttention, GRU and LSTM of any number of layers and their cells, and single parameters, nested in any way.
+    The destination gets the dtypes of the source. A round trip changes no bit, except that the two biases of a
+    recurrent layer become their sum and zeros.
 
-    Layers are twins where their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``; ``layers`` of a
-    ``nnx.Sequential`` and ``cell`` of a ``nnx.RNN`` do not count, and layer 2 of a GRU of several is ``gru.2``. Numbers
-    count layers with weights: of a ``Sequential`` of linear, ReLU, linear the second linear is that of a list of two.
-    Of what is left, one layer of a kind and shape here and one there are twins, too, if that keeps the order of both
-    models. A layer of PyTorch's whose weights are those of another one needs none.
+    Layers correspond if their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``. ``layers`` of an
+    ``nnx.Sequential`` and ``cell`` of an ``nnx.RNN`` are not part of paths, and layer 2 of a GRU with several layers is
+    ``gru.2``. Numbers count only layers with weights: the second linear layer of a ``Sequential`` of linear, ReLU,
+    linear corresponds to the second layer of a list of two. Of the remaining layers, the only layer of a kind and shape
+    in one model corresponds to the only one in the other model, if this keeps the order of both models. A PyTorch layer
+    that shares all weights with another layer needs no twin.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
-        destination: One of the other framework, which is changed.
-        names: Paths in PyTorch's model, or beginnings of them, and what they are in Flax's, in both directions.
+        destination: A model of the other framework, which is changed.
+        names: Paths in the PyTorch model, or prefixes of them, mapped to paths in the Flax model, for both directions.
 
     Raises:
-        SchemaError: A layer that has no twin, or one of another kind or shape; the message names path, kind and
-            shapes. Layers of which only one framework's kind is known, such as transposed convolutions. Two layers
-            with different weights for one tensor, of a model that ties them. Nothing has been copied then.
-        ConfigError: These are not two models of two frameworks, or float64 is to go to JAX without x64.
+        SchemaError: A layer has no twin, or a twin of another kind or shape (the message names path, kind and shapes);
+            a layer is supported in one framework only, such as a transposed convolution; or two layers have different
+            weights for one tensor that the other model ties. Nothing was copied.
+        ConfigError: The arguments are not models of both frameworks, or float64 cannot be copied to JAX without x64.
     """
     if isinstance(source, torch.nn.Module) and isinstance(destination, nnx.Module):
         writes = _to_flax(twins(source, destination, names=names))
@@ -85,7 +86,7 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
 
 
 def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | None = None) -> list[Twins]:
-    """The layers of two models that are to be the same, in the order of PyTorch's.
+    """Return the corresponding layers of two models, in the order of the PyTorch model.
 
     Args:
         torch_module: A ``torch.nn.Module``.
@@ -94,7 +95,7 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
 
     Raises:
         SchemaError: As ``transfer``.
-        ConfigError: ``names`` has a path that PyTorch's model has not.
+        ConfigError: ``names`` has a path that the PyTorch model lacks.
     """
     ours = {layer.path: layer for layer in torch_layers(torch_module)}
     theirs = {layer.path: layer for layer in flax_layers(flax_module)}
@@ -129,7 +130,7 @@ def _check_kinds(pairs: Iterable[Twins]) -> None:
 
 
 def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
-    """Paths of layers without a twin whose weights are all those of layers that have one."""
+    """Return the paths of layers without a twin whose weights all belong to layers with a twin."""
     shared = {id(values) for path in pairs for values in ours[path].arrays.values()}
     return {
         path
@@ -139,7 +140,9 @@ def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
 
 
 def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
-    """Pairs by what is named, then by equal paths of which numbers count layers; takes them out of Flax's."""
+    """Pair layers by ``names``, then by equal paths whose numbers count layers; paired layers are removed from
+    ``theirs``.
+    """
     wanted, fixed = _renamed(ours, names)
     pairs = {path: theirs.pop(wanted[path]) for path in fixed if wanted[path] in theirs}
     by_number = {path: other for path, other in wanted.items() if path not in pairs}
@@ -153,7 +156,7 @@ def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping
 
 
 def _counted(paths: Iterable[str]) -> dict[str, str]:
-    """Paths with numbers that count those that have weights: of ``a.0``, ``a.2`` and ``a.4`` the last is ``a.2``."""
+    """Renumber paths to count layers with weights: ``a.0``, ``a.2`` and ``a.4`` become ``a.0``, ``a.1`` and ``a.2``."""
     split = {path: path.split(".") for path in paths}
     numbers: dict[tuple[str, ...], set[int]] = {}
     for parts in split.values():
@@ -171,7 +174,7 @@ def _counted(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
-    """The numbered containers that each path lies in."""
+    """Return the numbered containers of each path."""
     found = {}
     for path in paths:
         parts = path.split(".")
@@ -182,13 +185,13 @@ def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
 def _by_shape(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: dict[str, Layer], pairs: dict[str, Layer]
 ) -> None:
-    """Add pairs of what only one left layer of either fits, if that keeps the order of both models."""
+    """Add pairs of unpaired layers that fit only each other, if this keeps the order of both models."""
     found = _only_fits(ours, in_flax, theirs, pairs)
     place = {path: at for at, path in enumerate(ours)}
     there = {layer.path: at for at, layer in enumerate(in_flax)}
     everything = pairs | found
     for path, layer in found.items():
-        # Where a parameter by itself stands among layers, PyTorch does not tell.
+        # PyTorch does not record the position of a single parameter among layers.
         apart = [
             (place[past] - place[path]) * (there[twin.path] - there[layer.path]) < 0
             for past, twin in everything.items()
@@ -249,7 +252,7 @@ def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dic
 
 
 def _alike(layer: Layer, other: Layer) -> bool:
-    """Whether weights of one fit the other."""
+    """Whether the weights of one layer fit the other."""
     if layer.kind is not other.kind:
         return False
     try:
@@ -322,10 +325,10 @@ def _write_tensor(to: torch.Tensor, values: Array) -> None:
 
 
 def _converted(source: Layer, destination: Layer, convert: Callable[[Arrays], Arrays]) -> Arrays:
-    """The arrays of a layer as another has them; SchemaError where these are not those of the other."""
+    """Convert the arrays of a layer to the layout of another; SchemaError if names or shapes do not match."""
     try:
         made = convert(arrays_of(source))
-    except SchemaError as error:  # a ValueError as well, whose message says what to do
+    except SchemaError as error:  # also a ValueError, whose message names the remedy
         raise SchemaError(f"{source}: {error}") from error
     except (KeyError, ValueError) as error:
         raise SchemaError(f"layers: expected {destination} to fit {source}, found {error!r:.200}") from error

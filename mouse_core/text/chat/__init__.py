@@ -1,4 +1,4 @@
-"""Chats: messages, the templates that make texts of them, and the tokens that an assistant generated.
+"""Chats: messages, templates that render them to text, and the mask of the tokens that an assistant generated.
 
 Templates are programs in Jinja, which ``pip install 'mouse-data[text]'`` brings; it is imported on use.
 """

@@ -1,4 +1,6 @@
-"""Chats as text and tokens with a mask of the assistant's tokens; as turns of rollouts, padded batches, stored rows."""
+"""Conversion of chats to text and tokens with a mask of the assistant's tokens, to turns of rollouts, padded batches
+and rows.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,18 @@ from mouse_core.text.recipes import (
     with_offsets,
 )
 
-# A text that nobody writes.
+# A text that no chat contains.
 _PROBE = "\ufdd0"
 _WITHOUT = "expected a template with {% generation %}, or one whose text only grows with the messages"
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The text of a chat, and which of it an assistant generated.
+    """The text of a chat, and the spans that an assistant generated.
 
     Args:
         text: The text.
-        spans: From where to where, in characters, in order and apart from each other.
+        spans: The begin and end of each generated span in characters, in order and without overlap.
         messages: The chat.
     """
 
@@ -66,23 +68,24 @@ def render_chat(
     documents: Iterable[Mapping[str, Any]] | None = None,
     end_of_turn: str | None = None,
 ) -> RenderedChat:
-    """The text of a chat with the characters that an assistant generated.
+    """Render a chat to text, with the spans of characters that an assistant generated.
 
-    Where the template has ``{% generation %}``, it is what stands in it. Otherwise an answer is what the text of a chat
-    that ends in it has behind the text of the same chat without it, generation prompt included; and of that what goes
-    to the end of turn, where the template writes one. That holds for templates whose text only grows with the messages,
-    which is checked for every answer.
+    If the template has ``{% generation %}``, the text inside of it is generated. Otherwise an answer is found by two
+    renderings: the chat that ends in the answer, and the same chat without it, with the generation prompt. The text
+    that the first has in addition is the answer, up to the end of turn, if the template writes one. This holds for
+    templates whose text only grows with the messages, which is checked for every answer.
 
-    An answer of ``weight`` 0, as OpenAI's data for fine-tuning have it, does not count as generated.
+    An answer with the ``weight`` 0, as in OpenAI's fine-tuning data, does not count as generated.
 
     Args:
         template: The template.
         messages, tools, documents: As ``ChatTemplate.render`` takes them.
-        end_of_turn: What an assistant generates last, as ``<|im_end|>``: what the template writes behind it is not
-            its own. None: the template's variable ``eos_token``. Not used with ``{% generation %}``.
+        end_of_turn: The last text that an assistant generates, such as ``<|im_end|>``; text that the template writes
+            behind it is not generated. None: the template's variable ``eos_token``. Not used with ``{% generation %}``.
 
     Raises:
-        DataError: As ``render``; it cannot be told what was generated, and the message says why and of which message.
+        DataError: As ``render``; or the generated text cannot be determined (the error names the message and the
+            reason).
     """
     renderings = Renderings(template, messages, tools, documents)
     text = renderings(renderings.messages)
@@ -104,7 +107,7 @@ def render_chat(
 
 
 def is_learned(message: Message) -> bool:
-    """Whether a message is an assistant's and counts: OpenAI's key ``weight`` says 0 where it does not."""
+    """Whether a message is an assistant's and its OpenAI key ``weight`` is not 0."""
     return message.role == "assistant" and message.extra.get("weight") != 0
 
 
@@ -147,7 +150,7 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
-    """Whether an end of turn is the template's, also where the answer itself has that text."""
+    """Whether the template writes an end of turn, also if the answer itself contains that text."""
     (said,) = to_openai(renderings.messages[place : place + 1])
     without = _without(said, end)
     if without == said:
@@ -156,7 +159,7 @@ def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bo
 
 
 def _without(value: Any, text: str) -> Any:
-    """JSON values with something else for a text in their texts."""
+    """Return JSON values with a text replaced in all their texts."""
     if isinstance(value, str):
         return value.replace(text, _PROBE)
     if isinstance(value, list):
@@ -186,8 +189,8 @@ class EncodedChat:
     Args:
         input_ids: int64 ``[L]``.
         assistant_masks: int64 ``[L]``, 1 where an assistant generated the token.
-        offsets: Which characters of the text a token stands for, from and to, int64 ``[L, 2]``.
-        rendered: The text, and which characters were generated.
+        offsets: The begin and end of each token's characters in the text, int64 ``[L, 2]``.
+        rendered: The text, and the spans of generated characters.
     """
 
     input_ids: Ids
@@ -209,11 +212,12 @@ def encode_chat(
     straddling: str = "include",
     add_special_tokens: bool = False,
 ) -> EncodedChat:
-    """A chat as tokens, with the mask of those that an assistant generated.
+    """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
-    The text is tokenised as a whole, as ``apply_chat_template`` of ``transformers`` does. A token is an assistant's
-    where the characters are for which the tokenizer says it stands: all tokens of a character of several bytes, and
-    none that stands for no character, as those which ``add_special_tokens`` brings. Truncation cuts ids and mask alike.
+    The text is tokenised as a whole, as ``apply_chat_template`` of ``transformers`` does. A token is generated if its
+    characters, by the tokenizer's offsets, are generated. So all tokens of a generated character of several bytes are
+    generated, and tokens without characters, such as those of ``add_special_tokens``, are not. Truncation applies to
+    ids and mask alike.
 
     Args:
         template: The template.
@@ -221,14 +225,14 @@ def encode_chat(
         tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count, or a fast tokenizer of
             ``transformers``.
         max_length: How many tokens are kept; None: all.
-        truncation_side: Where tokens are cut off: "right" keeps the beginning, "left" the end.
-        straddling: What becomes of tokens that stand for characters of both kinds: "include" has them count as an
-            assistant's, as ``transformers`` does, "exclude" as none, and "refuse" is an error.
-        add_special_tokens: Whether the tokenizer adds its own; templates write them themselves.
+        truncation_side: The side on which tokens are cut off: "right" keeps the beginning, "left" the end.
+        straddling: The treatment of tokens with generated and other characters. "include": they count as generated, as
+            in ``transformers``; "exclude": they do not; "refuse": they raise DataError.
+        add_special_tokens: Whether the tokenizer adds its special tokens; templates usually write them themselves.
 
     Raises:
-        ConfigError: Another word, or a tokenizer that tells no offsets.
-        DataError: As ``render_chat``; a token that straddles, where that is refused.
+        ConfigError: An option is unknown, or the tokenizer returns no offsets.
+        DataError: As ``render_chat``; or a token straddles with "refuse".
     """
     check_cut(max_length, truncation_side)
     check_choice("straddling", straddling, STRADDLING)

@@ -1,4 +1,6 @@
-"""The messages of a chat, chats from and to dicts of OpenAI and ShareGPT, and the template that makes a chat a text."""
+"""The messages of a chat, conversion of chats from and to dicts of OpenAI and ShareGPT, and templates that render a
+chat to text.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +19,34 @@ from mouse_core.spec import check_choice, check_count
 if TYPE_CHECKING:
     from mouse_core.text.chat._sandbox import Program
 
-# What stands for nobody: of Unicode's noncharacters, which no text has to have.
+# A marker of Unicode noncharacters, which texts do not contain.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template: a Jinja program as tokenizers bring it, which makes a text of messages.
+    """A chat template: a Jinja program, as tokenizers include it, which renders messages to a text.
 
-    It is rendered as ``transformers`` renders it: with ``trim_blocks`` and ``lstrip_blocks``, ``break`` and
+    The template is rendered as in ``transformers``: with ``trim_blocks`` and ``lstrip_blocks``, ``break`` and
     ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` that escapes nothing, and ``{% generation %}``.
 
-    Templates of others are programs of others. They run in Jinja's ``ImmutableSandboxedEnvironment``: they are given
-    JSON values, and reach no file, no module and nothing that belongs to Python; loops, the sizes of values and of the
-    text, and the time are bounded. That is no limit on memory: who renders what a stranger wrote for harm does it in a
-    process that has one.
+    Templates are programs, often of other authors. They run in Jinja's ``ImmutableSandboxedEnvironment``: they receive
+    JSON values, and cannot access files, modules or Python objects. Loops, the sizes of values and of the text, and the
+    time are bounded. Memory is not bounded: render hostile templates in a process with a memory limit.
 
     Args:
-        source: The program.
-        variables: What it may read beside the messages, as ``bos_token`` and ``eos_token``.
-        now: What ``strftime_now`` tells; None: the time of the rendering. Texts that are to be the same again need one.
-        arguments: How it is given the arguments of calls: "given", as they are in the chat; "dict", where texts of JSON
-            objects are read, for templates that write ``arguments | tojson``; or "json", as texts, for those that write
-            them as they are.
-        max_chars: How long a text may be.
-        max_steps: How many rounds of loops, and calls of macros, a rendering may take.
-        max_seconds: How long a rendering may take. It is told between operations, each of which is short.
+        source: The Jinja program.
+        variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
+        now: The time that ``strftime_now`` returns; None: the time of the rendering. Reproducible texts need a value.
+        arguments: The form in which the template receives the arguments of calls. "given": as in the chat; "dict":
+            texts of JSON objects are parsed, for templates that write ``arguments | tojson``; "json": as JSON texts,
+            for templates that write them unchanged.
+        max_chars: The most characters of a rendered text.
+        max_steps: The most iterations of loops and calls of macros in a rendering.
+        max_seconds: The most seconds of a rendering, checked between short operations.
 
     Raises:
-        ConfigError: No template, or variables that are no JSON.
+        ConfigError: ``source`` is no template, or the variables are no JSON values.
         ImportError: Jinja is not installed.
     """
 
@@ -53,7 +54,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
     now: datetime | None = None
     arguments: str = "given"
-    # Limits decide about no text: with others a text that was made stays what it is.
+    # Limits do not change texts: a rendered text is the same under other limits.
     max_chars: int = field(default=4_000_000, repr=False)
     max_steps: int = field(default=200_000, repr=False)
     max_seconds: float = field(default=60.0, repr=False)
@@ -70,31 +71,31 @@ class ChatTemplate:
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
             raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
         try:
-            # In an order of their own: they are the same, however they were written down.
+            # Sorted, so that equal variables are equal in any order.
             object.__setattr__(self, "variables", dict(sorted(plain(self.variables, "variables").items())))
         except DataError as error:
             raise ConfigError(str(error)) from error
         object.__setattr__(self, "_program", _compiled(self.source))
 
     def __reduce__(self) -> Any:
-        # What is compiled stays here: another process compiles its own.
+        # The compiled program is not pickled: each process compiles its own.
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     @classmethod
     def of(cls, tokenizer: Any, *, name: str = "default") -> ChatTemplate:
-        """The template that a tokenizer brings.
+        """Return the template of a tokenizer.
 
         Args:
-            tokenizer: One of ``transformers``, or the path of a folder with ``chat_template.jinja`` or
+            tokenizer: A tokenizer of ``transformers``, or the path of a folder with ``chat_template.jinja`` or
                 ``tokenizer_config.json``.
-            name: Which, where there are several.
+            name: The name of the template, if there are several.
 
         Returns:
-            It with the names of the special tokens as variables.
+            The template, with the special tokens as variables.
 
         Raises:
-            ConfigError: There is none of that name.
-            DataError: A damaged file.
+            ConfigError: The tokenizer has no template of that name.
+            DataError: A file is damaged.
         """
         if isinstance(tokenizer, str | os.PathLike):
             source, special = _in_folder(Path(tokenizer))
@@ -110,7 +111,7 @@ class ChatTemplate:
 
     @property
     def has_generation(self) -> bool:
-        """Whether it says in ``{% generation %}`` what an assistant generates."""
+        """Whether the template marks generated text by ``{% generation %}``."""
         return self._compiled.has_generation
 
     def render(
@@ -126,11 +127,12 @@ class ChatTemplate:
         Args:
             messages: Messages, or dicts as ``from_openai`` takes them.
             tools: JSON schemas of the tools that may be called.
-            documents: Dicts of what may be looked up, with ``title`` and ``text``.
-            add_generation_prompt: Whether what introduces an assistant's answer comes at the end.
+            documents: Documents for retrieval: dicts with ``title`` and ``text``.
+            add_generation_prompt: Whether the text ends with the header of an assistant's answer.
 
         Raises:
-            DataError: No messages, or values that are no JSON; the template refuses them, fails, or meets a limit.
+            DataError: There are no messages, or values are no JSON; or the template raises an error, fails, or exceeds
+                a limit.
         """
         given = {"tools": tools, "documents": documents}
         return self._rendered(messages_of(messages), given, add_generation_prompt, self._time(), ("", ""))
@@ -160,12 +162,12 @@ class ChatTemplate:
 
 
 class Renderings:
-    """Several renderings of one chat, all at the same time of day.
+    """Several renderings of one chat, all with the same time.
 
     Args:
         template: The template.
         messages: The chat.
-        tools, documents: As ``ChatTemplate.render`` takes them.
+        tools, documents: As in ``ChatTemplate.render``.
     """
 
     def __init__(self, template: ChatTemplate, messages: Any, tools: Any, documents: Any) -> None:
@@ -176,11 +178,11 @@ class Renderings:
         self._template, self._now = template, template._time()
 
     def __call__(self, messages: tuple[Message, ...], add_generation_prompt: bool = False) -> str:
-        """The text of some messages."""
+        """Return the text of ``messages``."""
         return self._template._rendered(messages, self._given, add_generation_prompt, self._now, ("", ""))
 
     def marked(self, text: str) -> tuple[str, str, str]:
-        """The text with marks around what was generated, and the two marks."""
+        """Return the text with marks around generated text, and the two marks."""
         free = [mark for mark in _MARKS if mark not in text][:2]
         if len(free) < 2:
             raise DataError("chat: expected a text without noncharacters U+FDD0 to U+FDEF, found nearly all of them")
@@ -189,10 +191,10 @@ class Renderings:
 
 
 def messages_of(given: Any) -> tuple[Message, ...]:
-    """Messages, of messages or of dicts as ``from_openai`` takes them.
+    """Convert messages, or dicts for ``from_openai``, to messages.
 
     Raises:
-        DataError: Neither.
+        DataError: ``given`` is neither.
     """
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else given
     if isinstance(found, tuple) and found and all(isinstance(one, Mapping) for one in found):
@@ -209,7 +211,7 @@ def _compiled(source: str) -> Program:
 
 
 def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A template and special tokens from the files of a tokenizer."""
+    """Read a template and special tokens from the files of a tokenizer."""
     config: Mapping[str, Any] = {}
     if (folder / "tokenizer_config.json").is_file():
         config = read_json_object(folder / "tokenizer_config.json")
@@ -228,22 +230,22 @@ def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 _PLAIN = (str, int, float, bool, type(None))
 
 IMAGE_KEYS = ("url", "path", "image", "image_url")
-"""What an image may stand under."""
+"""The keys under which an image may be in a dict."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePart:
-    """A piece of a message that has more than a text.
+    """A part of a message with several parts: a text or an image.
 
     Args:
         type: "text" or "image".
-        text: What it says, of a text.
-        image: Where an image is, as a path, an address or a ``data:`` address; "" where only its place is known.
-        extra: What else a template or a processor may read of it, as ``min_pixels``: JSON values by name.
-        key: Of an image, what it stands under in dicts: "url", "path", "image", or "image_url", which is OpenAI's form.
+        text: The text of a part of type "text".
+        image: The path, address or ``data:`` address of an image; "" if only its position in the message is known.
+        extra: Additional JSON values by name for templates or processors, such as ``min_pixels``.
+        key: The key of an image in dicts: "url", "path", "image", or "image_url", which is OpenAI's form.
 
     Raises:
-        DataError: Another type or key, a text of an image, or an extra that has a name of the others.
+        DataError: A type or key is unknown, an image has a text, or ``extra`` uses the name of another attribute.
     """
 
     type: str
@@ -267,16 +269,16 @@ class MessagePart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that an assistant asks for.
+    """A call of a tool that an assistant requests.
 
     Args:
-        name: Of the tool, not empty.
-        arguments: By name; or the text of them as it was written.
-        id: What the tool's answer refers to, where there is something.
-        extra: What else is said of the call, as a ``type`` that is not "function": JSON values by name.
+        name: The name of the tool, not empty.
+        arguments: The arguments by name; or their text as it was written.
+        id: The id to which the tool's answer refers, if there is one.
+        extra: Additional JSON values by name, such as a ``type`` other than "function".
 
     Raises:
-        DataError: Another type, values that are no JSON, or an extra that has a name of the others.
+        DataError: A type is wrong, values are no JSON, or ``extra`` uses the name of another attribute.
     """
 
     name: str
@@ -303,15 +305,15 @@ class Message:
     """One message of a chat.
 
     Args:
-        role: Who wrote it: "system", "user", "assistant", "tool", or another one that a template knows.
-        content: Its text, or its parts in order; None: there is none, as templates may want it beside calls.
-        tool_calls: Calls that it asks for.
-        tool_call_id: Which call it answers, of a tool's.
-        name: Of the tool or of who wrote it, where there is one.
-        extra: What else a template may read of it, as ``reasoning_content``: JSON values by name.
+        role: The author: "system", "user", "assistant", "tool", or another role that a template knows.
+        content: The text, or the parts in order; None: no content, which templates may expect beside calls.
+        tool_calls: The requested calls of tools.
+        tool_call_id: The id of the call that a tool's message answers.
+        name: The name of the tool or the author, if there is one.
+        extra: Additional JSON values by name for templates, such as ``reasoning_content``.
 
     Raises:
-        DataError: Another type, an empty role, or an extra that has a name of the others.
+        DataError: A type is wrong, the role is empty, or ``extra`` uses the name of another attribute.
     """
 
     role: str
@@ -335,17 +337,17 @@ class Message:
 
     @property
     def text(self) -> str:
-        """All texts of it, one behind the other."""
+        """The texts of all parts, concatenated."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or ())
 
 
 def checked_messages(messages: Any) -> tuple[Message, ...]:
-    """Messages as a tuple.
+    """Return messages as a tuple.
 
     Raises:
-        DataError: None, or something else among them.
+        DataError: There are no messages, or an element is no message.
     """
     found = tuple(messages) if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping) else ()
     for place, message in enumerate(found):
@@ -357,10 +359,10 @@ def checked_messages(messages: Any) -> tuple[Message, ...]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A copy of JSON values that is made of the plain types, and of no class with methods of its own.
+    """Return a copy of JSON values that has only plain types, without subclasses.
 
     Raises:
-        DataError: Something else.
+        DataError: The values are no JSON values.
     """
     if type(value) in _PLAIN:
         return value
@@ -401,20 +403,21 @@ _SHAREGPT_ROLES = {
 }
 
 ARGUMENTS = ("given", "dict", "json")
-"""In which form arguments of calls may be."""
+"""The forms of the arguments of calls."""
 
 
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """A chat from dicts with ``role`` and ``content``, as OpenAI's interface and chat templates have them.
+    """Convert dicts with ``role`` and ``content``, as in OpenAI's API and in chat templates, to a chat.
 
     Content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
-    "image_url": {"url": ...}}``, or ``{"type": "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are
-    dicts with ``function``, or that alone; their arguments, a dict or a text, stay as they are. Other keys of messages,
-    parts and calls become ``extra``, but those that are None.
+    "image_url": {"url": ...}}``, or ``{"type":
+    "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are dicts with ``function``, or the function's dicts
+    alone; arguments, a dict or a text, are unchanged. Other keys of messages, parts and calls become ``extra``, unless
+    their values are None.
 
     Raises:
-        DataError: No dicts, none at all, another kind of content, or a function of a call with something else than a
-            name and arguments; the message says which.
+        DataError: ``messages`` is empty or has an element that is no dict, content has another type, or the function of
+            a call has keys other than name and arguments; the error names the message.
     """
     found = []
     for place, message in enumerate(messages):
@@ -443,15 +446,15 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
 
     Args:
         messages: The chat.
-        arguments: Of calls: "given", as they are, "dict", where texts of JSON objects are read, or "json", as texts,
-            which is how OpenAI's interface has them.
+        arguments: The form of the arguments of calls: "given", unchanged; "dict", with texts of JSON objects parsed; or
+            "json", as texts, as in OpenAI's API.
 
     Returns:
-        A dict for each with ``role`` and ``content``, and the others where they are. Images are parts in the form in
-        which they were given; with "json" all are of type "image_url".
+        A dict for each message with ``role`` and ``content``, and other keys if they have values. Images keep the form
+        in which they were given; with "json" all are of type "image_url".
 
     Raises:
-        DataError: No message, or something else among them; another word for ``arguments``.
+        DataError: There are no messages, an element is no message, or ``arguments`` is unknown.
     """
     if arguments not in ARGUMENTS:
         raise DataError(f"arguments: expected one of {list(ARGUMENTS)}, found {arguments!r:.80}")
@@ -460,21 +463,21 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
 
 
 def for_template(messages: Iterable[Message], arguments: str) -> list[dict[str, Any]]:
-    """A chat as templates are given it: ``to_openai``, with images of type "image" whatever the arguments are."""
+    """Return a chat for templates: ``to_openai``, with images of type "image" for all forms of arguments."""
     return [_as_dict(message, arguments, _image) for message in messages]
 
 
 def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
-    """A chat from dicts with ``from`` and ``value``, as data sets in the manner of ShareGPT have them.
+    """Convert dicts with ``from`` and ``value``, as in data sets in the ShareGPT format, to a chat.
 
-    "human" and "gpt" become "user" and "assistant"; the value of a "function_call" is read as a call, and an
-    "observation" is a tool's message.
+    "human" and "gpt" become "user" and "assistant"; the value of a "function_call" becomes a call, and an "observation"
+    becomes a tool's message.
 
     Args:
-        conversation: The list, or a dict that has it as ``conversations``, with or without a text ``system``.
+        conversation: The list of dicts, or a dict with the list as ``conversations`` and optionally a text ``system``.
 
     Raises:
-        DataError: Another form, or who is not known; the message says which.
+        DataError: The form is different, or a ``from`` is unknown; the error names the message.
     """
     found = []
     turns = conversation
@@ -499,10 +502,10 @@ def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
 
 
 def to_sharegpt(messages: Iterable[Message]) -> list[dict[str, str]]:
-    """A chat as dicts with ``from`` and ``value``.
+    """Convert a chat to dicts with ``from`` and ``value``.
 
     Raises:
-        DataError: What that form has no place for: parts, other roles, a text beside a call, ids and extras.
+        DataError: The chat has content that the format lacks: parts, other roles, a text beside a call, ids or extras.
     """
     names = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
     made = []
