@@ -26,14 +26,14 @@ class HeldRollouts:
         group: The number of each one's group, int64 ``[n]``.
         environment: The place of each one's environment among ``environments``, int64 ``[n]``.
         environments: Their names.
-        staleness: How many versions behind the newest one, int64 ``[n]``: by the difference where versions are whole
-            numbers, else by how many are between.
+        staleness: The number of versions that each is behind the newest, int64 ``[n]``: the difference of numeric
+            versions, else the number of versions between.
         age: Seconds between each one's creation and that of the newest rollout that came, float64 ``[n]``.
         newer: The number of rollouts of its environment that arrived later, int64 ``[n]``.
         tokens: The number of tokens of each, int64 ``[n]``.
         uses: The number of batches that contained it, int64 ``[n]``.
-        columns: By name what was declared as one number per example, ``[n]`` of its dtype; what a rollout lacks is the
-            column's fill. Another name is a ``MissingFieldError``.
+        columns: By name, the values of columns that are declared as one number per example, ``[n]`` in the column's
+            dtype, with the column's fill for missing values. Another name raises ``MissingFieldError``.
     """
 
     present: npt.NDArray[np.bool_]
@@ -121,7 +121,7 @@ class Recency:
         check_number("half_life", self.half_life, above=True)
 
     def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``; at least 2**-1000, so that none leaves for it."""
+        """See ``Retention``; the weight is at least 2**-1000, so that no rollout leaves because of it."""
         return np.exp2(-np.minimum(rows.staleness / self.half_life, 1000))
 
 
@@ -244,19 +244,19 @@ def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retenti
 
 
 BASELINES = ("mean", "leave_one_out")
-"""What a reward is compared with: the mean of its group, or that of the others in it."""
+"""The baseline of a reward: the mean of its group, or the mean of the other rewards in the group."""
 
-# Below this share of the largest deviation in a group an advantage is rounding.
+# An advantage below this share of the largest deviation in its group is a rounding error.
 _ROUNDING = 1e-12
-# So many units in the last place of the largest reward of a group are rounding.
+# Differences of up to this number of units in the last place of a group's largest reward are rounding errors.
 _UNITS = 4
 _FLOAT32, _FLOAT64 = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
-# What is left of sums of doubles that should be 0, as of 0.1 + 0.2 - 0.3.
+# The remainder of sums of doubles that should be 0, such as 0.1 + 0.2 - 0.3.
 _NOTHING = 1e-15
 
 
 def are_equal(least: float, most: float) -> bool:
-    """Whether rewards between two bounds differ by rounding at most, that of float32, as models give them.
+    """Whether rewards between two bounds differ at most by the rounding of float32, the dtype of reward models.
 
     Example: 0.3 and 0.1 + 0.2 do, and 0.3 and 0.3 in float32; 0.3 and 0.30001 do not.
     """
@@ -385,15 +385,15 @@ def check_options(
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
-"""What each rollout is worth: of ``rewards`` float64 ``[n]`` and ``groups`` int64 ``[n]``, a number from 0 for each
-group, ``[n]`` finite numbers. What a rollout is worth depends on the rewards of its own group alone: which others are
-asked for with it changes as batches are drawn. So a plain function is asked for one group at a time, with all of its
-rollouts, drawn ones included.
+"""A function from ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the number of each reward's group from
+0, to ``[n]`` finite advantages. The advantage of a rollout must depend only on the rewards of its own group, as the
+other groups in a call change when batches are drawn. So a plain function is called for one group at a time, with all
+rollouts of the group, including drawn ones.
 
-An object with an attribute ``compares`` is asked for many groups at once, which it keeps apart. The attribute says what
-tells that nothing is to be learnt from a group: "rewards", where all its rollouts earned the same; "turns", where all
-their turns did, too; or "nothing", as for a plain function: groups are never left out, since only ``of_batch`` tells,
-or reading the rollouts."""
+An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. The attribute
+names the condition under which a group is left out, as its advantages are zero. "rewards": all its rollouts have equal
+rewards; "turns": the rewards of their turns are equal, too; "nothing", as for a plain function: no group is left
+out."""
 
 COMPARES = ("rewards", "turns", "nothing")
 
@@ -408,11 +408,12 @@ class BatchAdvantage(Protocol):
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
         """Return the advantage of each rollout: a number, or one for each of its tokens, ``[L]``.
 
-        What turns are worth, ``[T]``, is ``np.repeat(values, [len(turn.tokens) for turn in rollout.turns])`` of tokens.
+        To convert ``values`` of turns, ``[T]``, to tokens, use ``np.repeat(values, [len(turn.tokens) for turn in
+        rollout.turns])``.
 
         Args:
-            rollouts: Those of the batch, B of them.
-            worth: What ``__call__`` gave of each, float64 ``[B]``.
+            rollouts: The B rollouts of the batch.
+            worth: The advantage of each rollout from ``__call__``, float64 ``[B]``.
         """
 
 
@@ -501,11 +502,11 @@ class ReinforcePlusPlus:
 
     @property
     def compares(self) -> str:
-        """See ``Advantage``: without a baseline rollouts are compared in the batch alone, and no group is left out."""
+        """See ``Advantage``: without a baseline, rollouts are compared only within the batch; no group is left out."""
         return "rewards" if self.baseline else "nothing"
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """See ``Advantage``; without a baseline a rollout's reward."""
+        """See ``Advantage``; without a baseline, the advantage is the reward."""
         if self.baseline:
             return advantages(rewards, groups, baseline="mean")
         return np.asarray(rewards, np.float64)
@@ -548,7 +549,7 @@ class RewardToGo:
 
     @property
     def compares(self) -> str:
-        """See ``Advantage``: rollouts that earned as much may differ in when."""
+        """See ``Advantage``: rollouts with equal rewards may have earned them in different turns."""
         return "turns" if self.column is None else "nothing"
 
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
@@ -561,7 +562,7 @@ class RewardToGo:
         return [self._to_go(rollout) - (check_rewarded(rollout) - own) for rollout, own in pairs]
 
     def _to_go(self, rollout: RolloutRecord) -> npt.NDArray[np.float64]:
-        """Return what was earned from each token on, ``[L]``."""
+        """Return the discounted reward from each token on, ``[L]``."""
         sizes = [len(turn.tokens) for turn in rollout.turns]
         trained = [place for place, turn in enumerate(rollout.turns) if turn.is_trained and sizes[place]]
         if self.column is None:
@@ -588,7 +589,7 @@ class RewardToGo:
 
 
 def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
-    """Return the discounted sum of each reward and all behind it."""
+    """Return the discounted sum of each reward and all later rewards."""
     if discount == 1:
         return np.cumsum(rewards[::-1])[::-1]
     sums, total = np.empty(len(rewards)), 0.0
@@ -599,10 +600,10 @@ def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArra
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
-    """Return what an ``Advantage`` gives: called once for all groups, or, a plain function, once for each group.
+    """Return the advantages of an ``Advantage``: one call for all groups, or one for each group for a plain function.
 
     Raises:
-        DataError: It does not give a finite number for each.
+        DataError: The result is not one finite number for each rollout.
     """
     if hasattr(advantage, "compares"):
         return _finite(advantage, rewards, groups)
@@ -630,7 +631,7 @@ def compared(advantage: Advantage) -> str:
     """Return what an ``Advantage`` compares, one of ``COMPARES``.
 
     Raises:
-        ConfigError: It says something else.
+        ConfigError: The attribute has another value.
     """
     said: str = getattr(advantage, "compares", "nothing")
     if said not in COMPARES:

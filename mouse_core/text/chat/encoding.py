@@ -224,7 +224,7 @@ def encode_chat(
         messages, tools, documents, end_of_turn: As ``render_chat`` takes them.
         tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count, or a fast tokenizer of
             ``transformers``.
-        max_length: How many tokens are kept; None: all.
+        max_length: The most tokens that are kept; None: all.
         truncation_side: The side on which tokens are cut off: "right" keeps the beginning, "left" the end.
         straddling: The treatment of tokens with generated and other characters. "include": they count as generated, as
             in ``transformers``; "exclude": they do not; "refuse": they raise DataError.
@@ -252,25 +252,25 @@ def encode_preference(
     tools: Iterable[Mapping[str, Any]] | None = None,
     straddling: str = "include",
 ) -> dict[str, Ids]:
-    """A prompt with two answers as tokens, as ``collate_preferences`` takes them.
+    """Convert a prompt with two answers to tokens, for ``collate_preferences``.
 
     Args:
         template: The template.
         prompt: The chat up to the answers.
-        chosen, rejected: The messages that follow. All three may be plain texts: then no template is used, an answer
-            ends in the template's variable ``eos_token``, where that is one, and the tokenizer adds the special tokens
-            that it puts around texts, as TRL does with its standard format.
+        chosen, rejected: The messages that follow the prompt. All three may be plain texts: then no template is used,
+            an answer ends in the template's variable ``eos_token``, if it has one, and the tokenizer adds its special
+            tokens around texts, as TRL does for its standard format.
         tokenizer, tools: As in ``encode_chat``.
-        straddling: What becomes of tokens that stand for characters of the prompt and of an answer, as where a prompt
-            ends in a space: "include" has both answers begin with the first of them, "refuse" is an error.
+        straddling: The treatment of tokens with characters of the prompt and of an answer, such as when a prompt ends
+            in a space. "include": both answers begin with the first of these tokens; "refuse": they raise DataError.
 
     Returns:
         ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
 
     Raises:
         ConfigError: As ``encode_chat``.
-        DataError: As ``ChatTemplate.render``; the text of the prompt is not that with which a whole chat begins; a
-            token that straddles, where that is refused.
+        DataError: As ``ChatTemplate.render``; or the text of a whole chat does not begin with the text of the prompt;
+            or a token straddles with "refuse".
     """
     check_choice("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
@@ -281,8 +281,8 @@ class PairTexts(NamedTuple):
     """The texts of a prompt, and of both chats that begin with it.
 
     Args:
-        prompt, chosen, rejected: They.
-        are_plain: Whether no template made them, which writes special tokens itself.
+        prompt, chosen, rejected: The three texts.
+        are_plain: Whether the texts are plain, not rendered by a template, which writes special tokens itself.
     """
 
     prompt: str
@@ -335,13 +335,13 @@ def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
 
 
 def _alike(one: Ids, other: Ids) -> int:
-    """With how many ids both begin."""
+    """Return the number of leading ids that both share."""
     size = min(len(one), len(other))
     return int(np.argmin([*(one[:size] == other[:size]), False]))
 
 
 def tokens_of_pairs(tokenizer: Any, pairs: Sequence[PairTexts]) -> list[tuple[Ids, Ids, Ids]]:
-    """Ids of the three texts of each, of plain ones with the special tokens that the tokenizer puts around texts.
+    """Return the ids of the three texts of each pair; plain texts get the tokenizer's special tokens.
 
     Raises:
         ConfigError, DataError: As ``tokens_of``.
@@ -356,11 +356,11 @@ def tokens_of_pairs(tokenizer: Any, pairs: Sequence[PairTexts]) -> list[tuple[Id
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:
-    """Ids ``[L]`` and offsets ``[L, 2]`` of each text.
+    """Return ids ``[L]`` and offsets ``[L, 2]`` of each text.
 
     Raises:
-        ConfigError: It tells no offsets.
-        DataError: A text that is none of Unicode's.
+        ConfigError: The tokenizer returns no offsets.
+        DataError: A text is not Unicode.
     """
     found = with_offsets(tokenizer, texts, add_special_tokens)
     return [
@@ -370,10 +370,11 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) ->
 
 
 def _whole(offsets: Ids) -> Ids:
-    """Offsets where tokens that are white space alone have it: some tokenizers trim it off, and nothing is left.
+    """Return offsets in which tokens of white space include it: some tokenizers trim it, so that an empty range is
+    left.
 
-    Offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). What is at or before the end of another token, as
-    tokens are that stand for nothing, stays empty.
+    Offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). Empty ranges at or before the end of another token, as
+    of tokens without characters, stay empty.
     """
     starts, ends = offsets[:, 0], offsets[:, 1]
     before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
@@ -385,7 +386,7 @@ def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
-    # Before each character, how many are generated: of a token, the difference at its ends.
+    # The number of generated characters before each character; a token has the difference at its two ends.
     before = np.cumsum(generated)
     starts, ends = offsets[:, 0], offsets[:, 1]
     covered = before[ends] - before[starts]
@@ -414,28 +415,28 @@ def check_cut(max_length: Any, truncation_side: Any) -> None:
         check_count("max_length", max_length, 1)
 
 
-# The role of turns that are no message: tokens that the template wrote behind an answer, or before the first message.
+# The role of turns without a message: tokens that the template wrote behind an answer or before the first message.
 _TEMPLATE = "template"
 
 
 def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tuple[Turn, ...]:
-    """A chat as the turns of a ``RolloutRecord``: all of its tokens, each once and in order.
+    """Convert a chat to the turns of a ``RolloutRecord``, with each of its tokens once and in order.
 
-    A turn of an assistant has the tokens that it generated, and no others. What stands between answers belongs to the
-    last message between them, generation prompt included; the other messages there have no tokens. Where no message
-    stands there, as behind the last answer, it is a turn of role "template". What a turn has no place for, as calls of
-    tools, is kept in its metadata. An answer of ``weight`` 0 has no log-probabilities, and so is not trained.
+    A turn of an assistant has exactly the generated tokens. Tokens between answers, including the generation prompt,
+    belong to the last message between them; earlier messages between them have no tokens. Tokens without a message, as
+    behind the last answer, become a turn of role "template". Parts of a message that a turn lacks, such as calls of
+    tools, are in its metadata. An answer with the ``weight`` 0 has no log-probabilities, and so is not trained.
 
     Args:
-        chat: As ``encode_chat`` makes it. Of one that was truncated all turns are there, with the tokens that are left.
-        logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``, of which those of the generated
-            ones are kept: then these turns are trained on. None: there are none.
+        chat: A chat from ``encode_chat``. A truncated chat has all turns, with the remaining tokens.
+        logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``. Those of generated tokens are kept,
+            so that their turns are trained. None: no log-probabilities.
 
     Returns:
         At least one turn for each message.
 
     Raises:
-        DataError: Another number of log-probabilities; a chat in which answers and what was generated are not as many.
+        DataError: The number of log-probabilities is wrong, or the numbers of answers and of generated spans differ.
     """
     messages = chat.rendered.messages
     values = None if logprobs is None else host_array(widened(logprobs))
@@ -459,10 +460,10 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
 
 
 def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
-    """The messages of turns: those that ``to_turns`` was given, or role and text of others.
+    """Return the messages of turns: the original messages for turns of ``to_turns``, else messages of role and text.
 
     Raises:
-        DataError: No turns, or something else among them.
+        DataError: There are no turns, or an element is no turn.
     """
     found: list[dict[str, Any]] = []
     for place, turn in enumerate(turns):
@@ -475,13 +476,13 @@ def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
 
 
 def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
-    """From where to where the tokens of each span go; where none are left, where they would be."""
+    """Return the range of tokens of each span; an empty range at the right place if no token is left."""
     spans = np.array(chat.rendered.spans, np.int64).reshape(-1, 2)
     if not len(spans):
         return []
     generated = np.flatnonzero(chat.assistant_masks)
     starts, ends = chat.offsets[generated].T
-    # A token belongs to the last span that begins where it begins, or before; one that straddles, to the one it enters.
+    # A token belongs to the last span that begins at or before its begin; a straddling token, to the span it enters.
     own = np.maximum(np.searchsorted(spans[:, 0], starts, side="right") - 1, 0)
     entered = np.minimum(own + 1, len(spans) - 1)
     own = np.where((starts >= spans[own, 1]) & (ends > spans[entered, 0]), entered, own)
@@ -522,21 +523,21 @@ def collate_chats(
     padding_side: str = "right",
     pad_to_multiple_of: int | None = None,
 ) -> Arrays:
-    """Chats as a padded batch, for training on what the assistant generated.
+    """Collate chats to a padded batch, for training on the generated tokens.
 
     Args:
         chats: At least one.
-        pad_token_id: What stands behind them, or before them.
+        pad_token_id: The id of padding.
         padding_side: "right" or "left".
-        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
+        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
 
     Returns:
-        ``input_ids``, ``attention_mask``, ``assistant_masks`` and ``labels``, int64 ``[B, S]``; the labels are the ids
-        where an assistant generated them, and -100 elsewhere.
+        ``input_ids``, ``attention_mask``, ``assistant_masks`` and ``labels``, int64 ``[B, S]``. Labels are the ids of
+        generated tokens, and -100 at other places.
 
     Raises:
-        ConfigError: An option that cannot be used.
-        DataError: No chats, or something else among them.
+        ConfigError: An option is invalid.
+        DataError: There are no chats, or an element is no chat.
     """
     given = list(chats)
     for place, chat in enumerate(given):
@@ -559,27 +560,27 @@ def collate_preferences(
     pad_to_multiple_of: int | None = None,
     two_blocks: bool = False,
 ) -> Arrays:
-    """Prompts with a chosen and a rejected answer as a padded batch for DPO.
+    """Collate prompts with a chosen and a rejected answer to a padded batch for DPO.
 
-    Names, order and numbers are those of TRL's ``DataCollatorForPreference`` of its ``DPOTrainer``.
+    Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``DPOTrainer``.
 
     Args:
-        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; all of them or none with
-            ``ref_chosen_logps``, and so ``ref_rejected_logps``, one number each.
-        pad_token_id: What stands behind them, or before them.
+        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; all of them or none have
+            ``ref_chosen_logps`` and ``ref_rejected_logps``, one number each.
+        pad_token_id: The id of padding.
         max_length: How many tokens of a prompt with its answer are kept; None: all.
-        truncation_mode: Which of them: "keep_start" or "keep_end".
+        truncation_mode: The kept tokens: "keep_start" or "keep_end".
         padding_side: "right" or "left".
-        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
-        two_blocks: Whether the two halves stand apart, as ``chosen_input_ids`` and ``rejected_input_ids`` and so on,
+        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
+        two_blocks: Whether the two halves are separate fields, ``chosen_input_ids``, ``rejected_input_ids`` and so on,
             each ``[B, S]``; nothing is copied.
 
     Returns:
-        ``input_ids``, ``attention_mask`` and ``completion_mask``, int64 ``[2B, S]``: first all chosen ones, then all
-        rejected ones; ``ref_chosen_logps`` and ``ref_rejected_logps`` float32 ``[B]``, where they are given.
+        ``input_ids``, ``attention_mask`` and ``completion_mask``, int64 ``[2B, S]``: first all chosen, then all
+        rejected examples; ``ref_chosen_logps`` and ``ref_rejected_logps``, float32 ``[B]``, if the examples have them.
 
     Raises:
-        ConfigError: An option that cannot be used.
+        ConfigError: An option is invalid.
         DataError: No examples; one without what others have, or with other values.
     """
     if truncation_mode not in ("keep_start", "keep_end"):
@@ -611,25 +612,25 @@ def collate_rewards(
     pad_to_multiple_of: int | None = None,
     two_blocks: bool = False,
 ) -> Arrays:
-    """Pairs of a chosen and a rejected text as a padded batch for a reward model.
+    """Collate pairs of a chosen and a rejected text to a padded batch for a reward model.
 
-    Names, order and numbers are those of TRL's ``DataCollatorForPreference`` of its ``RewardTrainer``.
+    Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``RewardTrainer``.
 
     Args:
-        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none with ``prompt_ids``, which stand
-            before both, as ``encode_preference`` gives them; all of them or none with a number ``margin``.
-        pad_token_id: What stands behind them, or before them.
-        max_length: How many tokens are kept, from the first on; None: all.
+        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none have ``prompt_ids``, which precede
+            both texts, as from ``encode_preference``; all of them or none have a number ``margin``.
+        pad_token_id: The id of padding.
+        max_length: The most tokens that are kept, from the first on; None: all.
         padding_side: "right" or "left".
-        pad_to_multiple_of: Of which number the length is to be a multiple; None: as long as the longest.
+        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
         two_blocks: As in ``collate_preferences``.
 
     Returns:
-        ``input_ids`` and ``attention_mask``, int64 ``[2B, S]``: first all chosen, then all rejected ones; ``margin``
-        float32 ``[B]``, where it is given.
+        ``input_ids`` and ``attention_mask``, int64 ``[2B, S]``: first all chosen, then all rejected texts; ``margin``,
+        float32 ``[B]``, if the examples have it.
 
     Raises:
-        ConfigError: An option that cannot be used.
+        ConfigError: An option is invalid.
         DataError: No examples; one without what others have, or with other values.
     """
     if max_length is not None:
@@ -667,7 +668,7 @@ def _ids(examples: Sequence[Mapping[str, Any]], name: str) -> list[npt.NDArray[n
 
 
 def _numbers(examples: Sequence[Mapping[str, Any]], name: str) -> Arrays:
-    """A number of each example, where they have some."""
+    """Return a number of each example, if the examples have it."""
     if not any(name in example for example in examples):
         return {}
     found = np.empty(len(examples), np.float32)
@@ -738,7 +739,7 @@ class _OfChats:
         return {name: JSON for name in (self.messages, self.tools) if name is not None}
 
     def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
-        """Ids and masks of chats, as long as they may be, and which these are: those of which a token is trained."""
+        """Return the truncated ids and masks of chats with a trained token, and the numbers of these chats."""
         chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
         rendered = each(
             lambda chat: render_chat(
@@ -757,27 +758,27 @@ class _OfChats:
 
 @dataclass(frozen=True, kw_only=True)
 class Chats(_OfChats, PaddedRecipe):
-    """Every chat a row, filled up to one length, with the mask of what an assistant generated.
+    """Converts every chat to a row, padded to one length, with the mask of the tokens that an assistant generated.
 
-    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. They are those of
-    ``encode_chat``; labels are the ids where ``assistant_masks`` is 1, and -100 elsewhere.
+    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values are those of
+    ``encode_chat``. Labels are the ids where ``assistant_masks`` is 1, and -100 at other places.
 
-    A chat is a list of dicts as ``from_openai`` or ``from_sharegpt`` takes them, or the text of its JSON. Chats are
-    left out of which an assistant generated no token, or none that is left when they are truncated.
+    A chat is a list of dicts for ``from_openai`` or ``from_sharegpt``, or its JSON text. Chats without a generated
+    token, before or after truncation, are left out.
 
     Args:
-        template: The template. One that tells the time of day needs ``now``, as its texts differ from day to day.
+        template: The template. A template that writes the time needs ``now``, as its texts would change with the time.
         max_length: L, the tokens of a row; longer chats are truncated, ids and masks alike.
         messages: The column of the chats.
         tools: The column of the tools that may be called, a list of JSON schemas in each row, or nothing; None: there
             is no such column. One that no row has is refused.
         end_of_turn, truncation_side, straddling: As in ``encode_chat``.
-        pad_id: What rows are filled up with; by default what the tokenizer pads with, else what ends its texts.
-        padding_side: Where it stands.
+        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
+        padding_side: The padded side.
         keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: No length, a word or a dtype that is none, or a template that tells the time of day.
+        ConfigError: The length, an option or a dtype is invalid, or the template writes the time without ``now``.
     """
 
     template: ChatTemplate
@@ -798,7 +799,7 @@ class Chats(_OfChats, PaddedRecipe):
         PaddedRecipe.__post_init__(self)
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each chat of which a token is trained."""
+        """Return a row for each chat with a trained token."""
         ids, masks, trained = self._encoded(texts, encode)
         made = padded(ids, self.max_length, self._padding(encode), self.padding_side)
         made.append(_masks(masks, self.max_length, self.padding_side))
@@ -807,14 +808,15 @@ class Chats(_OfChats, PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTokens(_OfChats):
-    """Every token of chats a row, and every chat an episode: batches are windows ``[B, S]``, padded or packed chats.
+    """Converts tokens of chats to rows, and chats to episodes, so that batches are windows ``[B, S]``, padded or packed
+    chats.
 
-    ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last one
-    of a chat. Chats are left out as by ``Chats``.
+    ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last
+    token of a chat. The same chats are left out as by ``Chats``.
 
     Args:
         template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
-        max_length: Longer chats are truncated; None: none is.
+        max_length: Longer chats are truncated to this number of tokens; None: no limit.
 
     Raises:
         ConfigError: As ``Chats``.
@@ -830,7 +832,7 @@ class ChatTokens(_OfChats):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The chats, as JSON, and their tools where they have some."""
+        """Return the columns of the chats and, if there is one, of the tools, both as JSON."""
         return self._sources
 
     @property
@@ -844,7 +846,7 @@ class ChatTokens(_OfChats):
         return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each token of chats of which one is trained."""
+        """Return a row for each token of the chats with a trained token."""
         ids, masks, _ = self._encoded(texts, encode)
         flat, lengths = flat_of(ids)
         mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
@@ -853,7 +855,7 @@ class ChatTokens(_OfChats):
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences(PaddedRecipe):
-    """Every prompt with a chosen and a rejected answer a row, for DPO and for reward models.
+    """Converts every prompt with a chosen and a rejected answer to a row, for DPO and reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
     of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
@@ -906,7 +908,7 @@ class Preferences(PaddedRecipe):
         return {name: JSON for name in names if name is not None}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each pair that differs, and of which both answers have a token."""
+        """Return a row for each pair of different answers that both have a token."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
         given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
@@ -964,7 +966,7 @@ def _check_template(template: Any) -> None:
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    """The chat in a column, of either form."""
+    """Return the chat in a column, of OpenAI's or ShareGPT's form."""
     is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
     if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
@@ -972,6 +974,6 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
 
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
-    """Masks as a column of lists, 0 where rows are filled up."""
+    """Return masks as a column of lists, 0 at padding."""
     values = padded(masks, length, 0, side)[0].flatten()
     return pa.FixedSizeListArray.from_arrays(values.cast(pa.uint8()), length)
