@@ -139,7 +139,7 @@ class Manifest:
         segments: The sealed segments, in the order of their rows.
         tails: The files of rows behind the segments that are not sealed yet; rows are appended to the last one at most.
         dropped: Number of dropped rows before the first segment.
-        next_number: The smallest number that no file has or had.
+        next_number: The number of the next file; the numbers of all earlier files are smaller.
         identity: The identity of the store; a store that was created again or repaired, whose rows have other numbers,
             gets a new one. "" means none yet.
     """
