@@ -72,7 +72,7 @@ def kl_estimates(
     xp = namespace(logprobs)
     ratio = logprobs - reference_logprobs
     if mask is not None:
-        # Before they meet: the difference of two infinities is NaN, of which NumPy warns.
+        # Masked before the subtraction: the difference of two infinities is NaN, for which NumPy warns.
         nothing = xp.zeros_like(logprobs)
         ratio = xp.where(mask, logprobs, nothing) - xp.where(mask, reference_logprobs, nothing)
     if estimator == "k1":
@@ -108,7 +108,7 @@ def kl_penalized_rewards(
         ConfigError, SchemaError: As ``kl_estimates``; SchemaError also for rewards of another shape.
 
     Example:
-        Two tokens of which the first is likelier than before, and one that fills up:
+        Two tokens, of which the first is likelier under the policy than under the reference, and a token of padding:
 
         >>> import numpy as np
         >>> from mouse_core.text import kl_penalized_rewards
@@ -200,8 +200,8 @@ class AdaptiveKLController:
             count: The number of answers; None: the number of values in ``kl``.
 
         Raises:
-            ConfigError: No number, one that is not finite, or a ``count`` that is below 1, or five horizons or more,
-                after which nothing might be left of the coefficient.
+            ConfigError: ``kl`` has no number or one that is not finite; or ``count`` is below 1, or at least five
+                horizons, after which the coefficient could be 0.
         """
         found = np.asarray(host_array(widened(kl)), np.float64)
         if not found.size or not np.isfinite(found).all():

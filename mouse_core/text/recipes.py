@@ -21,8 +21,8 @@ from mouse_core.files.reading import read_json_object
 from mouse_core.formats.jobs import digest_of, in_words
 from mouse_core.spec import STANDARD_FIELDS, Field, check_choice, check_count, check_dtype
 
-# What a tokenizer of the package tokenizers was told about truncation and padding stands before this in its JSON. A
-# recipe says how long rows are, and tokenizers of transformers change it whenever they are called.
+# In the JSON of a tokenizer of the package tokenizers, the options of truncation and padding come before this key. They
+# are ignored: a recipe determines the length of rows, and transformers changes the options in every call.
 _BEHIND_SETTINGS = '"added_tokens"'
 
 
@@ -47,7 +47,7 @@ class Encoder(Protocol):
     def __call__(
         self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """The ids of each text, at most ``max_length``, never padded."""
+        """Return the ids of each text, at most ``max_length``, without padding."""
         ...
 
     def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
@@ -56,7 +56,7 @@ class Encoder(Protocol):
 
 
 class _OfTokenizers:
-    """A tokenizer of the package ``tokenizers``: a copy, as truncation is one of its settings."""
+    """A tokenizer of the package ``tokenizers``; a copy, as truncation is a setting of the tokenizer."""
 
     def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
         made = _copied(tokenizer)
@@ -91,7 +91,7 @@ class _OfTokenizers:
 
 
 class _OfTransformers:
-    """A tokenizer that is called as those of ``transformers`` are."""
+    """A callable like the tokenizers of ``transformers``."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -117,7 +117,7 @@ class _OfTransformers:
 
 
 def _copied(tokenizer: Any) -> Any:
-    """A tokenizer of the package ``tokenizers`` once more, with what its JSON leaves out."""
+    """Return a copy of a tokenizer of the package ``tokenizers``, including settings that its JSON lacks."""
     made = type(tokenizer).from_str(tokenizer.to_str())
     if _splits_special(tokenizer):
         made.encode_special_tokens = True
@@ -125,16 +125,16 @@ def _copied(tokenizer: Any) -> Any:
 
 
 def _splits_special(tokenizer: Any) -> bool:
-    """Whether special tokens that stand in texts are texts as any others."""
+    """Whether special tokens inside of texts are tokenised like any other text."""
     return bool(getattr(tokenizer, "encode_special_tokens", False))
 
 
 def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Any, Any]]:
-    """Ids and offsets of each text, by any tokenizer that tells offsets, or by an encoder.
+    """Return ids and offsets of each text, from a tokenizer that returns offsets, or from an encoder.
 
     Raises:
-        ConfigError: It tells none.
-        DataError: A text that is none of Unicode's.
+        ConfigError: The tokenizer returns no offsets.
+        DataError: A text is not Unicode.
     """
     for text in texts:
         try:
@@ -171,7 +171,7 @@ def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
-            what is called as tokenizers of ``transformers`` are.
+            a callable like the tokenizers of ``transformers``.
         version: The user's version of the tokenizer.
 
     Raises:
@@ -218,7 +218,7 @@ def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
 
 
 def _id_of(tokenizer: Any, said: Any) -> int | None:
-    """The id of a token that ``transformers`` wrote down, as a text or with what it is like."""
+    """Return the id of a token that ``transformers`` saved, as a text or as a dict of its properties."""
     token = said.get("content") if isinstance(said, Mapping) else said
     found: int | None = tokenizer.token_to_id(token) if isinstance(token, str) else None
     return found
@@ -237,7 +237,7 @@ def _used(tokenizer: Any) -> str:
 
 
 def _of_object(tokenizer: Any, version: str) -> str:
-    """A digest of what decides about ids."""
+    """Return a digest of everything that determines the ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
         names = ("truncation_side", "pad_token_id", "eos_token_id", "split_special_tokens")
@@ -256,7 +256,7 @@ _Made = TypeVar("_Made")
 _LARGEST_ID = 2**31 - 1
 Ids = Sequence[int] | npt.NDArray[np.int64]
 JSON = pa.json_()
-"""The type of columns whose values have any shape, as chats do: each is its JSON, and a text one in quotes."""
+"""The type of columns whose values have any shape, such as chats: each value is JSON, so a text is in quotes."""
 
 
 class InRow(DataError):
@@ -298,7 +298,8 @@ def values_of(
     Args:
         texts: The rows.
         column: The column, if there is one.
-        may_be_text: Whether a text is one unless it is the JSON of messages; otherwise it is that of what is meant.
+        may_be_text: Whether a text that is not the JSON of messages is a plain text; otherwise every text is the JSON
+            of the value.
         may_be_none: Whether rows may lack a value.
 
     Raises:
@@ -328,7 +329,7 @@ def _read(text: str, column: str | None) -> Any:
 
 
 def _chat_or_text(text: str) -> Any:
-    """Messages, of OpenAI's form or ShareGPT's, where a text is the JSON of one or more."""
+    """Return messages in OpenAI's or ShareGPT's form if a text is the JSON of one or more messages; else the text."""
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
@@ -351,7 +352,7 @@ def check_id(name: str, token: Any) -> None:
 
 
 def checked_keep(keep: Any, taken: Sequence[str | None]) -> dict[str, str]:
-    """Columns to keep, none of which has a name that is taken."""
+    """Return the columns to keep; ConfigError for a name that is already used."""
     if not isinstance(keep, Mapping):
         raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
     for name in keep:
@@ -395,24 +396,24 @@ class PaddedRecipe:
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
-        """The columns that are read to make tokens."""
+        """The columns that are read for tokens."""
         raise NotImplementedError
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The texts, and what is kept."""
+        """The columns of the texts, and the kept columns."""
         return {**self._sources, **_kept_types(self.keep)}
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of lists of one length, numbers, and what is kept."""
+        """The columns of lists of one length, the numbers, and the kept columns."""
         kinds = [pa.int32() if name.endswith("input_ids") else pa.uint8() for name in self._names]
         lists = {name: pa.list_(kind, self.max_length) for name, kind in zip(self._names, kinds, strict=True)}
         return pa.schema({**lists, **self._numbers, **_kept_types(self.keep)})
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The lists, int64 ``[L]``, the numbers, int64, and what is kept."""
+        """The lists, int64 ``[L]``, the numbers, int64, and the kept columns."""
         own = [Field(name, dtype="int64") for name in (*self._names, *self._numbers)]
         return [*own, *self._more_fields, *(Field(name, dtype=dtype) for name, dtype in self.keep.items())]
 
@@ -423,12 +424,12 @@ class PaddedRecipe:
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of these columns with the kept ones of the texts."""
+        """Return rows of ``columns`` with the kept columns of the texts."""
         return batch_of(self.schema, [*columns, *(texts[name] for name in self.keep)])
 
 
 def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """All ids one behind the other, and how many each text has."""
+    """Return all ids, concatenated, and the number of ids of each text."""
     try:
         wide = _joined(ids)
     except (OverflowError, TypeError, ValueError) as error:
@@ -461,12 +462,12 @@ def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
 
 
 def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.Array]:
-    """Ids ``[n, length]`` and their mask, as columns of lists."""
+    """Return ids ``[n, length]`` and their mask, as columns of lists."""
     flat, lengths = flat_of(ids)
     if lengths.size and lengths.max() > length:
         raise DataError(f"tokenizer: expected at most max_length={length} ids of a text, found {lengths.max()}")
     step = np.arange(length)
-    # Of 2 ids in 5 places: steps 0 and 1 on the right side's rows, 3 and 4 on the left one's.
+    # For 2 ids in 5 places: places 0 and 1 with padding on the right, 3 and 4 with padding on the left.
     there = step < lengths[:, None] if side == "right" else step >= length - lengths[:, None]
     made = np.full((len(ids), length), pad_id, np.int32)
     made[there] = flat
@@ -488,10 +489,10 @@ class Recipe(Protocol):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Names and types of the columns that it reads.
+        """Names and types of the columns that the recipe reads.
 
-        ``pa.json_()`` is for values of any shape: ``rows`` is given the JSON of each, which of a text is a text of JSON
-        (``'"hi"'``), and null where a row has nothing.
+        ``pa.json_()`` is for values of any shape: ``rows`` receives the JSON of each value, for a text a JSON string
+        (``'"hi"'``), and null for a missing value.
         """
         ...
 
@@ -502,11 +503,11 @@ class Recipe(Protocol):
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The fields that batches of these rows have."""
+        """The fields of batches of these rows."""
         ...
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """The rows that some texts become; a pure function, which may leave out some."""
+        """Convert texts to rows; a pure function, which may leave out texts."""
         ...
 
 
@@ -538,7 +539,7 @@ class Texts(PaddedRecipe):
         return {self.text: pa.string()}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each text."""
+        """Return a row for each text."""
         ids = encode(
             texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
         )
@@ -590,7 +591,7 @@ class Prompts(PaddedRecipe):
         return {self.prompt: pa.string(), self.label: pa.string()}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each prompt whose answer ends within it."""
+        """Return a row for each prompt; with ``only_whole``, only if the answer ends within the row."""
         prompts, labels = texts[self.prompt].to_pylist(), texts[self.label].to_pylist()
         options: dict[str, Any] = {"max_length": self.max_length, "add_special_tokens": self.add_special_tokens}
         both = [f"{prompt}{self.separator}{label}" for prompt, label in zip(prompts, labels, strict=True)]
@@ -648,7 +649,7 @@ class Pairs(PaddedRecipe):
         return dict.fromkeys((self.prompt, self.chosen, self.rejected), pa.string())
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each pair of answers that are two, and long enough."""
+        """Return a row for each pair of different answers that are long enough."""
         sides = texts[self.chosen].to_pylist(), texts[self.rejected].to_pylist()
         differ = [
             one != other and min(len(one.split()), len(other.split())) >= self.min_words
@@ -708,7 +709,7 @@ class Tokens:
         return [Field("input_ids", dtype="int64")]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """A row for each token."""
+        """Return a row for each token."""
         found = encode(
             texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
         )
@@ -729,7 +730,7 @@ def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[
 
 
 def fields_of(recipe: Recipe) -> list[Field]:
-    """The fields of a recipe, and the standard ones, which texts may do without."""
+    """Return the fields of a recipe, and the standard fields, which are optional for texts."""
     own = list(recipe.fields)
     named = {one.name for one in own}
     return [*own, *(replace(one, required=False) for one in STANDARD_FIELDS if one.required and one.name not in named)]

@@ -34,12 +34,13 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, fields_of, known
 
 CHUNK = 512
-"""How many texts are tokenised in one call."""
-# A file that changed so many seconds before it was noted may change again in the same tick of the file system's clock.
+"""The number of texts that one call tokenises."""
+# A file that changed within this number of seconds before it was recorded may change again in the same clock tick of
+# the file system.
 _TICK = 2.0
 
 _OF_JSON, _OF_TEXT, _COMPRESSED = (".jsonl", ".ndjson"), (".txt",), (".gz", ".zst")
-# A longer line is no text, and may come of a small compressed file.
+# The longest line: a longer one is no text, and may come from a small compressed file.
 _LONGEST_LINE = 256 << 20
 
 _Columns = Mapping[str, pa.DataType]
@@ -50,9 +51,9 @@ class Source:
     """Texts that can be read more than once.
 
     Args:
-        name: What messages call them.
-        batches: Gives a new iterator over record batches of the columns that were asked for.
-        stamp: What says of files, without reading them, whether they are as they were; None where nothing does.
+        name: The name of the texts in messages.
+        batches: Returns a new iterator over record batches of the requested columns.
+        stamp: A value that changes when the files change, computed without reading them; None: no such value.
     """
 
     name: str
@@ -61,10 +62,10 @@ class Source:
 
 
 def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
-    """Texts of any kind; see ``tokenize``.
+    """Return a source for texts of any supported type; see ``tokenize``.
 
     Raises:
-        ConfigError: Nothing of these kinds, or what can be iterated over once.
+        ConfigError: The type is not supported, or the texts can be iterated over only once.
     """
     if isinstance(texts, str | os.PathLike):
         return _of_path(Path(texts), columns, split)
@@ -109,7 +110,7 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
 
 
 def _stamp_of(paths: Iterable[Path]) -> list[Any]:
-    """Names, sizes and times of files, and whether all changed long enough ago to be told by these."""
+    """Return names, sizes and times of files, and whether all changed long enough ago for these to identify them."""
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found: list[Any] = []
     for file in files:
@@ -122,10 +123,10 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 def _of_lines(files: list[Path], name: str) -> list[Path]:
-    """Files of lines; none where others lie there, beside which a text is no more than a note.
+    """Return the files of lines; none if there are files of other formats, as texts beside them are mere notes.
 
     Raises:
-        ConfigError: Others lie beside files of JSON lines.
+        ConfigError: Files of other formats lie beside files of JSON lines.
     """
     seen = [file for file in files if not file.name.startswith(".")]
     lines = [file for file in files if _suffix(file) in _OF_JSON]
@@ -143,7 +144,7 @@ def _suffix(file: Path) -> str:
 
 
 class _Lines:
-    """The objects of files of JSON lines, or the lines of texts; empty lines are left out."""
+    """The objects in files of JSON lines, or the lines of text files, without empty lines."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -151,7 +152,7 @@ class _Lines:
     def __iter__(self) -> Iterator[Any]:
         for path in self._paths:
             read = json.loads if _suffix(path) in _OF_JSON else _text_of
-            # With "detect" a name's end says how it is compressed.
+            # With "detect", the suffix of the name determines the compression.
             with reading(path), pa.input_stream(path, compression="detect") as raw:
                 file = io.BufferedReader(raw)
                 for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
@@ -197,7 +198,7 @@ def _of_table(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Batches of at most ``CHUNK`` rows, of these columns in these types."""
+    """Yield batches of at most ``CHUNK`` rows, with ``columns`` in their types."""
     row = 0
     for whole in batches():
         for begin in range(0, whole.num_rows, CHUNK):
@@ -227,7 +228,7 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
 
 
 def _as_json(found: pa.Array) -> pa.Array:
-    """Values as JSON; of structs what is null is left out, as every row has all keys."""
+    """Convert values to JSON, without the null fields of structs, as every row of a struct has all keys."""
     if isinstance(found.type, pa.JsonType):
         return found.storage.cast(pa.string()).cast(JSON)
     return _array_of([_without_nulls(one) for one in found.to_pylist()], JSON)
@@ -251,15 +252,15 @@ def _array_of(values: list[Any], wanted: pa.DataType) -> pa.Array:
     if wanted == JSON:
         said = [None if one is None else json.dumps(one, ensure_ascii=False) for one in values]
         return pa.array(said, pa.string()).cast(JSON)
-    # Of integers the detour refuses fractions, which would be cut off.
+    # The conversion through integers raises an error for fractions, which would be truncated.
     return pa.array(values).cast(wanted) if pa.types.is_integer(wanted) else pa.array(values, wanted)
 
 
 def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Texts, where one column is read, or dicts.
+    """Convert objects to record batches: texts, if one column is read, or dicts.
 
     Raises:
-        DataError: Neither; a row without what a column has to have; no row that has a column.
+        DataError: An object is neither; a row lacks a required value; or no row has a column.
     """
     alone = next(iter(columns)) if len(columns) == 1 else None
     kind = list if alone is not None and columns[alone] == JSON else str
@@ -313,13 +314,13 @@ def encoded(
         num_workers: Number of processes; 0: one thread, so that no tokenizer is called twice at a time.
 
     Raises:
-        ConfigError: Recipe or tokenizer cannot be given to processes.
+        ConfigError: The recipe or the tokenizer cannot be pickled for processes.
         WorkerError: A process ended early.
     """
     if num_workers:
         try:
             pickle.dumps((recipe, encode))
-        except Exception as error:  # whatever the pickling of somebody's object raises
+        except Exception as error:  # pickling a custom object may raise any error
             raise ConfigError(
                 f"num_workers: expected a tokenizer and recipe that can be pickled, found: {error}"
             ) from error
@@ -345,7 +346,7 @@ def _rows(recipe: Recipe, encode: Encoder, numbered: tuple[int, pa.RecordBatch])
         raise DataError(f"row {row + error.row}: {error.message}") from error
 
 
-# Of what lies in a folder: stores of another version have other names, and are never taken for those of this one.
+# The version of the stores: stores of another version have other names, and are never reused.
 _VERSION = 1
 _SHARD_BYTES = 64 << 20
 
@@ -400,24 +401,25 @@ def tokenize(
 
     Args:
         source: Texts, or dicts of texts by column, in a list or another iterable that can be iterated over more than
-            once; a ``datasets.Dataset``, a ``pyarrow.Table``; or the path of a file of JSON lines (``.jsonl``), of
-            texts, one a line (``.txt``), of either with ``.gz`` or ``.zst`` behind its name, of a Parquet or Arrow
-            file, of a folder of such, or of what ``datasets`` saved. Empty lines are left out.
-        tokenizer: A ``tokenizers.Tokenizer``, of whose own truncation and padding only the side that is cut off, and
-            the id of padding, count; the path of its JSON file, or of a folder with a ``tokenizer.json``, as
-            ``transformers`` saves it (whose ``tokenizer_config.json`` says which tokens pad and end texts); or what is
-            called as tokenizers of ``transformers`` are: ``tokenizer(texts, truncation=True,
-            max_length=L)["input_ids"]``.
+            once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines
+            (``.jsonl``), a text file with one text in each line (``.txt``), either of them compressed (``.gz`` or
+            ``.zst``), a Parquet or Arrow file, a folder of such files, or a folder saved by ``datasets``. Empty lines
+            are left out.
+        tokenizer: A ``tokenizers.Tokenizer``, of whose truncation and padding options only the truncated side and the
+            id of padding are used; the path of its JSON file, or of a folder with a ``tokenizer.json``, as
+            ``transformers`` saves it (with the tokens for padding and the end of texts in ``tokenizer_config.json``);
+            or a callable like the tokenizers of ``transformers``:
+            ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: The folder of the stores; created if it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, a recipe of ``mouse_core.text.chat``, or a custom recipe.
         split: The split to read, for files with splits; by default all.
         num_workers: The number of processes that tokenise; 0: a thread of this process. Each process imports the main
             module, so a script needs ``if __name__ == "__main__":``.
-        version: A text that is part of the digest, for what is not seen otherwise. A function is known by its code, its
-            defaults, what it closes over and what it reads of its module, functions and classes as well; an object by
-            its class, with all that its functions read, and by what it is pickled as; a recipe of one's own by its
-            class and its ``repr``. Of installed packages the code of functions counts, and the names of classes; what
-            is imported by a call does not. What cannot be pickled, as a lock or a file, needs a version.
+        version: A text that is part of the digest, for changes that the digest does not detect. A function is
+            identified by its code, its defaults, its closure, and the globals, functions and classes of its module that
+            it reads; an object by its class, with everything that its methods read, and by its pickle; a custom recipe
+            by its class and its ``repr``. For installed packages, the code of functions and the names of classes count;
+            imports inside of a call do not. Objects that cannot be pickled, such as a lock or a file, need a version.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -454,10 +456,10 @@ def tokenize(
     reopened = target.is_dir()
     if not reopened:
         with FileLock(root / f".{name}.lock"):
-            reopened = target.is_dir()  # others may have made it
+            reopened = target.is_dir()  # another process may have created the store
             if not reopened:
                 _make(texts, digest, load(), target, recipe, num_workers, progress)
-    # Where a process was killed when the store had its name already.
+    # A process may have been killed after the store had received its name.
     remove(_unfinished(target))
     store = DatasetStore.open(target, verify=False)
     beside = root / f"{name}.json"
@@ -494,7 +496,7 @@ def _make(
     try:
         convert(stream, target, to="store", shard_bytes=_SHARD_BYTES, progress=progress)
     except DataError:
-        # Of texts that are mended the store has another name: nothing goes on from here.
+        # The store of corrected texts has another name, so no later call continues from these files.
         remove(_unfinished(target))
         raise
 
@@ -524,7 +526,7 @@ def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) 
     if found.get("version") == _VERSION and found.get("stamp") == stamp:
         return int(found["texts"]), str(found["texts_digest"])
     texts, digest = _digest_of(source, recipe)
-    # What changed while it was read, or just before, is read again the next time.
+    # Files that changed during the read, or just before, are read again by the next call.
     if stamp and source.stamp() == stamp:
         said = {"version": _VERSION, "stamp": stamp, "texts": texts, "texts_digest": digest}
         write_file(note, json_with_digest(said), sync=False)
