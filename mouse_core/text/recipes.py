@@ -21,8 +21,9 @@ from mouse_core.files.reading import read_json_object
 from mouse_core.formats.jobs import digest_of, in_words
 from mouse_core.spec import STANDARD_FIELDS, Field, check_choice, check_count, check_dtype
 
-# In the JSON of a tokenizer of the package tokenizers, the options of truncation and padding come before this key. They
-# are ignored: a recipe determines the length of rows, and transformers changes the options in every call.
+# In the JSON of a tokenizer of the package tokenizers, the options of truncation and padding come before this key. The
+# digest of the JSON leaves them out: a recipe determines the length of rows, and transformers changes the options in
+# every call.
 _BEHIND_SETTINGS = '"added_tokens"'
 
 

@@ -1,4 +1,4 @@
-"""One batch from several replays on a device: which of them gives which row."""
+"""One batch from several replays on a device: the assignment of rows to replays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mouse_core.replay.ensemble import WITHOUT, Shares
 
 
 def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: int) -> tuple[Any, Any]:
-    """The member of each row of a batch, and the place of the row among the members' rows, one behind the other.
+    """The member of each row of a batch, and the place of the row in the concatenated rows of the members.
 
     Args:
         xp: Functions over arrays.
@@ -37,15 +37,15 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
 
 
 def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places: Any) -> dict[str, Any]:
-    """Rows of the batches of some members, in which they lie one behind the other, as one batch.
+    """Join the batches of several members to one batch.
 
     Args:
         xp: Functions over arrays.
         batches: The batch of each member.
-        owner, places: What ``members_of`` gave.
+        owner, places: The results of ``members_of``.
 
     Raises:
-        SchemaError: Batches of different fields.
+        SchemaError: The batches have different fields.
     """
     extra = sorted({key for batch in batches.values() for key in batch if key in WITHOUT}, key=str)
     dtypes, first, filled = {"mask": "bool", "priority_weight": "float"}, next(iter(batches)), []

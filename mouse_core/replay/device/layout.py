@@ -26,7 +26,7 @@ Order = Literal["random", "epochs", "queue"]
 """The order of units: drawn from all with replacement, each once per epoch, or each once, the oldest first."""
 
 Memory = Literal["device", "host"]
-"""The memory that rows lie in: of the device that draws, or of the host."""
+"""The memory of rows: of the device that draws, or of the host."""
 
 # The sum of two numbers below fits into 32 bits.
 _MOST = 1 << 30
@@ -81,7 +81,7 @@ class Layout:
         Args:
             row: A tree of objects with a ``shape`` and a ``dtype``; in memory, a field has the dtype ``held`` if given.
             capacity, batch_size, slices, priorities, order: The arguments of a replay.
-            num_envs: The number of environments, or None for one stream; ``...``: the user gave none.
+            num_envs: The number of environments, or None for one stream; ``...``: not given.
             transform: A transform, or a sequence of transforms, that read the batch alone.
             alignment: The alignment of the rows.
             sampler: A function of ``units`` that returns a sampler; None: the sampler of the other options.
@@ -140,8 +140,8 @@ class Layout:
             fits: Whether the values of a field can be converted to a dtype.
 
         Raises:
-            SchemaError: Other fields, shapes or dtypes.
-            ConfigError: More time steps than fit.
+            SchemaError: Fields, shapes or dtypes differ.
+            ConfigError: The rows have more time steps than fit.
         """
         if given.keys() != held.keys():
             raise SchemaError(f"{caller}: expected rows with the fields {list(held)}, found {list(given)}")

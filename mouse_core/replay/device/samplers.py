@@ -37,10 +37,10 @@ from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 class DeviceSampler:
     """A sampler that draws units uniformly, with replacement, and the base class of all others.
 
-    A sampler of one's own overrides ``draw``, and ``init``, ``extend`` and ``settle`` where it has a state.
+    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``.
 
     Args:
-        units: What is drawn: rows or slices.
+        units: The drawn units: rows or slices.
     """
 
     units: Units = field(default_factory=RowUnits)
@@ -296,7 +296,7 @@ class ByPriority(DeviceSampler):
         return f"{super().what} with a priority above 0"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """No row weighs anything."""
+        """A state in which all weights are 0."""
         return {**super().init(xp, ring), "weights": self.tree.init(xp)}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
@@ -313,7 +313,7 @@ class ByPriority(DeviceSampler):
     def _begun(
         self, xp: Arrays, weights: dict[str, Any], rule: SliceUnits, state: State, ring: Ring, count: int
     ) -> tuple[dict[str, Any], Any]:
-        """The leaves with where slices begin, and which rows of them changed.
+        """The leaves with the begins of slices, and the changed rows of leaves.
 
         After ``count`` more steps, slices of S may begin up to S - 1 steps before them. With padding, a slice may also
         begin at one of the oldest steps, with the remaining steps of its episode.
@@ -358,7 +358,7 @@ class ByPriority(DeviceSampler):
         return {**weights, "begins": flags}, nodes
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """1 where a unit weighs something, else 0."""
+        """1 if a unit has a weight above 0, else 0."""
         return self.tree.some(xp, state["weights"])
 
     def host(self, beta: Any) -> Sampler:
@@ -438,7 +438,7 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
 
 
 class HostSampler(BaseSampler):
-    """A sampler of devices as the sampler of a buffer on the host, which draws the same.
+    """A device sampler as the sampler of a buffer on the host, with equal draws.
 
     Args:
         sampler: The sampler.
@@ -450,7 +450,7 @@ class HostSampler(BaseSampler):
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
         self.sampler, self._beta = sampler, beta
         self._arrays = Arrays()
-        self._state_now: State | None = {}  # None: the rows are to be read again
+        self._state_now: State | None = {}  # None: the rows must be read again
         self._kinds = dict.fromkeys(flat_state(sampler.init(self._arrays, Ring(0, 0, 1, None))), "biuf")
         self._loaded: dict[str, Any] = {}
 
@@ -503,7 +503,7 @@ class HostSampler(BaseSampler):
         """The rows of a batch.
 
         Raises:
-            ConfigError: Too little to draw.
+            ConfigError: Too few units can be drawn.
         """
         rows_in(storage)
         state, ring, xp = self.settled(storage), _ring(storage, storage.written), self._arrays
@@ -526,7 +526,7 @@ class HostSampler(BaseSampler):
 
 
 class Reads(dict[FieldKey, Any]):
-    """Fields of rows, read when they are asked for."""
+    """Fields of rows, each read on first access."""
 
     def __init__(self, read: Callable[[FieldKey], Any]) -> None:
         self._read = read
@@ -552,7 +552,7 @@ def _ring(storage: Storage, written: int) -> Ring:
 
 
 def check_left(sampler: DeviceSampler, left: int, batch_size: int, size: int, caller: str) -> None:
-    """ConfigError where too little is left for a batch, of ``size`` time steps."""
+    """Raise ConfigError if too few units are left for a batch; ``size`` is the number of time steps."""
     fewest = sampler.fewest(batch_size)
     if left >= fewest:
         return

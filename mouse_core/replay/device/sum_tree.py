@@ -21,19 +21,19 @@ _NO_WEIGHT = 1 << 62  # above all weights, which are at most 2**60
 class SumTree:
     """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
 
-    The first level has what rows of the replay weigh, by their slots; the last one is a single row. The tree is a dict
-    of arrays:
+    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree is a
+    dict of arrays:
 
     - ``sums``: the weights and their sums, wide ``[R, 16]``;
     - ``least``: the smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first;
     - ``begins``: whether a slice begins at a row, bool, as the first level; others do not count;
-    - ``fresh``: what new rows weigh, wide ``[]``;
+    - ``fresh``: the weight of new rows, wide ``[]``;
     - ``largest``: the priority of new rows, float32 ``[]``.
 
     Args:
-        capacity: How many slots there are.
-        alpha, eps: How priorities become weights; see ``mouse_core.replay.PrioritizedSampler``.
-        sliced: Whether only rows count at which a slice begins.
+        capacity: The number of slots.
+        alpha, eps: The conversion of priorities to weights; see ``mouse_core.replay.PrioritizedSampler``.
+        sliced: Whether only rows at which a slice begins count.
     """
 
     capacity: int
@@ -52,7 +52,7 @@ class SumTree:
         return starts
 
     def init(self, xp: Arrays) -> dict[str, Any]:
-        """No row weighs anything, and new ones have priority 1."""
+        """A tree in which all weights are 0, and new rows get priority 1."""
         end, first = self.starts[-1], self.starts[1]
         state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float")}
         if self.sliced:
@@ -155,12 +155,12 @@ class SumTree:
         Args:
             xp: Functions over arrays.
             state: The tree.
-            rows: How many slots are in use; others are left out.
+            rows: The number of slots in use; other slots are left out.
             slots: Indices ``[n]``.
-            priority: Those that are negative or NaN are left out.
+            priority: The priorities; negative ones and NaN are left out.
         """
         there = (slots >= 0) & (slots < rows) & (priority >= 0)
-        # One that is infinite is the largest number there is, for a state has none.
+        # Infinity becomes the largest finite number, as a state must not contain infinity.
         priority = xp.where(there, priority, 0).clip(max=_LARGEST)
         largest = xp.maximum(state["largest"], priority.max())
         new = self._weigh(xp, xp.concat([priority, largest.reshape(1)]))
@@ -177,7 +177,9 @@ class SumTree:
         return self.refresh(xp, changed, slots >> SHIFT)
 
     def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
-        """The tree in which the first slots weigh so much, wide ``[n]``, and new rows have priority ``largest``."""
+        """The tree in which the first slots have the weights ``units``, wide ``[n]``, and new rows priority
+        ``largest``.
+        """
         priority = xp.full((1,), largest, "float")
         sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
         changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
