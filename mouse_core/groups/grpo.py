@@ -91,7 +91,7 @@ class GroupSlice:
     """Rollouts of one group that came together.
 
     Args:
-        part: What is known of them.
+        part: The known properties of the rollouts.
         rows: The rollouts that are scored, ``[n]`` of ``_ROW``: those with tokens in the loss that were not given up.
         present: How many of these have not left.
         group_uid: The uid of their sealed group; "" if they were sealed in none.
@@ -234,7 +234,7 @@ class VersionGroups:
 
     Args:
         version: The version.
-        order: The key that versions are sorted by.
+        order: The sort key of the version.
         count: How many rollouts came that are scored.
         groups: By the uid of the sealed group; "" is the group of all rollouts that were sealed in none.
     """
@@ -408,12 +408,12 @@ def draw(
 
     Args:
         seed, index: What is drawn is a function of these two, and of what there is to draw from.
-        size: How many are drawn.
-        count: How many there are to draw from.
-        weights: How likely each is drawn, ``[count]``; None: all are equally likely.
+        size: The number of drawn elements.
+        count: The number of elements.
+        weights: The weight of each element, ``[count]``; None: all are equally likely.
         environments: The environment of each, as a place in ``names``, ``[count]``; None without shares.
         names: The environments' names.
-        shares: How much of the sample is of which; empty: as much of each; None: as it comes.
+        shares: The share of each environment in the sample; empty: equal shares; None: no shares.
     """
     words: npt.NDArray[Any] = Key(seed, Purpose.GROUPS, index=index).bits(count)
     if weights is not None:
@@ -486,7 +486,7 @@ def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int
 
     Args:
         batch: The examples of the batch.
-        drawn: Of rollouts by uid the reward, and how many versions behind it was when it was drawn.
+        drawn: By uid of a rollout, its reward, and the number of versions that it was behind at its draw.
     """
     versions = Counter(example.policy_version for example in batch)
     known = [drawn[example.rollout_uid] for example in batch if example.rollout_uid in drawn]

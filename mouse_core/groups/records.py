@@ -29,7 +29,7 @@ def array_of(values: Any, where: str) -> npt.NDArray[Any]:
     """Convert values to a NumPy array: also tensors on any device, with or without gradients; narrow floats to float32.
 
     Raises:
-        DataError: They are no array; ``where`` begins the message.
+        DataError: The values are no array; ``where`` begins the message.
     """
     try:
         array = to_numpy(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
@@ -68,7 +68,7 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
     """Convert log-probabilities to float32 ``[length]``; values up to 1e-4 above 0, which rounding left, become 0.
 
     Raises:
-        DataError: They are none; ``where`` begins the message.
+        DataError: The values are no log-probabilities; ``where`` begins the message.
     """
     logprobs = floats_of(values, length, where)
     if length and (most := logprobs.max()) > 0:
@@ -208,11 +208,11 @@ class RolloutColumn:
 
         Args:
             given: ``[count, *shape]``, or one value, ``shape``.
-            count: How many there are to be; None: one value.
+            count: The expected number of values; None: one value.
             where: Begins the message of an error.
 
         Raises:
-            DataError: Another shape or type, or values that the dtype does not have.
+            DataError: The shape or type is wrong, or the dtype cannot represent a value.
         """
         array = array_of(given, f"{where}: expected column {self.name!r}")
         shape = self.shape if count is None else (count, *self.shape)
@@ -235,10 +235,10 @@ class RolloutColumn:
 def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
     """Convert the columns of a turn, a rollout or an example to read-only arrays.
 
-    Which of them may be there, and of what shape and dtype, is said where they are taken in.
+    Names, shapes and dtypes are checked when the object is added to a buffer.
 
     Raises:
-        DataError: Something else than a dict of arrays of numbers or bool by name; ``where`` begins the message.
+        DataError: ``values`` is no dict of arrays of numbers or bool by name; ``where`` begins the message.
     """
     if not isinstance(values, Mapping):
         raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
@@ -349,7 +349,7 @@ class Columns(Mapping[str, RolloutColumn]):
         """Read what ``to_json`` wrote; ``where`` begins the message of an error.
 
         Raises:
-            DataError: Something else, or of a newer version.
+            DataError: The text is invalid, or of a newer version.
         """
         try:
             said = json.loads(text)
@@ -463,7 +463,7 @@ class Versions:
     def tell(self, version: str) -> bool:
         """Set the latest version; return whether a newer one was told or seen before.
 
-        Those that are newer than it are forgotten: where their numbers come again, they are of another policy.
+        Newer versions are removed: if their numbers occur again, they belong to another policy.
         """
         order = version_order(version)
         goes_back = self.told is not None and order < version_order(self.told)
@@ -483,11 +483,11 @@ class Versions:
     def parted(self, version: str, told: Iterable[str]) -> int | None:
         """Return the distance of a version from the newest, if a trainer went back behind it; else None.
 
-        Of version 5, where 3 was told and then 7, two lie on the line that was lost, and four on the other: 6.
+        For version 5, if 3 was told and then 7: two versions on the lost branch and four on the new one, so 6.
 
         Args:
             version: The version.
-            told: The versions that were told after it was there.
+            told: The versions that were told after ``version`` was seen.
         """
         back = min(told, key=version_order, default=version)
         if version_order(back) >= version_order(version):

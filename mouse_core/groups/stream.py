@@ -213,9 +213,9 @@ class BatchShare:
             ``[k]``; NaN if unknown.
         first: The first micro-batch of the iteration; 0, unless a state within the batch was loaded.
         report: Numbers of the whole batch, equal on every rank: "index", "batch_id", "examples", "tokens",
-            "loss_tokens" (to divide a loss by that ranks add up), "skipped" (how many examples nobody trains on, as
-            they are longer than a row; the numbers before it are of the others), "micro_batches", "rank_tokens" (a
-            list), "staleness_mean" and "staleness_max" (None where nothing is known), and with ``token_versions``
+            "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of examples that are
+            left out as longer than a row; the other numbers exclude them), "micro_batches", "rank_tokens" (a list),
+            "staleness_mean" and "staleness_max" (None where nothing is known), and with ``token_versions``
             "token_staleness_mean" and "token_staleness_max" of the tokens in the loss.
     """
 
@@ -355,14 +355,14 @@ class RolloutStream:
             columns per turn come with ``max_turns``, and packed columns per example, or concatenated examples, with
             ``max_examples``.
         pad_token: The token of padding.
-        max_turns: Places for the values of turns: of a row, or of all where examples are concatenated.
+        max_turns: Places for the values of turns in a row, or in all of the concatenated examples.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
             ``report``; otherwise such a batch raises DataError. ``Lengths`` as a maker's ``retention`` excludes long
             rollouts from batches.
         timeout: Seconds to wait for a batch.
-        token_versions: The name of a column of integers per token that says which version of the policy sampled it, as
-            where weights change in flight: a share's ``report`` says then how stale tokens are, too. Tokens that have
-            the column's ``fill``, if one was said, are left out.
+        token_versions: The name of an integer column per token with the policy version that sampled the token, for
+            weights that change during a rollout. The ``report`` of a share then includes the staleness of tokens.
+            Tokens with the column's ``fill``, if declared, are left out.
 
     Raises:
         ConfigError: An argument is invalid.
