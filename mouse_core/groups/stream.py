@@ -214,7 +214,7 @@ class BatchShare:
         first: The first micro-batch of the iteration; 0, unless a state within the batch was loaded.
         report: Numbers of the whole batch, equal on every rank: "index", "batch_id", "examples", "tokens",
             "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of examples that are
-            left out as longer than a row; the other numbers exclude them), "micro_batches", "rank_tokens" (a list),
+            left out as longer than a row; the numbers before it exclude them), "micro_batches", "rank_tokens" (a list),
             "staleness_mean" and "staleness_max" (None where nothing is known), and with ``token_versions``
             "token_staleness_mean" and "token_staleness_max" of the tokens in the loss.
     """
