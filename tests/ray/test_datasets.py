@@ -93,7 +93,7 @@ def consume(iterator: Any) -> list[int]:
     return [number for batch in iterator.iter_batches(batch_size=None) for number in batch["episode"].tolist()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_each_episode_goes_to_one_trainer() -> None:
     dataset = mouse_ray.read(in_memory(), fields=["reward"], rows_per_block=50)

@@ -99,7 +99,7 @@ def trainer(batches: Any, rank: int) -> list[str]:
     return [example.rollout_uid for share in islice(stream, 2) for example in share.examples]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_trainers_share_batches_and_held_producers_are_in_nobodys_way(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_maker": GrpoBatchMaker(), "max_ahead": 4, "sync": False}

@@ -22,7 +22,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_rows_of_tasks_are_in_the_store_once_though_the_writer_dies(tmp_path: Path) -> None:
     writer = mouse_ray.StoreWriter.remote(tmp_path / "s", sync="none")

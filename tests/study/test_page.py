@@ -306,7 +306,9 @@ frame.onload = async () => {
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize(("width", "nasty"), [(1280, False), (390, False), (390, True)])
+@pytest.mark.parametrize(
+    ("width", "nasty"), [(1280, False), pytest.param(390, False, marks=pytest.mark.long), (390, True)]
+)
 def test_a_browser_shows_it(width: int, nasty: bool, tmp_path: Path) -> None:
     results = hostile() if nasty else planted(variants=("narrow", "a-variant-whose-name-is-rather-long"))
     text, _ = shown(results, tmp_path)

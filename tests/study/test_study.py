@@ -98,6 +98,7 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 def test_runs_that_are_killed_or_fail_go_on_with_equal_results(whole: Results, tmp_path: Path) -> None:
     """Also with batches of their own; the others are not stopped."""
     killed = study(variants=ENDS)
