@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -87,9 +89,10 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
     Returns:
         The result of ``work``; its exceptions are raised.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return work()
-    begun, done, outcome = threading.Lock(), threading.Event(), _Outcome(work)
+    # Calls into C alone: an interrupt between two lines of `threading.Event` leaves it with a lock in the wrong state.
+    begun, done, outcome = threading.Lock(), SimpleQueue[None](), _Outcome(work)
 
     def run() -> None:
         if begun.acquire(blocking=False):
@@ -98,14 +101,15 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
             except BaseException as error:
                 outcome.error = error
             finally:
-                done.set()
+                done.put(None)
+                done.put(None)  # an interrupt may come when the first is taken, and the caller waits once more
 
     try:
-        threading.Thread(target=run, name="mouse-uninterrupted").start()
-        done.wait()
+        start_new_thread(run, ())
+        done.get()
     except BaseException as error:
         if not begun.acquire(blocking=False):
-            done.wait()
+            done.get()
             raise
         if type(error) is not RuntimeError:
             raise  # the work was not started, and will not be
