@@ -90,11 +90,11 @@ def make_one_nan(values: npt.NDArray[Any]) -> None:
         values[np.isnan(values)] = np.nan
 
 
-# In a row of so many columns a value that needs more than 32 bits is found before all are looked at.
+# Columns that are checked first for a value of more than 32 bits, before all columns are.
 _LOOKED_AT_FIRST = 8
-# Rows are laid out in so many bytes at a time, which stay in a processor's cache from the copying to the hashing.
+# Bytes in which rows are laid out at a time; they stay in a processor's cache from the copying to the hashing.
 _MOST_BYTES = 1 << 20
-# For batches of so many kinds a thread keeps the memory. Fresh memory comes from the kernel page by page, which takes
+# Kinds of batches for which a thread keeps the memory. Fresh memory comes from the kernel page by page, which takes
 # as long as all the hashing.
 _MOST_KEPT = 4
 _PLACE_BYTES = 3 * 8

@@ -576,7 +576,7 @@ class _RunningCounts:
 
     Args:
         table: Where the episodes are.
-        count: How many there are in episodes of so many steps, of which others are lost.
+        count: The function that returns the number of windows of each episode, given its steps and its lost steps.
     """
 
     def __init__(self, table: EpisodeIndex, count: Callable[..., Int64s]) -> None:

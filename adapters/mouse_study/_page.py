@@ -395,7 +395,7 @@ def _settings() -> Iterator[None]:
 
 
 def thinned(x: NDArray[np.int64], values: Floats, most: int, *, largest: bool = False) -> tuple[Floats, Floats, int]:
-    """Neighbouring points as one, so that at most so many are left.
+    """Merge neighbouring points, so that at most the given number of points is left.
 
     Of 7 points and at most 3, points 0 to 2, 3 to 5 and 6 become one each.
 

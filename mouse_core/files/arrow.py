@@ -23,7 +23,7 @@ _FILE_MAGIC = b"ARROW1"
 # Bytes of the head of the file format, and of the footer's length and the magic at its end.
 _FILE_HEAD, _FILE_TAIL = 8, 10
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# After so many bytes, pages of a mapped file are released; reading the head of a batch loads about 128 KB.
+# Bytes after which pages of a mapped file are released; reading the head of a batch loads about 128 KB.
 _RELEASED = 64 << 20
 TOUCHED = 128 << 10
 # Buffers are padded to a multiple of this; the head of a record batch takes more.

@@ -27,7 +27,7 @@ class RemoteMemory(Protocol):
     size: int
     """Number of bytes."""
     gap: int
-    """Ranges with at most so many bytes between them are requested as one."""
+    """Ranges with at most this number of bytes between them are requested as one."""
     room: int | None
     """Largest number of bytes that can be present at once; None: unknown."""
 

@@ -27,7 +27,7 @@ from mouse_core.store.views import Store
 
 Int64s = npt.NDArray[np.int64]
 
-# The column that marks rows whose observation the recording lacks; so many of its rows are read together.
+# The column that marks rows whose observation the recording lacks, and the number of its rows that are read together.
 _MISSING = "observation_missing"
 _MARKS = 1 << 18
 

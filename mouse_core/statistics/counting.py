@@ -17,11 +17,12 @@ Floats = npt.NDArray[np.float64]
 
 Numbers = npt.NDArray[Any]
 
-# So many numbers are added side by side, so many rows of them at a time: what is being added lies in the cache.
+# Numbers of a row that are added side by side, and rows that are added at a time: the numbers then fit the cache.
 _LANES, _ROWS = 8192, 16
 # What float32 can square and add up without losing all of it.
 _NARROWEST, _WIDEST = 1e-12, 1e15
-# A sum of squares around a point further from the mean than so many deviations is made again, around the mean.
+# A sum of squares around a point that is further from the mean than this number of deviations is computed again,
+# around the mean.
 _FAR = 4.0
 _NARROW = ("f", "b", "B", "h", "H", "?")
 
@@ -299,8 +300,8 @@ class Tally:
         return np.asarray(lower + (upper - lower) * (ranks - np.floor(ranks)))
 
 
-# So many numbers make a block, about; a block has a power of two of rows. Behind the last whole block the rows are
-# counted in so many pieces of one.
+# Numbers in a block, approximately: the number of its rows is a power of two. The rows behind the last whole block are
+# counted in pieces; this number of pieces makes a block.
 _BLOCK, _PIECES = 1 << 20, 16
 # Of longer rows there are no quantiles, images aside.
 MOST_PLACES = 1024
