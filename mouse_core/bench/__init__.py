@@ -6,7 +6,7 @@ measures them in turns with ``interleave``; ``plain_copies`` is the lower bound 
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.bench.advice import Line, advise
-from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.floor import Pieces, pieces_of, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened, mixed, open_data
 from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, bench, bench_own, bench_replay
@@ -16,7 +16,6 @@ __all__ = [
     "PACKAGES",
     "SOURCE",
     "BenchReport",
-    "ColumnAddresses",
     "Contender",
     "FirstBatches",
     "Line",
@@ -31,6 +30,7 @@ __all__ = [
     "machine",
     "mixed",
     "open_data",
+    "pieces_of",
     "plain_copies",
     "private_memory",
     "progress_bar",

@@ -1,25 +1,24 @@
-"""The least cost of copying: addresses of a table's values, and a plain copy of as many bytes.
-
-The addresses come from pyarrow's buffers alone, independently of the code that reads batches, so that this code can
-be compared with them.
-"""
+"""The least cost of a batch: the byte ranges of its stored values, and a plain copy of these bytes."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.gathering import ranges_of
+from mouse_core.store.snapshot import Snapshot
+
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of bytes to copy one after another.
+    """Ranges of bytes to copy one after another.
 
     Args:
         source: Addresses, uint64 ``[n]``.
@@ -29,71 +28,35 @@ class Pieces:
     source: npt.NDArray[np.uint64]
     size: Int64s
 
-    @classmethod
-    def of_columns(cls, columns: Sequence[Sequence[tuple[int, int]]]) -> Pieces:
-        """The pieces of several columns, ``(address, bytes)`` each, one column after another."""
-        pieces = [piece for column in columns for piece in column]
-        addresses, sizes = [address for address, _ in pieces], [size for _, size in pieces]
-        return cls(np.array(addresses, np.uint64), np.array(sizes, np.int64))
-
     @property
     def nbytes(self) -> int:
-        """Bytes in all."""
+        """The total number of bytes."""
         return int(self.size.sum())
 
 
-class ColumnAddresses:
-    """Addresses of a column's rows by chunk, looked up on demand.
+def pieces_of(
+    snapshot: Snapshot, fields: Iterable[str], starts: Int64s, length: int, lengths: Int64s | None = None
+) -> Pieces:
+    """Return the stored values of windows that lie in local memory, field by field, window by window.
 
     Args:
-        chunks: The column's chunks, or a function that returns a chunk by its number, if they are too many to hold.
-        sizes: The number of rows of each chunk, if ``chunks`` is a function.
+        snapshot: The rows.
+        fields: Names of fields.
+        starts: The first row of each window, ``[n]``.
+        length: The steps of a window.
+        lengths: The present steps of each window, ``[n]``; None: all.
     """
-
-    def __init__(
-        self, chunks: Sequence[pa.Array] | Callable[[int], pa.Array], sizes: Sequence[int] | None = None
-    ) -> None:
-        self._chunk = chunks if callable(chunks) else chunks.__getitem__
-        self._known: dict[int, tuple[int, int] | None] = {}
-        if sizes is None:
-            assert not callable(chunks)
-            sizes = [len(chunk) for chunk in chunks]
-        self.chunk_starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-    def chunk(self, number: int) -> tuple[int, int] | None:
-        """Address of a chunk's first row, and bytes a row; None where rows do not lie side by side as plain numbers."""
-        if number not in self._known:
-            self._known[number] = _first_row(self._chunk(number))
-        return self._known[number]
-
-    def pieces(self, starts: Int64s, length: int) -> list[tuple[int, int]] | None:
-        """Address and bytes of the pieces of the windows of ``length`` rows that begin at ``starts``.
-
-        A window that crosses chunks has a piece in each. None where a chunk is not regular.
-        """
-        found: list[tuple[int, int]] = []
-        edges = self.chunk_starts
-        firsts = (np.searchsorted(edges, starts, side="right") - 1).tolist()
-        for start, first in zip(starts.tolist(), firsts, strict=True):
-            row, chunk, end = start, first, start + length
-            while row < end:
-                stop = min(end, int(edges[chunk + 1]))
-                if stop > row:
-                    place = self.chunk(chunk)
-                    if place is None:
-                        return None
-                    address, width = place
-                    found.append((address + (row - int(edges[chunk])) * width, (stop - row) * width))
-                    row = stop
-                chunk += 1
-        return found
+    part = snapshot.locate(starts, length, lengths=lengths).part(0)
+    found = [ranges for name in fields for ranges in ranges_of([snapshot.readers[name].column], part)]
+    begins, ends = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return Pieces(begins.astype(np.uint64), ends - begins)
 
 
 def plain_copies(batches: Sequence[Pieces]) -> Callable[[int], None]:
-    """Copies the pieces of batch ``number`` (modulo how many there are), as fast as Arrow and NumPy can.
+    """Return a function that copies the pieces of batch ``number`` (modulo the number of batches).
 
-    Arrow copies long pieces in a loop of its own, when it turns views of bytes into bytes. Views of up to
-    ``_SHORT`` bytes hold the bytes themselves, so short pieces are left to NumPy.
+    Arrow copies long pieces in its own loop, when it converts views of bytes to bytes. Views of up to ``_SHORT`` bytes
+    hold the bytes themselves, so NumPy copies short pieces.
     """
     prepared = [(_views(batch), _short_pieces(batch)) for batch in batches]
 
@@ -134,31 +97,3 @@ def _short_pieces(batch: Pieces) -> list[tuple[npt.NDArray[np.void], Int64s]]:
         elements = np.ndarray((count,), np.dtype((np.void, size)), memory, strides=(step,))
         prepared.append((elements, ((source - lowest) // np.uint64(step)).astype(np.int64)))
     return prepared
-
-
-def _first_row(array: pa.Array) -> tuple[int, int] | None:
-    rows = len(array)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if array.null_count:
-        return None
-    first, count = array.offset, rows
-    while not pa.types.is_primitive(array.type):
-        if pa.types.is_fixed_size_list(array.type):
-            first, count = first * array.type.list_size, count * array.type.list_size
-        elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-            offsets = np.frombuffer(array.buffers()[1], np.int32 if pa.types.is_list(array.type) else np.int64)
-            ends = offsets[first : first + count + 1]
-            if (np.diff(ends) != ends[1] - ends[0]).any():
-                return None
-            first, count = int(ends[0]), int(ends[-1] - ends[0])
-        else:
-            return None
-        array = array.values
-        if array.null_count:
-            return None
-        first += array.offset
-    if array.type.bit_width < 8:
-        return None
-    width = array.type.bit_width // 8
-    return array.buffers()[1].address + first * width, count * width // rows

@@ -1,14 +1,13 @@
-"""Opening what a command works on: recorded data of any format by their path, or a dataset of the Hub by its name."""
+"""Opening recorded data of any format by path or address, or a dataset of the Hub by name."""
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from mouse_core.images.files import check_roots
 from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.metadata import joined, read_metadata
 from mouse_core.remote.clients import is_url, public_url
-from mouse_core.spec import Alignment, check_choice
+from mouse_core.spec import check_choice
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store
 
@@ -32,39 +31,21 @@ class Opened:
     """Recorded data that were opened.
 
     Args:
-        name: As they were asked for.
-        parts: Datasets by name, mapped from files.
-        seconds: What opening took.
-        alignment: Which transition a row's action, reward and done belong to.
-        image_roots: Folders in which images may lie that rows name by path.
-        costs: What the layout of the files costs, in sentences.
-        folder: That of a store of many small record batches, which is read as it lies.
-        store: The rows of data that are no datasets, as those elsewhere or with videos, or of several.
+        name: The name or path that the caller gave.
+        to_store: Returns the rows as a store, by reference.
+        seconds: The time of opening.
+        costs: The costs of the files' layout, in sentences.
     """
 
     name: str
-    parts: Mapping[str, Any]
+    to_store: Callable[[], Store] = field(repr=False)
     seconds: float
-    alignment: Alignment = "arrived"
-    image_roots: Sequence[str] = ()
     costs: Sequence[str] = ()
-    folder: str | None = None
-    store: Store | None = None
 
     @property
     def rows(self) -> int:
-        """Steps in all."""
-        if self.store is not None or self.folder is not None:
-            return len(self.to_store())
-        return sum(len(part) for part in self.parts.values())
-
-    def to_store(self) -> Store:
-        """A store of all parts, by reference."""
-        if self.store is not None:
-            return self.store
-        if self.folder is not None:
-            return DatasetStore.open(self.folder, image_roots=self.image_roots)
-        return DatasetStore(alignment=self.alignment, image_roots=self.image_roots).from_dataset(dict(self.parts))
+        """The number of steps."""
+        return len(self.to_store())
 
 
 def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Opened:
@@ -72,7 +53,7 @@ def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Op
 
     Args:
         parts: The recordings.
-        weights: How often windows are of each, by their order; None: equally often.
+        weights: The relative frequency of windows of each recording; None: all are equal.
 
     Raises:
         ConfigError: As ``Mixture``.
@@ -81,66 +62,52 @@ def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Op
 
     store = Mixture([part.to_store() for part in parts], weights)
     costs = [sentence for part in parts for sentence in part.costs]
-    seconds = sum(part.seconds for part in parts)
-    return Opened(" + ".join(part.name for part in parts), {}, seconds, parts[0].alignment, costs=costs, store=store)
+    return Opened(" + ".join(part.name for part in parts), lambda: store, sum(part.seconds for part in parts), costs)
 
 
 @contextmanager
 def open_data(
     path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
 ) -> Iterator[Opened]:
-    """Recorded data as datasets that are mapped from files, for as long as they are needed.
+    """Open recorded data as a store of mapped files, within a ``with`` block.
 
-    A LeRobotDataset, and TFDS in TFRecord files, are read where they lie. What else does not lie on disk as
-    ``datasets`` writes it is converted into a temporary folder.
+    Data that a store cannot read in place are converted into a temporary folder.
 
     Args:
-        path_or_name: A file or folder of any format, or ``namespace/name`` of a dataset on the Hub, which is looked for
-            only where no such path can be meant, or an id as ``formats.open`` takes it.
-        splits: Names of the splits to take; by default all.
-        progress: Whether a bar shows how far a conversion is.
-        **options: As ``formats.open`` takes them.
+        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of a
+            dataset on the Hub, unless this may be a path.
+        splits: Names of the splits to read; by default all.
+        progress: Whether a bar shows the progress of a conversion.
+        **options: The options of ``formats.open``.
 
     Raises:
-        ConfigError: Nothing that can be opened, or a split that is not there.
+        ConfigError: The data cannot be opened, or a split is missing.
         DataError: The data are damaged.
     """
-    if is_url(path_or_name):
-        began = time.perf_counter()
-        store = formats.open(path_or_name, splits=splits, **options).to_store()
-        yield Opened(public_url(path_or_name), {}, time.perf_counter() - began, store.alignment, store=store)
-        return
-    place, known = formats.opening.place(path_or_name, options.get("format"))
-    path, options = Path(place), options | {"format": known}
-    if not path.exists():
-        yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
-        return
-    began = time.perf_counter()
-    stream = formats.open(path, splits=splits, **options)
-    layout = layout_of(stream)
-    said = [sentence for _, sentence in costs(layout, str(path))]
-    if layout is not None and layout.kind == "store" and layout.batches > len(os.listdir(path / "segments")):
-        # As a table it would take more memory than it does.
-        seconds = time.perf_counter() - began
-        yield Opened(path_or_name, {}, seconds, stream.alignment, stream.image_folders(), said, str(path))
-        return
-    if stream.mapped is None and stream.opened is not None:
-        store = stream.to_store()  # frames and records are read where they lie, as in training
-        yield Opened(path_or_name, {}, time.perf_counter() - began, store.alignment, costs=said, store=store)
-        return
+    name, source, costs_of_layout = public_url(path_or_name), path_or_name, list[str]()
+    if not is_url(path_or_name):
+        place, known = formats.opening.place(path_or_name, options.get("format"))
+        name, source, options = path_or_name, place, options | {"format": known}
+        if not Path(source).exists():
+            yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
+            return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
-        if stream.mapped is None:
+        began = time.perf_counter()
+        stream = formats.open(source, splits=splits, **options)
+        if not is_url(source):
+            costs_of_layout = [sentence for _, sentence in costs(layout_of(stream), source)]
+        if stream.mapped is None and stream.opened is None:
             convert(stream, Path(folder) / "rows", progress=progress)
             began = time.perf_counter()
             stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
-        assert stream.mapped is not None  # that is what convert writes
-        rows = stream.mapped()
-        seconds = time.perf_counter() - began
-        yield Opened(path_or_name, {"rows": rows}, seconds, stream.alignment, stream.image_folders(), said)
+        store = stream.to_store()
+        # Opening in place again may read all files, or ask a server.
+        to_store = stream.to_store if stream.opened is None else lambda: store
+        yield Opened(name, to_store, time.perf_counter() - began, costs_of_layout)
 
 
 def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str]) -> Opened:
-    # A path that was mistyped is no reason to ask the network for it.
+    # A mistyped path does not reach the network.
     if not _HUB_NAME.fullmatch(name) or Path(name).parent.exists() or Path(name).suffix in (".arrow", ".parquet"):
         raise ConfigError(
             f"expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
@@ -153,22 +120,26 @@ def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str
     for split in splits or ():
         check_choice("split", split, parts)
     parts = {split: parts[split] for split in splits} if splits else parts
-    said = joined((f"split {split!r}", read_metadata(part)) for split, part in parts.items())
-    return Opened(name, parts, time.perf_counter() - began, said.alignment or "arrived", image_roots)
+    metadata = joined((f"split {split!r}", read_metadata(part)) for split, part in parts.items())
+
+    def to_store() -> Store:
+        return DatasetStore(alignment=metadata.alignment or "arrived", image_roots=image_roots).from_dataset(parts)
+
+    return Opened(name, to_store, time.perf_counter() - began)
 
 
 def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call, and turn what the Hub or the way to it refuses into an error of one line.
+    """Call a function of the Hub's client, and convert its errors to errors of one line.
 
     Raises:
-        ConfigError: It refuses, or cannot be reached.
+        ConfigError: The Hub reports an error, or cannot be reached.
     """
     try:
         return call(*arguments, **options)
     except MouseError:
         raise
     except Exception as error:
-        # The Hub's client lets through what the library below it raises when there is no connection.
+        # Without a connection, the Hub's client raises the errors of the library that it uses.
         if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _NETWORK:
             raise
         shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +20,14 @@ import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
 from mouse_core.bench.advice import Line, advise, drawing, workers_for_each
-from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.floor import pieces_of, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened
 from mouse_core.errors import ConfigError
 from mouse_core.replay import ArrayStorage, ReplayBuffer, SliceSampler
 from mouse_core.sampling.windows import Boundary
-from mouse_core.spec import check_count, check_list
+from mouse_core.spec import FieldSpec, check_count, check_list
+from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 FLOOR = "plain copy of the same bytes"
@@ -157,10 +159,12 @@ def bench(
     reports = {name: (loader.report() - before[name]).line() for name, loader in zip(kinds, open_loaders, strict=True)}
     for loader in open_loaders:
         loader.close()
-    delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
+    delivered = sum(values.nbytes for values in batch.values())
+    stored = source.batch_size * source.sequence_length * _bytes_of_step(source.spec.values())
     lines = [_line_of(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
     decoding = _decoding_share(store, source, options)
-    indexed = any(part._indices is not None for part in opened.parts.values())
+    snapshot = source.snapshot
+    indexed = type(snapshot) is Snapshot and any(segment.has_indices for segment in snapshot.segments)
     return BenchReport(
         _said_of(opened),
         {
@@ -245,7 +249,7 @@ def _contenders(
     # Batches are planned many at a time; where that counts, they are measured together.
     planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
     # The steps of windows by field are not those of one stretch.
-    copies = _floor(opened, source) if options["windows"] is None else None
+    copies = _floor(source) if options["windows"] is None else None
     contenders = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
     contenders.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
     kinds: dict[str, tuple[str, int]] = {}
@@ -265,45 +269,19 @@ def _contenders(
     return contenders, kinds, made
 
 
-def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
-    """Copies random windows of the stored values; None where some field's are not plain numbers side by side."""
-    columns = _columns(opened, source)
-    if columns is None:
+def _floor(source: BatchSource) -> Callable[[int], None] | None:
+    """Return a function that copies the stored values of batches; None if these are not plain numbers in memory."""
+    if type(source.snapshot) is not Snapshot:  # a mixture of stores
         return None
-    rng, rows = np.random.default_rng(0), opened.rows
+    fields = {name: spec for name, spec in source.spec.items() if spec.column}  # a mask is computed, not copied
     batches = []
-    for _ in range(max(4, _FLOOR_WINDOWS // source.batch_size)):
-        starts = rng.integers(0, rows - source.sequence_length + 1, source.batch_size)
-        parts = [pieces for column in columns if (pieces := column.pieces(starts, source.sequence_length)) is not None]
-        if len(parts) < len(columns):
+    for index in range(max(4, _FLOOR_WINDOWS // source.batch_size)):
+        plan = source.plan(index)
+        batches.append(pieces_of(source.snapshot, fields, plan.starts, plan.length, plan.lengths))
+        steps = len(plan.starts) * plan.length if plan.lengths is None else int(plan.lengths.sum())
+        if batches[-1].nbytes != steps * _bytes_of_step(fields.values()):
             return None
-        batches.append(Pieces.of_columns(parts))
     return plain_copies(batches)
-
-
-def _columns_of_folder(source: BatchSource, names: Sequence[str]) -> list[ColumnAddresses] | None:
-    segments = source.snapshot.segments  # which the source keeps where they are
-    if any(name not in one.types for one in segments for name in names):
-        return None
-    sizes = [size for one in segments for size in np.diff(one.chunk_starts).tolist()]
-    places = [(one, number) for one in segments for number in range(len(one.chunk_starts) - 1)]
-
-    def chunk(name: str, number: int) -> Any:
-        segment, local = places[number]
-        return segment.part(name).chunk(local)
-
-    return [ColumnAddresses(partial(chunk, name), sizes) for name in names]
-
-
-def _columns(opened: Opened, source: BatchSource) -> list[ColumnAddresses] | None:
-    """Return the addresses of each field's rows; None if a column is missing or not in local memory."""
-    names = [spec.column for spec in source.spec.values() if spec.column]  # a mask is made, not copied
-    if opened.folder is not None:
-        return _columns_of_folder(source, names)
-    tables = [part.data.table for part in opened.parts.values()]
-    if not tables or any(name not in table.schema.names for table in tables for name in names):
-        return None
-    return [ColumnAddresses([chunk for table in tables for chunk in table.column(name).chunks]) for name in names]
 
 
 def _line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
@@ -329,11 +307,9 @@ def _line_of(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tupl
     )
 
 
-def _stored_bytes(source: BatchSource) -> int:
-    steps = source.batch_size * source.sequence_length
-    return sum(
-        steps * int(np.prod(spec.shape, dtype=np.int64)) * spec.stored_dtype.itemsize for spec in source.spec.values()
-    )
+def _bytes_of_step(specs: Iterable[FieldSpec]) -> int:
+    """Return the stored bytes of a step."""
+    return sum(math.prod(spec.shape) * spec.stored_dtype.itemsize for spec in specs)
 
 
 def _decoding_share(store: Store, source: BatchSource, options: Mapping[str, Any]) -> float | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench import ColumnAddresses, Contender, Pieces
+from mouse_core.bench import Contender, Pieces, pieces_of
 from tests.bench.floor import check_floor, floor, floor_name
 from tests.bench.results import Settings, Table, compare, contenders
 
@@ -102,11 +102,6 @@ class Robot:
 
         return datasets.load_from_disk(str(self.folder))
 
-    @cached_property
-    def columns(self) -> dict[str, ColumnAddresses]:
-        """Where the columns lie."""
-        return {name: ColumnAddresses(self.dataset.data.table.column(name).chunks) for name in COLUMNS.values()}
-
     def source(self, **options: Any) -> BatchSource:
         """Ours, in the stored dtypes."""
         return BatchSource(
@@ -115,21 +110,14 @@ class Robot:
 
     def pieces(self, source: BatchSource, index: int, windows: Mapping[str, Sequence[int]] | None = None) -> Pieces:
         """What a batch consists of: its rows, which are all there, or of each window the steps that are there."""
-        plan, parts = source.plan(index), []
-        for name in source.spec:
-            if name not in (windows or COLUMNS):
-                continue
-            column = self.columns[COLUMNS[name]]
-            if windows is not None:
-                first, length = windows[name][0] + (name == "action"), len(windows[name])
-                found = column.pieces(plan.starts + first, length)
-            else:
-                assert plan.lengths is not None
-                each = zip(plan.starts, plan.lengths.tolist(), strict=True)
-                found = [piece for start, length in each for piece in column.pieces(np.array([start]), length) or ()]
-            assert found is not None, f"{name} has no fixed width"
-            parts.append(found)
-        return Pieces.of_columns(parts)
+        plan, rows = source.plan(index), source.snapshot
+        if windows is None:
+            return pieces_of(
+                rows, [name for name in source.spec if name in COLUMNS], plan.starts, plan.length, plan.lengths
+            )
+        begins = {name: plan.starts + windows[name][0] + (name == "action") for name in source.spec if name in windows}
+        parts = [pieces_of(rows, [name], starts, len(windows[name])) for name, starts in begins.items()]
+        return Pieces(np.concatenate([part.source for part in parts]), np.concatenate([part.size for part in parts]))
 
 
 def _write(folder: Path, rows: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource
-from mouse_core.bench import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench import Pieces, pieces_of, plain_copies
 
 _C = r"""
 #include <stdint.h>
@@ -58,28 +58,10 @@ def floor_name() -> str:
     return "memcpy loop in C" if c_loop() is not None else "Arrow and NumPy copying the same bytes"
 
 
-class Addresses:
-    """Where the columns of a dataset lie.
-
-    Args:
-        dataset: A `datasets.Dataset` without an indices mapping.
-    """
-
-    def __init__(self, dataset: object) -> None:
-        self._table = dataset.data.table  # type: ignore[attr-defined]
-        self._columns: dict[str, ColumnAddresses] = {}
-
-    def pieces(self, source: BatchSource, index: int) -> Pieces:
-        """What batch `index` consists of, column by column."""
-        plan = source.plan(index)
-        parts = []
-        for spec in source.spec.values():
-            if spec.column not in self._columns:
-                self._columns[spec.column] = ColumnAddresses(self._table.column(spec.column).chunks)
-            found = self._columns[spec.column].pieces(plan.starts, plan.length)
-            assert found is not None, f"{spec.column} has no fixed width"
-            parts.append(found)
-        return Pieces.of_columns(parts)
+def pieces(source: BatchSource, index: int) -> Pieces:
+    """The stored values of a batch, field by field."""
+    plan = source.plan(index)
+    return pieces_of(source.snapshot, [*source.spec], plan.starts, plan.length, plan.lengths)
 
 
 def floor(batches: Sequence[Pieces]) -> Callable[[int], None]:

@@ -22,7 +22,7 @@ import numpy as np
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.bench import interleave, machine, progress_bar
 from tests.bench import elsewhere, generate, larger
-from tests.bench.floor import Addresses, check_floor, floor, floor_name
+from tests.bench.floor import check_floor, floor, floor_name, pieces
 from tests.bench.loaders import fresh_report
 from tests.bench.pages import drop, read_whole
 from tests.bench.results import Figure, Results, Table, contenders, table_of
@@ -126,13 +126,12 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
     read_whole(data)
     dataset = datasets.load_from_disk(str(data))
     source = BatchSource(DatasetStore().from_dataset(dataset), 64, batch_size, dtypes=NARROW)
-    addresses = Addresses(dataset)
     # More than ours plans together and keeps, so that it has to plan them again and again.
     count = 131_072 // batch_size
-    pieces = [addresses.pieces(source, index) for index in range(count)]
-    check_floor(source, pieces[1], 1)
+    copied = [pieces(source, index) for index in range(count)]
+    check_floor(source, copied[1], 1)
     calls = {
-        floor_name(): floor(pieces),
+        floor_name(): floor(copied),
         # The same batches again and again, as the floor has them: other windows would be in other states of cache.
         "mouse source[i]": lambda number: source[number % count],
         "mouse source[i], new windows all the time": source.__getitem__,
@@ -141,7 +140,7 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
     timings = interleave(of, rounds=_ROUNDS, budget_seconds=4.0)
     key = size.key if batch_size == 32 else f"{size.key}-{batch_size}"
     notes = ["Pages cached. New windows also meet record batches that were never touched, whose places are looked up."]
-    return table_of(key, f"{size.title}, B={batch_size}, S=64", timings, nbytes=pieces[0].nbytes, notes=notes)
+    return table_of(key, f"{size.title}, B={batch_size}, S=64", timings, nbytes=copied[0].nbytes, notes=notes)
 
 
 def _cold(data: Path, size: Size) -> list[Figure]:

@@ -17,7 +17,8 @@ from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 from mouse_core.bench import Contender, steady
 from mouse_core.mixtures import Mixture
 from tests.bench import generate
-from tests.bench.floor import Addresses, check_floor, floor, floor_name
+from tests.bench.floor import check_floor, floor, floor_name
+from tests.bench.floor import pieces as pieces_of_batch
 from tests.bench.results import Settings, Table, compare, contenders, peers
 
 PEERS = ("of_datasets", "of_torch", "of_flashbax", "of_cpprb", "of_grain")
@@ -189,8 +190,8 @@ def _windows(settings: Settings, task: Task, key: str, title: str, documented: s
 
 def _floor_of(task: Task) -> tuple[BatchSource, list[Any]]:
     """Ours, and the pieces of memory that its batches consist of."""
-    source, addresses = task.source(), Addresses(task.dataset)
-    pieces = [addresses.pieces(source, index) for index in range(max(8, _FLOOR_WINDOWS // task.batch_size))]
+    source = task.source()
+    pieces = [pieces_of_batch(source, index) for index in range(max(8, _FLOOR_WINDOWS // task.batch_size))]
     check_floor(source, pieces[1], 1)
     return source, pieces
 
