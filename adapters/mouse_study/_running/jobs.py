@@ -25,93 +25,47 @@ from mouse_study.results import Results
 if TYPE_CHECKING:
     from mouse_study.study import Study
 
-# Rows of a terminal that are left for other output.
-_MARGIN = 4
-
 
 @dataclass(frozen=True)
-class Shown:
-    """Progress of a run: "waiting", "running", "done", "failed" or "stopped", its steps, and its last loss."""
+class Progress:
+    """The state of a run ("waiting", "running", "done", "failed" or "stopped"), its steps, last loss and error."""
 
     state: str
     step: int = 0
     loss: float | None = None
-    said: str = ""
-
-
-class Plain:
-    """Prints a line on stderr when a run begins or ends."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._states: dict[str, str] = {}
-
-    def show(self, runs: Mapping[str, Shown]) -> None:
-        """Print the changes."""
-        for name, now in runs.items():
-            before = self._states.get(name, "waiting")
-            if now.state != before:
-                self._states[name] = now.state
-                at = f" at step {now.step}" if 0 < now.step < self._steps else ""
-                loss = "" if now.loss is None or now.state == "running" else f", loss {now.loss:.6g}"
-                said = f": {now.said}" if now.said else ""
-                print(f"{name}: {now.state}{at}{loss}{said}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-class Drawn:
-    """Draws a line for each run; if there are too many, finished runs share one line."""
-
-    def __init__(self, progress: Any, names: Sequence[str], steps: int) -> None:
-        self._progress = progress
-        self._steps = steps
-        self._rest = progress.add_task("", total=len(names), state="done", loss="", visible=False)
-        self._tasks = {name: progress.add_task(name, total=steps, state="waiting", loss="") for name in names}
-        self._folded = len(names) > progress.console.height - _MARGIN
-
-    def show(self, runs: Mapping[str, Shown]) -> None:
-        """Draw the progress of the runs."""
-        for name, now in runs.items():
-            task = self._tasks[name]
-            if now.state == "running" and self._progress.tasks[task].fields["state"] == "waiting":
-                self._progress.reset(task, state="running", loss="")
-            self._progress.update(
-                task,
-                completed=now.step,
-                state=now.said or now.state,
-                loss="" if now.loss is None else f"loss {now.loss:.5g}",
-                visible=not self._folded or now.state in ("running", "failed"),
-            )
-        if self._folded:
-            done = sum(now.state == "done" for now in runs.values())
-            self._progress.update(self._rest, description="all runs", completed=done, visible=True)
+    error: str = ""
 
 
 @contextmanager
-def view(names: Sequence[str], steps: int, progress: bool | None) -> Iterator[Plain | Drawn]:
-    """Yield the progress display of the runs.
+def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping[str, Progress]], None]]:
+    """Yield a function that prints a line on stderr for each run that began or ended, and advances a bar.
 
     Args:
-        names: The runs.
+        runs: The number of runs.
         steps: The steps of each run.
-        progress: Whether to draw bars; None draws them if stderr is a terminal.
+        bar: Whether to show the bar; None: if stderr is a terminal.
     """
-    drawn = sys.stderr.isatty() if progress is None else progress
-    if not drawn:
-        yield Plain(steps)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from mouse_core.bench import progress_bar
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}", markup=False),
-        TextColumn("{task.fields[loss]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as made:
-        yield Drawn(made, names, steps)
+    states: dict[str, str] = {}
+    steps_done = 0
+
+    def show(every: Mapping[str, Progress]) -> None:
+        nonlocal steps_done
+        for name, now in every.items():
+            if now.state != states.get(name, "waiting"):
+                states[name] = now.state
+                at = f" at step {now.step}" if 0 < now.step < steps else ""
+                loss = "" if now.loss is None or now.state == "running" else f", loss {now.loss:.6g}"
+                error = f": {now.error}" if now.error else ""
+                print(f"{name}: {now.state}{at}{loss}{error}", file=sys.stderr, flush=True)  # noqa: T201
+        total = sum(now.step for now in every.values())
+        advance(total - steps_done)
+        steps_done = total
+
+    enabled = sys.stderr.isatty() if bar is None else bar
+    with progress_bar("study", total=runs * steps, unit="steps", enabled=enabled) as advance:
+        yield show
 
 
 _OF_A_RUN = "MOUSE_STUDY_RUN"  # an environment variable of the processes of runs
@@ -136,8 +90,8 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
             _make_store(declared, folder)
         pool = _Pool(declared, folder, names, jobs)
         try:
-            with view(names, study.steps, progress) as shown:
-                pool.work(shown.show)
+            with shown(len(names), study.steps, progress) as show:
+                pool.work(show)
         except KeyboardInterrupt:
             print("study: interrupted; runs save their state, and the same command goes on", file=sys.stderr)  # noqa: T201
             raise
@@ -180,22 +134,22 @@ class _Pool:
         self._declared, self._folder, self._jobs = declared, folder, jobs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._begun_at: dict[str, int] = {}  # the step at which a run's process began
-        self._shown = {name: self._at_rest(name) for name in names}
-        self._waiting = [name for name, now in self._shown.items() if now.state != "done"]
+        self._runs = {name: self._at_rest(name) for name in names}
+        self._waiting = [name for name, now in self._runs.items() if now.state != "done"]
 
-    def work(self, show: Callable[[dict[str, Shown]], None]) -> None:
+    def work(self, show: Callable[[dict[str, Progress]], None]) -> None:
         """Start and watch runs until all have ended."""
         while self._waiting or self._processes:
             while self._waiting and len(self._processes) < self._jobs:
                 self._start(self._waiting.pop(0))
-            show(self._shown)
+            show(self._runs)
             time.sleep(_LOOKED_AT_EVERY)
             for name, process in list(self._processes.items()):
                 if process.poll() is None:
-                    self._shown[name] = self._at_work(name)
+                    self._runs[name] = self._at_work(name)
                 else:
                     self._ended(name, process.returncode)
-        show(self._shown)
+        show(self._runs)
 
     def stop(self) -> None:
         """Ask the running processes to save their state and end; kill those that take too long."""
@@ -219,7 +173,7 @@ class _Pool:
         own.mkdir(parents=True, exist_ok=True)
         self._begun_at[name] = self._saved_step(name)
         self._processes[name] = start(self._declared, self._folder, name, own / "log.txt")
-        self._shown[name] = Shown("running", self._begun_at[name])
+        self._runs[name] = Progress("running", self._begun_at[name])
 
     def _ended(self, name: str, status: int) -> None:
         _close(self._processes.pop(name))
@@ -228,23 +182,23 @@ class _Pool:
             if self._saved_step(name) > self._begun_at[name]:
                 self._waiting.insert(0, name)
             else:
-                now = replace(now, state="stopped", said=f"ended by {_words(status)}; see {log}")
+                now = replace(now, state="stopped", error=f"ended by {_words(status)}; see {log}")
         elif now.state == "failed":
-            now = replace(now, said=f"{now.said}; see {log}")
-        self._shown[name] = now
+            now = replace(now, error=f"{now.error}; see {log}")
+        self._runs[name] = now
 
-    def _at_work(self, name: str) -> Shown:
+    def _at_work(self, name: str) -> Progress:
         last = last_record(self._own(name) / FILE)
         if last is None:
-            return self._shown[name]
-        return Shown("running", last["step"] + 1, last["loss"])
+            return self._runs[name]
+        return Progress("running", last["step"] + 1, last["loss"])
 
-    def _at_rest(self, name: str) -> Shown:
+    def _at_rest(self, name: str) -> Progress:
         noted = read_json(self._own(name) / "run.json") or {}
         last = last_record(self._own(name) / FILE) or {}
         state = noted.get("status", "partial")
-        said = noted.get("error") or ""
-        return Shown("waiting" if state == "partial" else state, noted.get("steps", 0), last.get("loss"), said)
+        error = noted.get("error") or ""
+        return Progress("waiting" if state == "partial" else state, noted.get("steps", 0), last.get("loss"), error)
 
     def _saved_step(self, name: str) -> int:
         """Return the step of a run's checkpoint."""
