@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
@@ -73,11 +72,10 @@ class BatchMaker(Protocol):
 
     A ``RolloutBuffer`` passes the rollouts of the sealed groups to the maker, one group after another, and stores the
     batches. After a restart the buffer passes all rollouts again that no stored batch has used, in the same order. The
-    used rollouts of a batch are the ``rollout_uid`` of its examples, and the list "rollout_uids" in its metadata. If
-    both are missing, an example with the tokens of a rollout (of all turns) has used this rollout; a batch of other
-    examples raises DataError. A maker may have a method ``check_rollout(rollout)``: ``add_rollouts`` raises its errors
-    before anything is stored. A maker may have a method ``set_policy_version(version)``, which receives the policy
-    version of the buffer, also after a restart.
+    used rollouts of a batch are the ``rollout_uid`` of its examples, and the list "rollout_uids" in its metadata. If an
+    example has no uid and there is no such list, the batch raises DataError. A maker may have a method
+    ``check_rollout(rollout)``: ``add_rollouts`` raises its errors before anything is stored. A maker may have a method
+    ``set_policy_version(version)``, which receives the policy version of the buffer, also after a restart.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
@@ -119,13 +117,6 @@ _UIDS = "rollout_uids"
 _TOGETHER = 32
 
 
-class _Known(NamedTuple):
-    uid: str
-    environment: str
-    policy_version: str
-    logprobs: int
-
-
 class Making:
     """A batch maker, the groups that it is still to receive, and the batch that is not stored yet.
 
@@ -142,9 +133,6 @@ class Making:
         self._coming: deque[RolloutRecord] = deque()
         self._ready: deque[StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
-        # Rollouts by their tokens, to recognise the rollout of an example without a uid; and the uids of used rollouts.
-        self._by_tokens: dict[int, list[_Known]] = {}
-        self._used: set[str] = set()
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
         """Give the maker the ready groups of a folder, and the stored batches.
@@ -204,11 +192,7 @@ class Making:
 
     def _feed_coming(self) -> None:
         while self._coming:
-            rollout = self._coming.popleft()
-            tokens = np.concatenate([turn.tokens for turn in rollout.turns])
-            known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
-            self._by_tokens.setdefault(_mark(tokens), []).append(known)
-            self.maker.add_rollout(rollout)  # type: ignore[union-attr]
+            self.maker.add_rollout(self._coming.popleft())  # type: ignore[union-attr]
 
     def ask(self, name: str, *given: Any) -> Any:
         """Call an optional method of the maker: ``check_rollout``, ``set_policy_version`` or ``summary``."""
@@ -248,68 +232,25 @@ class Making:
             raise DataError(f"get_batch_metadata: expected a dict, found {metadata!r:.100}")
         return self._batch, metadata, self._uids(self._batch, metadata.get(_UIDS), known)
 
-    def _uids(self, batch: Sequence[RLExample], said: Any, known: Container[str]) -> tuple[str, ...]:
-        """Return the uids of the rollouts that a batch used; a restart gives the others again."""
+    def _uids(self, batch: Sequence[RLExample], listed: Any, known: Container[str]) -> tuple[str, ...]:
+        """Return the uids of the rollouts that a batch used, from its examples and from ``listed``, of its metadata."""
         uids = [example.rollout_uid for example in batch if example.rollout_uid]
-        if isinstance(said, list | tuple) and said and all(isinstance(uid, str) and uid for uid in said):
+        if isinstance(listed, list | tuple) and listed and all(isinstance(uid, str) and uid for uid in listed):
             named = set(uids)
-            uids += [uid for uid in said if uid not in named]
+            uids += [uid for uid in listed if uid not in named]
         elif len(uids) < len(batch):
-            uids += self._recognised([example for example in batch if not example.rollout_uid], set(uids))
+            raise DataError(
+                "create_batch: expected to learn which rollouts a batch has used, or a restart would give them again; "
+                f"found an example without rollout_uid, and no {_UIDS!r} in the batch's metadata"
+            )
         for uid in uids:
             if uid not in known:
                 raise DataError(f"create_batch: expected a batch of rollouts of this buffer, found rollout_uid {uid!r}")
         return tuple(uids)
 
-    def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
-        """Return the uids of the rollouts with the tokens of examples, each once; the most alike of several.
-
-        An example of a rollout that was used before adds no uid.
-        """
-        found = []
-        for example in examples:
-            there = self._by_tokens.get(_mark(example.tokens), [])
-            # A used rollout stays, for makers that use rollouts more than once.
-            there[:] = [known for known in there if known.uid not in self._used] or there[:1]
-            if not there:
-                raise DataError(
-                    "create_batch: expected to learn which rollouts a batch has used, or a restart would give them "
-                    "again; found an example without rollout_uid, whose tokens no rollout has, and no "
-                    f"{_UIDS!r} in the batch's metadata"
-                )
-            free = [known for known in there if known.uid not in taken and known.uid not in self._used]
-            if free:
-                best = max(free, key=_likeness(example))
-                taken.add(best.uid)
-                found.append(best.uid)
-        return found
-
-    def stored(self, uids: Iterable[str]) -> None:
-        """Go on to the next batch; ``uids`` are the rollouts that this one used."""
+    def stored(self) -> None:
+        """Forget the batch, which is on the disk; the next call of ``batch`` creates another one."""
         self._batch = None
-        if self._by_tokens:
-            self._used.update(uids)
-
-
-def _mark(values: npt.NDArray[Any]) -> int:
-    return hash(values.tobytes())
-
-
-def _logprobs(rollout: RolloutRecord) -> int:
-    """Return a hash of the log-probabilities of a rollout's tokens, 0 for tokens outside of the loss."""
-    trained = [turn.logprobs if turn.is_trained else np.zeros(len(turn.tokens), np.float32) for turn in rollout.turns]
-    return _mark(np.concatenate(trained))  # type: ignore[arg-type]
-
-
-def _likeness(example: RLExample) -> Callable[[_Known], tuple[bool, bool]]:
-    """Return the key that ranks rollouts by likeness to an example: environment and version, then log-probabilities."""
-    logprobs = _mark(np.where(example.loss_mask, example.generator_log_probs, np.float32(0)))
-
-    def like(known: _Known) -> tuple[bool, bool]:
-        said = (example.environment or known.environment, example.policy_version or known.policy_version)
-        return said == (known.environment, known.policy_version), known.logprobs == logprobs
-
-    return like
 
 
 @dataclass(slots=True, eq=False)
@@ -578,8 +519,11 @@ class RolloutBuffer(BatchFiles):
 
     def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
         """Return the groups for the batch maker: all but those of lost versions."""
-        there = [part for part in parts if part.place not in self._lost]
-        return [StoredGroup.of(self._root, part, self._late, self._given_up, self._cache) for part in there]
+        return [
+            StoredGroup(self._root, part, self._late, frozenset(self._given_up.intersection(part.uids)), self._cache)
+            for part in parts
+            if part.place not in self._lost
+        ]
 
     def _resume(self) -> None:
         """Reset the batch maker to its state after the folder was opened."""
@@ -1092,7 +1036,7 @@ class RolloutBuffer(BatchFiles):
             stored = write_batch(self._root, self._index_log, examples, metadata, uids, behind, **options)
             self._stored.append(stored)
             self._digest = digest
-            self._making.stored(uids)
+            self._making.stored()
             self._wake()
         return stored.batch_id
 

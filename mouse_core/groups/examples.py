@@ -84,8 +84,7 @@ class Layout:
     Args:
         shape: Rows, and tokens of a row.
         row_of, begin_of: Where each example begins, ``[n]``.
-        taken: How many of its tokens are there, ``[n]``.
-        cut: Whether some have more.
+        sizes: The number of its tokens, ``[n]``.
     """
 
     def __init__(
@@ -93,17 +92,16 @@ class Layout:
         shape: tuple[int, int],
         row_of: npt.NDArray[np.int64],
         begin_of: npt.NDArray[np.int64],
-        taken: npt.NDArray[np.int64],
-        cut: bool,
+        sizes: npt.NDArray[np.int64],
     ) -> None:
         self._shape = shape
         begins = row_of * shape[1] + begin_of
         # An example without tokens may begin where another one begins.
-        order = np.argsort(2 * begins + (taken > 0), kind="stable")
+        order = np.argsort(2 * begins + (sizes > 0), kind="stable")
         begins = begins[order]
         # For each example in this order: its tokens, and the length of the gap behind it.
         counts = np.empty((len(order), 2), np.int64)
-        counts[:, 0] = taken[order]
+        counts[:, 0] = sizes[order]
         ends = begins + counts[:, 0]
         counts[:-1, 1], counts[-1, 1] = begins[1:], shape[0] * shape[1]
         counts[:, 1] -= ends
@@ -115,9 +113,8 @@ class Layout:
         sequence[:, 0], sequence[:, 1] = order, len(order) - 1 + np.cumsum(behind)
         pieces = sequence[counts > 0].tolist()
         self._pick = itemgetter(*pieces) if len(pieces) > 1 else tuple
-        self._order, self._counts, self._taken, self._row_of = order, counts.reshape(-1), taken, row_of
+        self._order, self._counts, self._row_of = order, counts.reshape(-1), row_of
         self._nothing: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
-        self._cut = cut
 
     def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
         """Return an array with the values of each example in its place, and ``fill`` elsewhere.
@@ -127,8 +124,6 @@ class Layout:
             fill: A value.
         """
         inner, dtype = values[0].shape[1:], values[0].dtype
-        if self._cut:
-            values = [one[:size] for one, size in zip(values, self._taken.tolist(), strict=True)]
         shape = (*self._shape, *inner)
         pieces = self._pick([*values, *self._nothing_of(inner, dtype, fill)])
         return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
@@ -151,7 +146,7 @@ class Layout:
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """Return where there is a token."""
-        return self._repeat(np.ones_like(self._taken), np.bool_)
+        return self._repeat(np.ones_like(self._row_of), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Return the number of each example in its row, from 1, ``[n]``, and of each token's example, 0 elsewhere."""
@@ -392,7 +387,6 @@ def pad(
     *,
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
-    truncate: bool = False,
     max_turns: int | None = None,
 ) -> Arrays:
     """Put one example into each row, padded at the end.
@@ -403,7 +397,6 @@ def pad(
             recompilation.
         pad_token: The token that pads rows.
         pad_to_multiple_of: ``L`` is rounded up to a multiple of this number.
-        truncate: Whether longer examples are cut off at the end; otherwise they raise DataError.
         max_turns: Places for the values of turns, ``T``; by default the needed number. A fixed number avoids
             recompilation.
 
@@ -421,11 +414,9 @@ def pad(
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
-    longest = _length(sizes, length, truncate)
-    taken = np.minimum(sizes, longest)
-    longest = _multiple(longest, pad_to_multiple_of)
+    longest = _multiple(_length(sizes, length), pad_to_multiple_of)
     rows = np.arange(len(examples))
-    layout = Layout((len(examples), longest), rows, np.zeros_like(rows), taken, cut=bool((taken < sizes).any()))
+    layout = Layout((len(examples), longest), rows, np.zeros_like(rows), sizes)
     arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
     return arrays | layout.place_columns(examples, max_turns=max_turns)
 
@@ -437,7 +428,6 @@ def pack(
     num_rows: int | None = None,
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
-    truncate: bool = False,
     max_turns: int | None = None,
     max_examples: int | None = None,
 ) -> Arrays:
@@ -449,7 +439,7 @@ def pack(
         examples: At least one.
         length: Tokens of a row, ``L``.
         num_rows: The number of rows, ``R``; by default the needed number. A fixed number avoids recompilation.
-        pad_token, pad_to_multiple_of, truncate: As in ``pad``.
+        pad_token, pad_to_multiple_of: As in ``pad``.
         max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default the
             needed numbers. Fixed numbers avoid recompilation.
 
@@ -465,14 +455,13 @@ def pack(
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
-    taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
-    length = _multiple(length, pad_to_multiple_of)
-    row_of, begin_of = best_fit(taken, length)
+    length = _multiple(_length(sizes, check_count("length", length)), pad_to_multiple_of)
+    row_of, begin_of = best_fit(sizes, length)
     needed = int(row_of.max()) + 1
     rows = needed if num_rows is None else check_count("num_rows", num_rows)
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
-    layout = Layout((rows, length), row_of, begin_of, taken, cut=bool((taken < sizes).any()))
+    layout = Layout((rows, length), row_of, begin_of, sizes)
     arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
     segment_of, arrays["segment_ids"] = layout.segments()
     arrays["positions"] = layout.positions(begin_of)
@@ -522,7 +511,7 @@ def concatenate(
         itemsizes = {name: np.dtype(dtype).itemsize for name, dtype in FIELDS.items()}
         return {name: side_by_side(values, length * itemsizes[name]) for name, values in fields.items()} | where
     # One row, whose first axis goes.
-    layout = Layout((1, length), np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes, cut=False)
+    layout = Layout((1, length), np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes)
     arrays = layout.place_all(fields, pad_token)
     arrays |= layout.place_columns(examples, np.arange(len(examples)), max_turns=max_turns)
     return {name: values[0] for name, values in arrays.items()} | where
@@ -562,15 +551,12 @@ def _sizes(fields: Fields) -> npt.NDArray[np.int64]:
     return np.array(list(map(len, fields["tokens"])), np.int64)
 
 
-def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) -> int:
+def _length(sizes: npt.NDArray[np.int64], length: int | None) -> int:
     longest = int(sizes.max())
     if length is None:
         return max(1, longest)
-    if longest > check_count("length", length) and not truncate:
-        raise DataError(
-            f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())} "
-            "(truncate=True cuts them off)"
-        )
+    if longest > check_count("length", length):
+        raise DataError(f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())}")
     return int(length)
 
 

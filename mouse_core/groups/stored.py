@@ -13,7 +13,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -478,44 +478,36 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A sealed group in its file, and its properties that are known without reading the file.
+    """A sealed group in its file, with the properties that are known without reading the file.
 
     Args:
-        environment: The environment's name.
-        example_id: Which of its problems.
-        policy_version: The version of the policy that sampled the rollouts.
-        uids: Of its rollouts.
-        rewards: Of its rollouts; None where it has not come yet.
         root: The buffer's folder.
-        part: What else is known of the file.
-        late: The columns that came later.
-        given_up: Uids of those of its rollouts that were given up.
-        cache: Rollouts that are in memory, too.
+        part: The properties of the group and of its file.
+        late: The values of late columns.
+        given_up: The uids of its rollouts that were given up.
+        cache: The rollouts that are in memory.
     """
 
-    environment: str
-    example_id: str
-    policy_version: str
-    uids: tuple[str, ...]
-    rewards: tuple[float | None, ...]
     root: Path = field(repr=False)
-    part: GroupFile = field(repr=False)
+    part: GroupFile
     late: LateColumns = field(repr=False, compare=False)
     given_up: frozenset[str] = frozenset()
     cache: RolloutCache | None = field(default=None, repr=False, compare=False)
 
-    @classmethod
-    def of(
-        cls,
-        root: Path,
-        part: GroupFile,
-        late: LateColumns,
-        given_up: Set[str] = frozenset(),
-        cache: RolloutCache | None = None,
-    ) -> StoredGroup:
-        """Return the group of a file in a buffer's folder."""
-        own = frozenset(given_up & set(part.uids)) if given_up else frozenset()
-        return cls(*part.key, part.uids, late.rewards(part), root, part, late, own, cache)
+    @property
+    def key(self) -> GroupKey:
+        """The environment, problem and policy version of the rollouts."""
+        return self.part.key
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The uids of the rollouts."""
+        return self.part.uids
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """The rewards of the rollouts; None where none has arrived."""
+        return self.late.rewards(self.part)
 
     @property
     def group_uid(self) -> str:
@@ -665,7 +657,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @memo
     def groups(self) -> list[StoredGroup]:
         """The whole groups of the rollouts, in order."""
-        return [StoredGroup.of(self._root, part, self._late) for part in self._parts]
+        return [StoredGroup(self._root, part, self._late) for part in self._parts]
 
     @memo
     def environments(self) -> list[str]:

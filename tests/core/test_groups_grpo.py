@@ -741,7 +741,7 @@ class Queue:
 
     Args:
         says: Where it says which rollouts a batch has used: in "examples", in "metadata", in "both" by half, or
-            "nowhere" but in the tokens.
+            "nowhere".
     """
 
     def __init__(self, says: str) -> None:
@@ -769,18 +769,14 @@ class Queue:
 
 @pytest.mark.parametrize(
     ("says", "kept"),
-    [("examples", "no files"), ("metadata", "no log"), ("both", "all"), ("nowhere", "no log"), ("nowhere", "no files")],
+    [("examples", "no files"), ("examples", "no log"), ("metadata", "no log"), ("both", "all")],
 )
 def test_any_maker_gets_every_rollout_once(tmp_path: Path, says: str, kept: str) -> None:
     drawn: list[str] = []
     for first in range(0, 40, 8):
         maker = Queue(says)
         whole = buffer(tmp_path, batch_maker=maker)
-        # Some have the tokens of another one: what samplers answer is often the same.
-        many = [
-            replace(item, rollout_uid=f"r{first + n}") for n, item in enumerate([*group(first, 6), *group(first, 2)])
-        ]
-        whole.add_rollouts(many)
+        whole.add_rollouts(group(first, 8))
         for size in (3, 2):
             assert whole.create_and_store_batch(size) is not None
         drawn += [uid for batch in maker.drawn for uid in batch]
@@ -842,37 +838,6 @@ def test_a_batch_that_does_not_say_of_which_rollouts_is_not_stored(tmp_path: Pat
     assert [item.rollout_uid for item in again.waiting] == ["r2", "r3"]
 
 
-@pytest.mark.parametrize("differs", ["logprobs", "environment", "policy_version"])
-def test_of_rollouts_with_the_same_tokens_the_right_one_is_used(tmp_path: Path, differs: str) -> None:
-    class Last(Queue):
-        """Uses the last one first."""
-
-        def create_batch(self, batch_size: int) -> list[RLExample] | None:
-            self.waiting.reverse()
-            made = super().create_batch(batch_size)
-            kept = {name: "" for name in ("environment", "policy_version") if name != differs}
-            return [replace(example, **kept) for example in made or []]  # type: ignore[arg-type]
-
-    first = rollout(0)
-    turn = first.turns[1]
-    changed: dict[str, Any] = {differs: "another"}
-    if differs == "logprobs":
-        assert turn.logprobs is not None
-        changed = {"turns": (first.turns[0], replace(turn, logprobs=turn.logprobs - 1))}
-    other = replace(first, rollout_uid="r1", **changed)
-    maker = Last("nowhere")
-    whole = buffer(tmp_path, batch_maker=maker)
-    whole.add_rollout(first)
-    whole.add_rollout(other)
-    whole.flush()
-    assert whole.create_and_store_batch(1) is not None
-    assert maker.drawn == [["r1"]]
-    whole.close()
-    again = Queue("nowhere")
-    buffer(tmp_path, batch_maker=again)
-    assert [item.rollout_uid for item in again.waiting] == ["r0"]
-
-
 def test_a_maker_may_use_rollouts_again(tmp_path: Path) -> None:
     class Again(Queue):
         def create_batch(self, batch_size: int) -> list[RLExample] | None:
@@ -881,7 +846,7 @@ def test_a_maker_may_use_rollouts_again(tmp_path: Path) -> None:
             self.waiting = whole
             return made
 
-    whole = buffer(tmp_path, batch_maker=Again("nowhere"))
+    whole = buffer(tmp_path, batch_maker=Again("examples"))
     whole.add_rollouts(group(0, 4))
     for _ in range(3):
         batch_id = whole.create_and_store_batch(2)
@@ -889,7 +854,7 @@ def test_a_maker_may_use_rollouts_again(tmp_path: Path) -> None:
         assert len(whole.read_batch(batch_id)) == 2
     assert len(whole.batches) == 3
     whole.close()
-    left = Queue("nowhere")
+    left = Queue("examples")
     buffer(tmp_path, batch_maker=left)
     assert [item.rollout_uid for item in left.waiting] == ["r2", "r3"]
 
