@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape
+from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape, is_list
 from mouse_core._arrow.dense import plain
 from mouse_core.formats.columns import MISSING, travels_with_action
 from mouse_core.store.snapshot import Snapshot
@@ -122,7 +123,7 @@ def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
         if name not in table.schema.names:
             parts.append(np.full((table.num_rows, 1), np.nan))
             continue
-        parts += [_as_numbers(plain(chunk)) for chunk in table.column(name).chunks if len(chunk)]
+        parts += [_as_numbers(chunk) for chunk in table.column(name).chunks if len(chunk)]
     width = max((part.shape[1] for part in parts), default=0)
     found = np.full((sum(len(part) for part in parts), width), np.nan)
     at = 0
@@ -133,56 +134,30 @@ def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 
 
 def _as_numbers(array: pa.Array) -> Floats:
-    """The values of an Arrow array of numbers or lists of these, ``[n, width]``."""
-    n, inner = len(array), array
-    while isinstance(inner, pa.BaseExtensionType):
-        inner = inner.storage
-    while _is_list(inner.type):
-        if inner.null_count:
-            return _ragged(array)
-        if not pa.types.is_fixed_size_list(inner.type):
-            lengths = np.diff(inner.offsets.to_numpy())
-            if len(lengths) and (lengths != lengths[0]).any():
-                return _ragged(array)
-        inner = inner.flatten()
-    flat = _scalars(inner)
-    return flat.reshape(n, -1) if n else flat.reshape(0, 0)
+    """Convert a column of numbers or nested lists of numbers to ``[n, width]``; NaN for nulls and missing values.
 
-
-def _is_list(data_type: pa.DataType) -> bool:
-    return any(test(data_type) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    Of ``[[1, 2], null]`` and ``[[3]]`` the rows are ``[1, 2]`` and ``[3, NaN]``.
+    """
+    array = plain(array)
+    ends = np.arange(len(array) + 1)  # of each row among the values of the innermost lists
+    while is_list(array.type):
+        counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])[ends]
+        array = plain(array.flatten())
+    lengths = np.diff(ends)
+    width = int(lengths.max(initial=0))
+    found = np.full((len(lengths), width), np.nan)
+    found[np.arange(width) < lengths[:, None]] = _scalars(array)
+    return found
 
 
 def _scalars(array: pa.Array) -> Floats:
     """Convert a one-dimensional array to float64; nulls and values that are no numbers become NaN."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_null(array.type) or not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
         return np.full(len(array), np.nan)
-    missing = None
-    if array.null_count:
-        missing = array.is_null().to_numpy(zero_copy_only=False)
-    found: Floats = array.to_numpy(zero_copy_only=False).astype(np.float64)
-    if missing is not None:
-        found[missing] = np.nan
-    return found
-
-
-def _ragged(array: pa.Array) -> Floats:
-    rows = [np.ravel(_floats(value)) for value in array.to_pylist()]
-    found = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
-    for row, values in zip(found, rows, strict=True):
-        row[: len(values)] = values
-    return found
-
-
-def _floats(value: Any) -> Floats:
-    """Nested lists one after the other; None is NaN."""
-    if isinstance(value, list):
-        return np.concatenate([np.zeros(0), *(np.atleast_1d(_floats(item)) for item in value)])
-    return np.array([np.nan if value is None else float(value)])
+    return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------- single values
@@ -281,8 +256,6 @@ def _at(segment: Any, name: str, rows: Int64s) -> npt.NDArray[Any]:
     low, high = int(rows.min()), int(rows.max()) + 1
     near = column.slice(low, high - low)
     array = pa.concat_arrays([plain(chunk) for chunk in near.chunks]) if near.num_chunks > 1 else plain(near.chunk(0))
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     array = array.take(pa.array(rows - low))
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         return np.array(array.to_pylist(), object)

@@ -1,4 +1,13 @@
-"""Jinja's sandbox as templates of chats want it, with limits on steps and on sizes; needs Jinja."""
+"""Jinja's sandbox for chat templates, with limits on steps, sizes and time; needs Jinja.
+
+A template may come from an untrusted tokenizer. Jinja's sandbox keeps it from files, modules and Python objects, but
+not from endless loops and from values that fill the memory. So each operation checks the time, and the size of its
+result before the result exists::
+
+    {{ "x" * 10**9 }}        the product is checked before the text is created
+    {% for i in range(9) %}  each iteration, and each call of a macro, is a step
+    {{ a ~ b }}              the sizes of both values are added first
+"""
 
 from __future__ import annotations
 
@@ -11,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -23,37 +32,26 @@ from jinja2.visitor import NodeTransformer
 
 from mouse_core.errors import ConfigError, DataError
 
-# A number that says how long a text is to be; and of one value, how many characters or items it may have, with all
-# that is in it.
+# The largest number, which may be the length of a text; and the most characters or items of a value, nested ones
+# included.
 LARGEST_NUMBER, LARGEST_VALUE = 1_000_000, 8_000_000
-# Places for values in a text, as ``str.format`` and as ``%`` have them.
+# The replacement fields of ``str.format`` and of ``%``.
 BRACES, PERCENTS = re.compile(r"\{([^{}]*\{?)"), re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _DIGITS = re.compile(r"[0-9]+")
-# What a number, a name or a comma counts for.
+# The counted size of a number, a name or a comma.
 _ITEM = 32
-
-
-class Limits(Protocol):
-    """The limits of a rendering, which a ``ChatTemplate`` sets."""
-
-    @property
-    def max_chars(self) -> int: ...
-    @property
-    def max_steps(self) -> int: ...
-    @property
-    def max_seconds(self) -> float: ...
 
 
 _end: ContextVar[float] = ContextVar("end", default=float("inf"))
 
 
 class TooMuch(Exception):
-    """A limit was met."""
+    """A limit was exceeded."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Set a deadline for this thread's code in the context; ``check_time`` raises after it."""
+    """Set a deadline for the code of this thread inside the context; ``check_time`` raises after it."""
     before = _end.set(time.monotonic() + seconds)
     try:
         yield
@@ -68,14 +66,14 @@ def check_time() -> None:
 
 
 def size_of(value: Any, indent: int = 0) -> int:
-    """About how many characters a value has as text, each time that it stands in it.
+    """Return the approximate number of characters of a value as text; a repeated part counts each time.
 
     Args:
-        value: Of any type; what is made one by one is not looked at.
-        indent: By how many characters each level is indented.
+        value: A value of any type; iterators are not consumed.
+        indent: The number of characters by which each level is indented.
 
     Raises:
-        TooMuch: More than a value may have.
+        TooMuch: The size exceeds the limit of a value.
     """
     check_time()
     waiting, total = [(value, 0)], 0
@@ -120,7 +118,7 @@ def check_join(between: str, values: Any) -> None:
 
 
 def check_format(form: str, values: Any, places: re.Pattern[str]) -> None:
-    """Check the size of a format string, in which each place is as wide as its largest number."""
+    """Check the size of a format string, in which each field is as wide as the largest number."""
     found = list(places.findall(form.replace("{{", "").replace("%%", "")))
     if any("{" in place for place in found):
         raise TooMuch("expected no widths within widths")
@@ -131,7 +129,7 @@ def check_format(form: str, values: Any, places: re.Pattern[str]) -> None:
 
 
 def check_numbers(values: Any) -> None:
-    """Check numbers that may become the length of a text."""
+    """Check integers, which may become the length of a text."""
     for value in values:
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise TooMuch(f"expected numbers of at most {LARGEST_NUMBER}, found a larger one")
@@ -153,7 +151,7 @@ def check_made(value: Any) -> None:
 
 
 def timed(function: Any) -> Callable[..., Any]:
-    """A test that no loop can go on calling."""
+    """Return a test that raises TooMuch after the deadline."""
 
     @wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -163,21 +161,20 @@ def timed(function: Any) -> Callable[..., Any]:
     return timed
 
 
-# Among the variables, under a name that no template can say or set.
+# The variable with the state of a rendering; a template cannot read or set a variable of this name.
 _STATE = "\0rendering"
-# Filters that no chat needs, whose results or times have no bound that is easily told, or differ from one time to the
-# next.
+# Removed filters, which no chat needs: their results or times have no simple bound, or are random.
 _WITHOUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-# Templates are read and compiled in time that grows with their length.
+# The most characters of a template, and the most seconds of its compilation.
 _LONGEST = 200_000
 _TO_COMPILE = 10.0
-# Those that are given what is made one by one, and pass it on so.
+# Filters that receive and return iterators.
 _ONE_BY_ONE = ("map", "select", "reject", "selectattr", "rejectattr", "first", "batch")
 
 
 @dataclass(slots=True)
 class _Rendering:
-    """One rendering: what stands around generated text, and how many steps are left."""
+    """The state of a rendering: the marks around generated text, the remaining steps, and the time."""
 
     marks: tuple[str, str]
     steps: int
@@ -185,7 +182,7 @@ class _Rendering:
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which says what an assistant generated, and the counter of steps."""
+    """The statement ``{% generation %}``, which marks generated text, and the functions that ``_Counted`` inserts."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja has it
 
@@ -219,45 +216,10 @@ class _Generation(Extension):
 
 
 class _Counted(NodeTransformer):
-    """Has loops and macros count, and what is joined, compared, cut out or holds other values measured."""
+    """Inserts a step into loops and macros, and a check into operations that join, compare, slice or hold values."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._with_step(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._with_step(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._with_step(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return self._extension.call_method("_joined", node.nodes, lineno=node.lineno)
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        return self._sized(node)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        if isinstance(node.arg, nodes.Slice):
-            return self._sized(node)
-        self.generic_visit(node)
-        return node
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return self._sized(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self._sized(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        return self._sized(node) if node.ctx == "load" else node
-
-    def _sized(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        return self._extension.call_method("_sized", [node], lineno=node.lineno)
 
     def _with_step(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -265,6 +227,26 @@ class _Counted(NodeTransformer):
         node.body.insert(0, step)
         made: nodes.Node = node
         return made
+
+    def _with_size(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return self._extension.call_method("_sized", [node], lineno=node.lineno)
+
+    visit_For = visit_Macro = visit_CallBlock = _with_step
+    visit_Compare = visit_List = visit_Dict = _with_size
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._extension.call_method("_joined", node.nodes, lineno=node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            return self._with_size(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._with_size(node) if node.ctx == "load" else node
 
 
 class _Namespace(Namespace):
@@ -343,13 +325,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class Program:
-    """A template that was compiled.
+    """A compiled template.
 
     Args:
         source: The template.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The source is no template, is too long, or exceeds a limit when it is compiled.
     """
 
     def __init__(self, source: str) -> None:
@@ -360,7 +342,7 @@ class Program:
             tree = environment.parse(source)
             self.has_generation = any(node.name == "_marked" for node in tree.find_all(nodes.ExtensionAttribute))
             extension = environment.extensions[_Generation.identifier]
-            with within(_TO_COMPILE):  # what is constant is computed
+            with within(_TO_COMPILE):  # Jinja computes constant expressions
                 code = environment.compile(_Counted(extension).visit(tree), "chat template", "chat template")
             self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
@@ -370,26 +352,35 @@ class Program:
         except (TooMuch, RecursionError) as error:
             raise ConfigError(f"chat template: expected one that can be compiled, found: {error}") from error
 
-    def render(self, variables: dict[str, Any], marks: tuple[str, str], now: datetime, limits: Limits) -> str:
-        """The text; around what stands in ``{% generation %}`` are the marks.
+    def render(
+        self,
+        variables: dict[str, Any],
+        marks: tuple[str, str],
+        now: datetime,
+        *,
+        max_chars: int,
+        max_steps: int,
+        max_seconds: float,
+    ) -> str:
+        """Return the text, with the marks around the text in ``{% generation %}``; limits are those of a template.
 
         Raises:
-            DataError: The template refuses, fails, or meets a limit.
+            DataError: The template raises an error, fails, or exceeds a limit.
         """
-        state = _Rendering(marks, limits.max_steps, now)
+        state = _Rendering(marks, max_steps, now)
         made, size = [], 0
         try:
-            with within(limits.max_seconds):
+            with within(max_seconds):
                 for piece in self._template.generate({**variables, _STATE: state}):
                     made.append(piece)
                     size += len(piece)
-                    if size > limits.max_chars:
-                        raise TooMuch(f"expected at most {limits.max_chars} characters (max_chars)")
+                    if size > max_chars:
+                        raise TooMuch(f"expected at most {max_chars} characters (max_chars)")
         except TooMuch as error:
             raise DataError(f"chat template: {error}") from error
         except _RefusedError as error:
             raise DataError(f"chat template: it refuses this chat: {error}") from error
-        except Exception as error:  # whatever a program that somebody else wrote raises
+        except Exception as error:  # a program of another author may raise any error
             raise DataError(f"chat template: expected a text, found {type(error).__name__}: {error}") from error
         return "".join(made)
 
@@ -409,7 +400,7 @@ def _strftime_now(context: Context, form: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A value that becomes text, which is not looked into while that is made."""
+    """Return a value that is converted to text, after a check of its size."""
     check_time()
     if not isinstance(value, str):
         size_of(value)
@@ -423,7 +414,7 @@ def _tojson(
     for text in separators or ():
         check_size(len(text) * 100_000)
     size_of(value, by)
-    # Jinja's own escapes what HTML does not allow.
+    # Jinja's own filter escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -440,7 +431,7 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose numbers, whose values and whose results are bounded."""
+    """Return a filter that checks its arguments and its result."""
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -450,7 +441,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "sum" and any(isinstance(one, list | tuple) for one in (*args[1:], *kwargs.values())):
             raise TooMuch("expected sums of numbers")
         if name == "join":
-            _, *given = args  # behind the settings of the environment
+            _, *given = args  # the first argument is Jinja's context of evaluation
             check_join(str(_shown(given[1] if len(given) > 1 else kwargs.get("d", ""))), given[0])
         if name == "format":
             check_format(str(args[0]), (*args[1:], *kwargs.values()), PERCENTS)

@@ -158,7 +158,8 @@ class ChatTemplate:
             listed = None if value is None else list(value)
             variables[name] = plain(listed, f"chat, {name}")
         variables["messages"] = for_template(messages, self.arguments)
-        return self._compiled.render(variables, marks, now, self)
+        limits: dict[str, Any] = {name: getattr(self, name) for name in ("max_chars", "max_steps", "max_seconds")}
+        return self._compiled.render(variables, marks, now, **limits)
 
 
 class Renderings:
