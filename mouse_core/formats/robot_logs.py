@@ -15,14 +15,13 @@ import os
 import re
 import sqlite3
 import struct
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote
 
 import numpy as np
@@ -34,7 +33,6 @@ from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
 from mouse_core.formats._files.on_disk import BAG as METADATA
-from mouse_core.formats._files.on_disk import MCAP as MAGIC
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import (
     check_batch_rows,
@@ -53,8 +51,8 @@ from mouse_core.formats.layouts import Aligned, Paths, loaded, natural_key
 from mouse_core.images.pixels import decode_image
 from mouse_core.metadata import DatasetMetadata
 
-_MOST_RECORD = 1 << 28
-_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = _READ = 2, 3, 4, 5, 6, 15
+# Largest size of a record of an MCAP file, attachments included, and of a decompressed chunk.
+_MOST_RECORD, _MOST_CHUNK = 1 << 30, 1 << 28
 _PIECE = 1 << 20
 
 
@@ -85,108 +83,49 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
 
     Raises:
         DataError: A file that is damaged or truncated.
+        ImportError: The package mcap is not installed.
     """
+    try:
+        from mcap import records
+        from mcap.exceptions import EndOfFile
+        from mcap.stream_reader import StreamReader, breakup_chunk
+    except ImportError as error:
+        raise ImportError(f"{os.fspath(path)}: MCAP files need mcap: pip install 'mouse-data[robots]'") from error
+    schemas = {0: ("", "", "")}  # name, language, definition; number 0 stands for no schema
+    channels: dict[int, Channel] = {}
     with reading(path), open(path, "rb") as file:
-        yield from _McapReader(file, os.fspath(path)).messages()
+        most = min(os.fstat(file.fileno()).st_size, _MOST_RECORD)
+        reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=most)
+        try:
+            for outer in reader.records:
+                is_chunk = isinstance(outer, records.Chunk)
+                for record in breakup_chunk(_plain_chunk(outer), validate_crc=True) if is_chunk else (outer,):
+                    if isinstance(record, records.Message):
+                        yield channels[record.channel_id], record.log_time, memoryview(record.data)
+                    elif isinstance(record, records.Schema):
+                        text = record.data.decode() if "msg" in record.encoding else ""
+                        schemas[record.id] = record.name, record.encoding, text
+                    elif isinstance(record, records.Channel):
+                        name, *schema = schemas[record.schema_id]
+                        channel = Channel(record.topic, name, record.message_encoding, *schema)
+                        if channels.setdefault(record.id, channel) != channel:
+                            raise DataError(f"expected one meaning of channel {record.id}, found {record.topic!r} too")
+        except (EndOfFile, struct.error) as error:
+            why = "found the file's end: recording was cut; 'mcap recover' of the MCAP tools keeps what is whole"
+            raise damaged(path, f"expected a whole record, {why}", at=f"byte {file.tell()}") from error
+        except KeyError as error:
+            raise damaged(path, f"expected the schema or channel {error} before its use, found none") from error
 
 
-class _McapReader:
-    """A file, and the schemas and channels that its records have defined so far."""
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self._file, self._path = file, path
-        self._size = os.fstat(file.fileno()).st_size
-        self._schemas = {0: ("", "", "")}  # name, language, definition; number 0 stands for no schema
-        self._channels: dict[int, Channel] = {}
-
-    def messages(self) -> Messages:
-        head = self._file.read(len(MAGIC))
-        if head != MAGIC:
-            raise damaged(self._path, f"expected an MCAP file, found one that begins with {head!r}")
-        crc, kind = zlib.crc32(head), 0
-        while kind not in (_DATA_END, _FOOTER):
-            place = self._file.tell()
-            head = self._file.read(9)
-            if len(head) < 9:
-                raise damaged(
-                    self._path,
-                    "expected the record that ends the data, found the file's end: recording was cut; 'mcap recover' "
-                    "of the MCAP tools keeps what is whole",
-                    at=f"byte {place}",
-                )
-            kind, length = struct.unpack("<BQ", head)
-            most = self._size - place - 9
-            if length > (min(_MOST_RECORD, most) if kind in _READ else most):
-                raise damaged(
-                    self._path, f"expected a record of at most {most} bytes, found {length}", at=f"byte {place}"
-                )
-            crc_before, crc = crc, zlib.crc32(head, crc)
-            if kind not in _READ:  # an attachment may be larger than memory
-                for first in range(0, length, _PIECE):
-                    crc = zlib.crc32(self._file.read(min(_PIECE, length - first)), crc)
-                continue
-            content = self._file.read(length)
-            crc = zlib.crc32(content, crc)
-            with reading(self._path, at=f"record at byte {place}"):
-                if kind == _DATA_END and struct.unpack_from("<I", content)[0] not in (0, crc_before):
-                    raise damaged(self._path, "the CRC of the data does not match")
-                if kind == _CHUNK:
-                    yield from self._chunk_messages(content)
-                elif kind in (_SCHEMA, _CHANNEL, _MESSAGE):
-                    yield from self._record_messages(kind, memoryview(content))
-        # The index behind the data is not read.
-        self._file.seek(-len(MAGIC), os.SEEK_END)
-        if self._file.read() != MAGIC:
-            raise damaged(self._path, "expected the mark that ends an MCAP file, found none: it was cut")
-
-    def _chunk_messages(self, content: bytes) -> Messages:
-        """Decompress a chunk and yield its messages."""
-        _, _, size, crc = struct.unpack_from("<QQQI", content)
-        compression, place = _text(content, 28)
-        (length,) = struct.unpack_from("<Q", content, place)
-        packed = memoryview(content)[place + 8 :]
-        if length != len(packed) or size > _MOST_RECORD:
-            raise damaged(
-                self._path,
-                f"expected a chunk of {len(packed)} bytes that become at most {_MOST_RECORD}, "
-                f"found {length} that become {size}",
-            )
-        data = unpacked(packed, compression, size)
-        if len(data) != size:
-            raise damaged(self._path, f"expected a chunk that becomes {size} bytes, found more or fewer")
-        if crc and zlib.crc32(data) != crc:
-            raise damaged(self._path, "the CRC of the chunk does not match")
-        begin = 0
-        while begin < size:
-            kind, length = struct.unpack_from("<BQ", data, begin)
-            begin += 9
-            if length > size - begin or kind not in (_SCHEMA, _CHANNEL, _MESSAGE):
-                raise damaged(self._path, f"expected a message in a chunk, found record {kind} of {length} bytes")
-            yield from self._record_messages(kind, data[begin : begin + length])
-            begin += length
-
-    def _record_messages(self, kind: int, content: memoryview) -> Messages:
-        """Yield the message of a record, or note its schema or channel."""
-        if kind == _MESSAGE:
-            number, _, time, _ = struct.unpack_from("<HIQQ", content)
-            if number not in self._channels:
-                raise damaged(self._path, f"expected the channel {number} before its messages, found none")
-            yield self._channels[number], time, content[22:]
-        elif kind == _SCHEMA:
-            (number,) = struct.unpack_from("<H", content)
-            name, place = _text(content, 2)
-            language, place = _text(content, place)
-            self._schemas[number] = name, language, _text(content, place)[0] if "msg" in language else ""
-        else:
-            number, schema = struct.unpack_from("<HH", content)
-            topic, place = _text(content, 4)
-            encoding, _ = _text(content, place)
-            if schema not in self._schemas:
-                raise damaged(self._path, f"expected the schema {schema} before its channel, found none")
-            name, language, definition = self._schemas[schema]
-            channel = Channel(topic, name, encoding, language, definition)
-            if self._channels.setdefault(number, channel) != channel:
-                raise damaged(self._path, f"expected one meaning of channel {number}, found {topic!r} besides")
+def _plain_chunk(chunk: Any) -> Any:
+    """Return a chunk of an MCAP file with its records unpacked; mcap itself would unpack any number of bytes."""
+    size = chunk.uncompressed_size
+    data = unpacked(memoryview(chunk.data), chunk.compression, min(size, _MOST_CHUNK))
+    if len(data) != size:
+        raise DataError(
+            f"expected a chunk that becomes {size} bytes of at most {_MOST_CHUNK}, found {len(data)} or more"
+        )
+    return replace(chunk, compression="", data=data)
 
 
 def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
@@ -206,15 +145,6 @@ def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
         while len(data) <= most and (more := stream.read(min(_PIECE, most + 1 - len(data)))):
             data += more
     return memoryview(data)
-
-
-def _text(content: Any, place: int) -> tuple[str, int]:
-    """Return a text that follows its length (4 bytes), and the position behind it."""
-    (length,) = struct.unpack_from("<I", content, place)
-    stop = place + 4 + length
-    if stop > len(content):
-        raise ValueError(f"expected a text of {length} bytes, found the record's end")
-    return bytes(content[place + 4 : stop]).decode(), stop
 
 
 SUFFIXES = (".mcap", ".db3")
@@ -432,6 +362,30 @@ class Place:
         return next((part for part in self.parts if is_names(part)), ())
 
 
+@dataclass(frozen=True)
+class Column:
+    """A path of a layout, whose value at each tick becomes a column.
+
+    Args:
+        role: The layout's role: "observation", "action", ...
+        name: Name within the role; empty for the only path of a role.
+        place: The path.
+        match: "nearest" or "hold".
+        tolerance: Largest distance in time, in seconds.
+    """
+
+    role: str
+    name: str
+    place: Place
+    match: str
+    tolerance: float
+
+    @property
+    def source(self) -> tuple[str, tuple[str, ...]]:
+        """The topic and names of its messages."""
+        return self.place.topic, self.place.names
+
+
 @dataclass(frozen=True, kw_only=True)
 class TopicLayout(Aligned):
     """The values of topics that become columns, and how messages become steps.
@@ -511,21 +465,14 @@ class TopicLayout(Aligned):
         ):
             raise ConfigError("layout: definitions: expected texts by types of messages")
         self.check_alignment()
-        self._check_by_role()
+        self.columns()
 
-    def _check_by_role(self) -> None:
-        places = self.places()
-        names = {place.topic for _, _, place in places} | {role for role, _, _ in places}
-        for name in ("tolerance", "match"):
-            value = getattr(self, name)
-            if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
-                raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
-        for role, _, place in places:
-            check_seconds("layout: tolerance", self.of("tolerance", role, place))
-            check_choice("layout: match", self.of("match", role, place), ("nearest", "hold"))
+    def columns(self) -> list[Column]:
+        """Return all columns; the name of the only path of a role is empty.
 
-    def places(self) -> list[tuple[str, str, Place]]:
-        """Return all paths by role and name; the name of the only path of a role is empty."""
+        Raises:
+            ConfigError: A path, tolerance or way to match that is invalid.
+        """
         places = []
         for role in ROLES:
             value = getattr(self, role)
@@ -534,9 +481,20 @@ class TopicLayout(Aligned):
                 if role not in ("observation", "action", "metadata") and [*named] != [""]:
                     raise ConfigError(f"layout: {role}: expected one path, found {value!r:.80}")
                 places += [(role, name, place_of(role, path)) for name, path in named.items()]
-        return places
+        names = {place.topic for _, _, place in places} | {role for role, _, _ in places}
+        for name in ("tolerance", "match"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
+                raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
+        columns = []
+        for role, name, place in places:
+            tolerance, match = self._of("tolerance", role, place), self._of("match", role, place)
+            check_seconds("layout: tolerance", tolerance)
+            check_choice("layout: match", match, ("nearest", "hold"))
+            columns.append(Column(role, name, place, match, float(tolerance)))
+        return columns
 
-    def of(self, name: str, role: str, place: Place) -> Any:
+    def _of(self, name: str, role: str, place: Place) -> Any:
         """Return ``tolerance`` or ``match`` of a path: for its topic, else for its role."""
         value = getattr(self, name)
         if not isinstance(value, Mapping):
@@ -596,24 +554,19 @@ def _bracket(inner: str) -> int | Stretch | tuple[str, ...]:
     return tuple(name.strip() for name in inner.split(","))
 
 
-SIZES = {
-    "bool": 1, "byte": 1, "char": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
-    "int64": 8, "uint64": 8, "float32": 4, "float64": 8,
+# Letters of the module struct; np.dtype understands them too.
+_LETTERS = {
+    "bool": "?", "byte": "B", "char": "B", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
+    "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
+# By way of a text such as "<i8", for int64 in place of longlong.
+_DTYPES = {name: np.dtype(np.dtype(letter).str) for name, letter in _LETTERS.items()}
 TEXT = "string"
 _MOST_TEXT, _MOST_FIELDS, _MOST_COUNT, _MOST_DEPTH = 1 << 20, 10_000, 1 << 24, 32
 _SEPARATOR = re.compile(r"^={20,}\s*$", re.MULTILINE)
 _FIELD = re.compile(
     r"(?P<kind>[A-Za-z][\w/]*)(<=\d+)?(?P<many>\[(?P<bound><=)?(?P<count>\d{0,9})\])?\s+(?P<name>[A-Za-z]\w*)\s*(?P<rest>.*)"
 )
-_LETTERS = {
-    "bool": "?", "byte": "B", "char": "B", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
-    "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
-}  # fmt: skip
-_DTYPES = {"bool": "?", "byte": "u1", "char": "u1"} | {
-    name: f"{'f' if name[0] == 'f' else name[0]}{size}" for name, size in SIZES.items() if name[-1].isdigit()
-}
-_SCALARS = {name: np.dtype(letters).type for name, letters in _DTYPES.items()}
 _ENCODINGS = {"cdr": ("ros2msg", ""), "ros1": ("ros1msg", ""), "json": None}
 
 
@@ -686,7 +639,7 @@ class _MessageReader:
         aligned: Whether numbers are at multiples of their size.
     """
 
-    def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: str, *, aligned: bool) -> None:
+    def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: Any, *, aligned: bool) -> None:
         self._definitions, self._data, self._order = definitions, data, order
         self._origin, self._aligned, self._position = origin, aligned, origin
 
@@ -699,7 +652,7 @@ class _MessageReader:
         if kind.many is None:
             return self._single_value(kind.name)
         count = int(self._number("uint32")) if kind.many < 0 else kind.many
-        if kind.name in SIZES:
+        if kind.name in _LETTERS:
             return self._numbers(kind.name, count)
         if count > len(self._data) - self._position:
             raise DataError(f"expected {count} values of {kind.name}, found the message's end")
@@ -708,7 +661,7 @@ class _MessageReader:
     def _single_value(self, name: str) -> Any:
         if name == TEXT:
             return self._text()
-        return self._number(name) if name in SIZES else self.message(name)
+        return self._number(name) if name in _LETTERS else self.message(name)
 
     def _advance(self, size: int) -> int:
         """Move the position forward by ``size`` bytes, and return the position before the move."""
@@ -723,16 +676,17 @@ class _MessageReader:
             self._position += -(self._position - self._origin) % size
 
     def _number(self, name: str) -> Any:
-        size = SIZES[name]
-        self._align(size)
-        return _SCALARS[name](struct.unpack_from(self._order + _LETTERS[name], self._data, self._advance(size))[0])
+        dtype = _DTYPES[name]
+        self._align(dtype.itemsize)
+        first = self._advance(dtype.itemsize)
+        return dtype.type(struct.unpack_from(self._order + _LETTERS[name], self._data, first)[0])
 
     def _numbers(self, name: str, count: int) -> Any:
-        size = SIZES[name]
+        dtype = _DTYPES[name]
         if count:
-            self._align(size)
-        first = self._advance(size * count)
-        return np.frombuffer(self._data, self._order + _DTYPES[name], count, first)
+            self._align(dtype.itemsize)
+        first = self._advance(dtype.itemsize * count)
+        return np.frombuffer(self._data, dtype.newbyteorder(self._order), count, first)
 
     def _text(self) -> str:
         length = int(self._number("uint32"))
@@ -818,7 +772,7 @@ def _add_definition(
     if sum(map(len, definitions.values())) > _MOST_FIELDS:
         raise DataError(f"{name}: expected at most {_MOST_FIELDS} fields")
     for _, kind in fields:
-        if kind.name not in SIZES and kind.name != TEXT:
+        if kind.name not in _LETTERS and kind.name != TEXT:
             _add_definition(kind.name, texts, definitions, (*above, name))
 
 
@@ -849,7 +803,7 @@ def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Ki
         if count == 0 or count > _MOST_COUNT:
             raise DataError(f"{name}: {match['name']}: expected 1 to {_MOST_COUNT} values, found {count}")
     kind = plain_name(match["kind"])
-    if kind in SIZES or kind == TEXT:
+    if kind in _LETTERS or kind == TEXT:
         return Kind(kind, count)
     if kind in ("time", "duration"):  # built-in types of ROS 1
         return Kind("builtin_interfaces/Time" if kind == "time" else "builtin_interfaces/Duration", count)
@@ -1104,30 +1058,6 @@ _MOST_EMPTY, _MOST_A_MESSAGE = 1 << 20, 1000
 
 
 @dataclass(frozen=True)
-class Column:
-    """A path of a layout, whose value at each tick becomes a column.
-
-    Args:
-        role: The layout's role: "observation", "action", ...
-        name: Name within the role; empty for the only path of a role.
-        place: The path.
-        match: "nearest" or "hold".
-        tolerance: Largest distance in time, in seconds.
-    """
-
-    role: str
-    name: str
-    place: Place
-    match: str
-    tolerance: float
-
-    @property
-    def source(self) -> Source:
-        """The topic and names of its messages."""
-        return self.place.topic, self.place.names
-
-
-@dataclass(frozen=True)
 class StepBlock:
     """Consecutive steps of an episode.
 
@@ -1141,14 +1071,6 @@ class StepBlock:
     seconds: npt.NDArray[np.float64]
     begins: bool
     ends: bool
-
-
-def columns_of(layout: TopicLayout) -> list[Column]:
-    """Return the columns of a layout."""
-    return [
-        Column(role, name, place, layout.of("match", role, place), float(layout.of("tolerance", role, place)))
-        for role, name, place in layout.places()
-    ]
 
 
 class AlignedRecording:
@@ -1165,7 +1087,7 @@ class AlignedRecording:
 
     def __init__(self, recording: Recording, layout: TopicLayout, names: dict[str, tuple[str, ...]]) -> None:
         self.recording, self.layout, self._names = recording, layout, names
-        self.columns = columns_of(layout)
+        self.columns = layout.columns()
         self._decoders: dict[Channel, Decode] = {}
         self._places = {column.source: column.place for column in self.columns}
         if layout.clock is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,9 @@ from mouse_core.inspect.report import (
     Places,
     Report,
     counted,
-    error,
     listed,
-    note,
     plural,
     sorted_by_level,
-    warning,
 )
 from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical
 from mouse_core.store.views import Store
@@ -104,7 +101,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         else:
             message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
         # Unless all cut-off episodes have one length, there may have been no limit, or no episode reached it.
-        yield (warning if spike else note)("no-truncation", message)
+        yield Finding("no-truncation", "warning" if spike else "note", message)
     known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
     known["duplicate-episodes"] = episodes.duplicates
     more = f"followed by more of the same episode, by {episodes.found_by}"
@@ -127,30 +124,33 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
     ):
         if known.get(code):
-            level = note if chance and code == "duplicate-episodes" else warning
-            level = error if code in ("unknown-done", "done-against-flags") else level
-            yield level(code, message.format(counted(known[code], noun)))
+            level = "note" if chance and code == "duplicate-episodes" else "warning"
+            level = "error" if code in ("unknown-done", "done-against-flags") else level
+            yield Finding(code, level, message.format(counted(known[code], noun)))
     if odd.get("ends-open"):
-        yield note("ends-open", "the last episode has not ended where the data end")
+        yield Finding("ends-open", "note", "the last episode has not ended where the data end")
 
 
 def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
     odd = episodes.anomalies
     if arrived and odd.get("reward-at-start"):
-        yield warning(
+        yield Finding(
             "reward-at-start",
+            "warning",
             f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
             "nothing "
             "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
             "*leaves* their observation have the alignment 'outgoing'",
         )
     if arrived and odd.get("done-at-start"):
-        yield warning(
-            "done-at-start", f"done is not 0 in {counted(odd['done-at-start'], 'row')} that episodes begin with"
+        yield Finding(
+            "done-at-start",
+            "warning",
+            f"done is not 0 in {counted(odd['done-at-start'], 'row')} that episodes begin with",
         )
     if odd.get("without-transitions"):
         rows = "of a single row, which hold no transition" if arrived else "without a step"
-        yield warning("without-transitions", f"{counted(odd['without-transitions'], 'episode')} {rows}")
+        yield Finding("without-transitions", "warning", f"{counted(odd['without-transitions'], 'episode')} {rows}")
 
 
 def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport) -> Iterator[Finding]:
@@ -164,14 +164,15 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
     # In a small world, an episode may be cut off in its initial state; for terminal ends this would be an anomaly.
     counted_ends = equal - (episodes.truncated + episodes.open if are_states(columns) else 0)
     if boundaries and counted_ends / boundaries > _MOST:
-        yield warning(
+        yield Finding(
             "final-is-next-first",
+            "warning",
             f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
             "recorded after the environment had been reset",
         )
     same, marked = episodes.anomalies.get("same-final", 0), _marked_rows(columns)
     if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
-        yield warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
+        yield Finding("same-final", "warning", f"all {episodes.count:,} episodes end with one and the same observation")
 
 
 def _marked_rows(columns: Sequence[ColumnReport]) -> int:
@@ -199,14 +200,16 @@ def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> 
         by_turns = share >= _BY_TURNS and episodes.anomalies.get("repeated-once", 0) >= _NEARLY_ALL * repeats
         many = share >= _REPEATS_OF_VECTORS if vectors else by_turns
         many = bool(transitions) and many and not only_finals and not states
-        yield (warning if many else note)(
+        yield Finding(
             "repeated-observation",
+            "warning" if many else "note",
             f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
             f"({share:{'.1%' if many else '.2%'}})",
         )
     if only_finals:
-        yield (note if states else warning)(
+        yield Finding(
             "final-repeats",
+            "note" if states else "warning",
             f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
             "observation was not recorded",
         )
@@ -216,38 +219,23 @@ _REQUIRED = ("action", "reward", "done")
 _NULLABLE = ("episode_step", "metadata_q_star")
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
-# Adds to a finding the known place at which a dimension of its column, or any dimension, is at its "low" or "high".
-Extremes = Callable[[Finding, int | None, str], Finding]
 
-
-def findings(
+def _findings(
+    scan: Scan,
     columns: Sequence[ColumnReport],
     episodes: EpisodesReport | None,
     actions: ActionsReport | None,
-    *,
-    arrived: bool,
-    rows: int,
     specs: Mapping[str, Any],
-    places: Mapping[tuple[str, str | None], Places],
-    extremes: Extremes,
 ) -> list[Finding]:
-    """Yield findings from the counts.
-
-    Args:
-        columns, episodes, actions: The counts.
-        arrived: Whether rows have the alignment "arrived".
-        rows: Number of rows.
-        specs: The specs of columns by name.
-        places: The places of anomalies, by code and column.
-        extremes: See ``Watch.extreme_at``.
-    """
-    found = list(_about_columns(columns, rows, specs, extremes, arrived=arrived))
+    """Return the findings from the counts, with their places; ``specs`` are the specs of columns by name."""
+    found = list(_about_columns(scan, columns, specs))
     if episodes is not None:
         found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
-        found += about_alignment(episodes, arrived=arrived)
+        found += about_alignment(episodes, arrived=scan.arrived)
         found += about_observations(columns, episodes)
     if actions is not None:
         found += _about_actions(actions)
+    places = scan.all_places()
     return [_placed(one, places) for one in found]
 
 
@@ -259,22 +247,20 @@ def _placed(finding: Finding, places: Mapping[tuple[str, str | None], Places]) -
     return finding if known is None else known.told(finding)
 
 
-def _about_columns(
-    columns: Sequence[ColumnReport], rows: int, specs: Mapping[str, Any], extremes: Extremes, *, arrived: bool
-) -> Iterator[Finding]:
+def _about_columns(scan: Scan, columns: Sequence[ColumnReport], specs: Mapping[str, Any]) -> Iterator[Finding]:
+    rows = scan.rows
     yield from _about_names({column.name for column in columns})
     if rows < 2:
-        yield error("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
+        yield Finding("no-rows", "error", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
     for column in columns:
         if column.rows and column.nulls == column.rows and column.dtype == "null":
-            yield note(
-                "empty-column", f"{column.name}: null in every row, which counts as a missing column", column.name
-            )
+            said = f"{column.name}: null in every row, which counts as a missing column"
+            yield Finding("empty-column", "note", said, column.name)
         else:
             yield from _about_values(column)
-            yield from _about_variety(column, rows, arrived=arrived)
+            yield from _about_variety(column, rows, arrived=scan.arrived)
             yield from _about_shape(column)
-        yield from _about_spec(column, specs.get(column.name), extremes, arrived=arrived)
+        yield from _about_spec(scan, column, specs.get(column.name))
 
 
 def _about_names(names: set[str]) -> Iterator[Finding]:
@@ -282,14 +268,16 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
     if missing:
         others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
         hint = f" (there are {', '.join(others)})" if others else ""
-        yield error("missing-columns", f"no column {listed(missing)}: a store cannot take the rows as they are{hint}")
+        yield Finding(
+            "missing-columns", "error", f"no column {listed(missing)}: a store cannot take the rows as they are{hint}"
+        )
     if not any(name.startswith("observation") for name in names):
-        yield warning("no-observation", "no column whose name begins with 'observation'")
+        yield Finding("no-observation", "warning", "no column whose name begins with 'observation'")
 
 
-def _level_of(column: ColumnReport) -> Callable[[str, str, str], Finding]:
+def _level_of(column: ColumnReport) -> str:
     """Notes on errors in the metadata."""
-    return note if column.name.startswith("metadata_") else warning
+    return "note" if column.name.startswith("metadata_") else "warning"
 
 
 def _about_values(column: ColumnReport) -> Iterator[Finding]:
@@ -297,14 +285,14 @@ def _about_values(column: ColumnReport) -> Iterator[Finding]:
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
         said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
-        yield error("not-numbers", said, column.name)
+        yield Finding("not-numbers", "error", said, column.name)
     if column.nulls and column.name not in _NULLABLE:
-        yield level("nulls", f"{column.name}: {counted(column.nulls, 'null')}", column.name)
+        yield Finding("nulls", level, f"{column.name}: {counted(column.nulls, 'null')}", column.name)
     kinds = [f"{number:,} {kind}" for number, kind in ((column.nans, "NaN"), (column.infinite, "infinite")) if number]
     if kinds:
         values = plural(column.nans + column.infinite, "value")
-        level = note if level is note else error
-        yield level("not-finite", f"{column.name}: {' and '.join(kinds)} {values}", column.name)
+        level = "note" if level == "note" else "error"
+        yield Finding("not-finite", level, f"{column.name}: {' and '.join(kinds)} {values}", column.name)
 
 
 def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterator[Finding]:
@@ -316,17 +304,17 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
         # Nor is a reward constant by fault if no episode reached it, or if it was not recorded for demonstrations of a
         # robot.
         unreached = column.name == "reward" and column.low == 0 == column.high
-        level = note if for_living or unreached else _level_of(column)
-        yield level("constant-column", f"{column.name}: the same in every row{value}", column.name)
+        level = "note" if for_living or unreached else _level_of(column)
+        yield Finding("constant-column", level, f"{column.name}: the same in every row{value}", column.name)
     elif column.places and rows > 1:
         bounds = list(zip(column.places["low"], column.places["high"], strict=True))
         still = [place for place, (low, high) in enumerate(bounds) if low is not None and low == high]
         if still:
             said = f"{column.name}: {len(still)} of {len(bounds)} values never change: {listed(still)}"
-            yield note("constant-places", said, column.name)
+            yield Finding("constant-places", "note", said, column.name)
 
 
-def _about_spec(column: ColumnReport, spec: Any, extremes: Extremes, *, arrived: bool) -> Iterator[Finding]:
+def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding]:
     """Yield findings about values outside the data's spec; zeros are allowed in rows without a preceding action."""
     if column.low is None or column.high is None:
         return
@@ -339,14 +327,14 @@ def _about_spec(column: ColumnReport, spec: Any, extremes: Extremes, *, arrived:
         array = np.array([np.nan if one is None else one for one in found], np.float64)
         if array.size != math.prod(spec.shape):
             return
-        unknown = np.isnan(array) | ((array == 0) & (arrived and column.name.startswith("action")))
+        unknown = np.isnan(array) | ((array == 0) & (scan.arrived and column.name.startswith("action")))
         array = np.where(unknown, spec.project(np.zeros(spec.shape)).reshape(-1), array)
         reason = spec.why_not_numbers(array.reshape(spec.shape))
         if reason is not None:
             said = f"{column.name}: {reason}, where the data say {spec!r:.120}"
             beyond = array != np.broadcast_to(spec.project(array.reshape(spec.shape)), spec.shape).reshape(-1)
             place = int(beyond.argmax()) if column.places else None
-            yield extremes(warning("beyond-spec", said, column.name), place, which)
+            yield scan.at_extreme(Finding("beyond-spec", "warning", said, column.name), place, which)
             return
 
 
@@ -359,11 +347,13 @@ def _of_any_place(spec: Any) -> Any:
 
 def _about_shape(column: ColumnReport) -> Iterator[Finding]:
     if isinstance(column.shape, str):
-        yield note("ragged", f"{column.name}: rows of differing length, {column.shape}", column.name)
+        yield Finding("ragged", "note", f"{column.name}: rows of differing length, {column.shape}", column.name)
     if column.name == MISSING and column.mean:
         zeros = round(column.mean * column.rows)
-        yield note(
-            "observations-missing", f"{zeros:,} rows hold zeros for an observation that the source did not store"
+        yield Finding(
+            "observations-missing",
+            "note",
+            f"{zeros:,} rows hold zeros for an observation that the source did not store",
         )
 
 
@@ -372,12 +362,12 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
         return
     used = sorted(int(name) for name in actions.counts)
     if used[0] < 0:
-        yield error("negative-action", f"action: expected 0 or more, found {used[0]}", "action")
+        yield Finding("negative-action", "error", f"action: expected 0 or more, found {used[0]}", "action")
     unused = sorted(set(range(used[-1])) - set(used)) if used[-1] < 10_000 else []
     if unused:
-        yield note("unused-actions", f"action: {listed(unused)} of 0..{used[-1]} never occur", "action")
+        yield Finding("unused-actions", "note", f"action: {listed(unused)} of 0..{used[-1]} never occur", "action")
     if len(used) == 1 and sum(actions.counts.values()) > 1:
-        yield warning("one-action", f"action: {used[0]} is the only one that is ever taken", "action")
+        yield Finding("one-action", "warning", f"action: {used[0]} is the only one that is ever taken", "action")
 
 
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
@@ -401,28 +391,17 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         stream = stream_of(stream)
     notes = [Finding("reader", "note", text) for text in stream.notes]
     stream = stream if stream.mended is None else stream.mended()
-    arrived = stream.alignment == "arrived"
-    found = Scan(stream.schema, arrived=arrived)
-    with (
-        progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance,
-        np.errstate(all="ignore"),  # infinities and huge values are counted, and NumPy must not warn about them
-    ):
-        for block in blocks(stream):
-            found.add(block)
-            advance(block.num_rows)
-    columns, episodes, actions = found.results()
-    said = findings(
-        columns,
-        episodes,
-        actions,
-        arrived=arrived,
-        rows=found.rows,
-        specs={} if stream.metadata.spec is None else stream.metadata.spec.entries,
-        places=found.all_places(),
-        extremes=found.watch.at_extreme,
-    )
-    with np.errstate(all="ignore"):
-        said += _watched(found, stream, columns, actions)
+    found = Scan(stream.schema, arrived=stream.alignment == "arrived")
+    with np.errstate(all="ignore"):  # infinities and huge values are counted, and NumPy must not warn about them
+        with progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance:
+            for block in blocks(stream):
+                found.add(block)
+                advance(block.num_rows)
+        columns, episodes, actions = found.results()
+        metadata = stream.metadata
+        said = _findings(found, columns, episodes, actions, {} if metadata.spec is None else metadata.spec.entries)
+        said += found.findings(metadata.dimensions, stream.format_metadata.get("split_rows", {}))
+        said += _about_statistics(stream, columns, actions)
     said += [Finding(*fault) for fault in stream.faults]
     notes += [Finding(code, "note", text) for code, text in costs(layout_of(stream), stream.path)]
     return Report(
@@ -435,20 +414,8 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         episodes=episodes,
         actions=actions,
         findings=sorted_by_level([finding for finding in said + notes if finding.code not in ignore]),
-        metadata=stream.metadata,
+        metadata=metadata,
     )
-
-
-def _watched(
-    found: Scan, stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
-) -> Iterator[Finding]:
-    """Yield the findings of the checks that read every row."""
-    hashes, lengths = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    if found.episodes is not None:
-        hashes, lengths = found.episodes.all_of_them()
-    splits = stream.format_metadata.get("split_rows", {})
-    yield from found.watch.findings(stream.metadata.dimensions, hashes=hashes, lengths=lengths, splits=splits)
-    yield from _about_statistics(stream, columns, actions)
 
 
 def _about_statistics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,10 @@ from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, read_values, step_numbers
 from mouse_core.formats.columns import combine_hashes as combined
 from mouse_core.formats.columns import mix_hashes as mixed
-from mouse_core.inspect.checks import Watch, missing_rows
-from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Places
+from mouse_core.inspect.checks import Sketches, about_dimensions, about_parts, about_splits
+from mouse_core.inspect.dynamics import Camera, Clock, about_dynamics, is_clock
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Places, capped
+from mouse_core.inspect.sampling import Bools, Floats, Int64s, RowSample
 from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
@@ -63,7 +66,7 @@ class Histogram:
         self._cover(low, high)
         self._count(values, 1)
 
-    def _count(self, values: npt.NDArray[np.float64], weight: int) -> None:
+    def _count(self, values: Floats, weight: int) -> None:
         places = np.clip(values / self.width - self.low / self.width, 0, _BINS - 1).astype(np.int64)
         self.counts += weight * np.bincount(places, minlength=_BINS)
 
@@ -266,9 +269,6 @@ def _by_place(moments: Moments) -> dict[str, list[Any]]:
     return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
 
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 # 2**64 divided by the golden ratio: multiples of this number are far apart.
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
@@ -294,7 +294,7 @@ class EpisodeCounter:
         self.places: defaultdict[str, Places] = defaultdict(Places)
         # Finished episodes: for each attribute an array per batch.
         self._lengths: list[Int64s] = []
-        self._returns: list[npt.NDArray[np.float64]] = []
+        self._returns: list[Floats] = []
         self._codes: list[npt.NDArray[np.int8]] = []
         self._hashes: list[UInt64s] = []
         # The unfinished episode: its number, rows so far, return, hash, and the last row.
@@ -309,7 +309,7 @@ class EpisodeCounter:
         self,
         *,
         done: Int64s,
-        reward: npt.NDArray[np.float64],
+        reward: Floats,
         step: Int64s | None,
         number: UInt64s | None,
         row_hash: UInt64s,
@@ -368,7 +368,7 @@ class EpisodeCounter:
         start: Bools,
         shifted: dict[str, Any],
         known: dict[str, Any],
-        reward: npt.NDArray[np.float64],
+        reward: Floats,
         where: tuple[Int64s, Int64s],
     ) -> None:
         done, step = known["done"], known["step"]
@@ -412,7 +412,7 @@ class EpisodeCounter:
         self,
         start: Bools,
         step_number: Int64s,
-        reward: npt.NDArray[np.float64],
+        reward: Floats,
         row_hash: UInt64s,
         known: dict[str, Any],
         shifted: dict[str, Any],
@@ -455,7 +455,7 @@ class EpisodeCounter:
             self._final_hash = final[0]
         self._count("same-final", final == self._final_hash, where)
 
-    def _keep(self, sizes: Int64s, returns: npt.NDArray[np.float64], codes: Int64s, hashes: UInt64s) -> None:
+    def _keep(self, sizes: Int64s, returns: Floats, codes: Int64s, hashes: UInt64s) -> None:
         lengths = sizes - 1 if self.arrived else sizes
         numbers = max(self._number, 0) + np.arange(len(lengths))  # the first was unfinished so far
         self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
@@ -546,10 +546,11 @@ def _distribution(numbers: npt.NDArray[Any]) -> Distribution:
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
 _MOST_ACTIONS = 4096
+_MOST_OF_A_CODE = 5
 
 
 class Scan:
-    """All counters of an inspection; rows are added block by block.
+    """All counters of an inspection, and its checks of every row; rows are added block by block.
 
     Args:
         schema: The columns.
@@ -560,7 +561,7 @@ class Scan:
         names = schema.names
         if len(set(names)) < len(names):
             raise SchemaError(f"inspect: expected columns of different names, found {names}")
-        self.schema = schema
+        self.schema, self.arrived = schema, arrived
         self.rows = 0
         # The places of anomalous values, by code and column.
         self.places: dict[tuple[str, str], Places] = {}
@@ -573,7 +574,6 @@ class Scan:
         self._number = _number_column(schema, scalars)
         self._step = "episode_step" if "episode_step" in scalars else None
         self._flags = flags_in(scalars)
-        self._arrived = arrived
         self.episodes: EpisodeCounter | None = None
         if {"done", "reward"} <= scalars:
             found_by = " and ".join(filter(None, (self._step, self._number))) or "done"
@@ -581,19 +581,23 @@ class Scan:
         self._action: ColumnCounter | None = None
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
             self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
-        self.watch = Watch(arrived=arrived)
         self._actions: Counter[int] | None = Counter()  # None: not discrete, or too many
+        self._sample, self._sketches = RowSample(), Sketches()
+        self._clocks = {name: Clock(name) for name in names if is_clock(name)}
+        self._cameras: dict[str, Camera] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count rows, which must be valid; the memory does not grow with the number of rows.
+        """Count rows, which must be valid; the memory grows by a few numbers for each episode.
 
         Raises:
             DataError: A row cannot be read.
         """
+        if not rows.num_rows:
+            return
         values = {name: read_values(rows.column(name)) for name in self.columns}
         hashes = {name: hash_rows(found) for name, found in values.items()}
         before = {name: _odd(counter) for name, counter in self.columns.items()}
-        missing = missing_rows(values)
+        missing = _missing_rows(values)
         for name, counter in self.columns.items():
             if missing is not None and name in self._observations and missing.any():  # placeholder zeros
                 counter.add(_chosen(values[name], rows.column(name), ~missing), hashes[name][~missing])
@@ -610,10 +614,59 @@ class Scan:
             self._add_actions(self._action, rows, values["action"], start)
             if start is not None:
                 self._place_negative(values["action"], episode, step)
-        counters = self.columns | ({} if self._action is None else {"action": self._action})
-        bounds = {name: (one.places.low, one.places.high) for name, one in counters.items() if one.places is not None}
-        self.watch.add(values, hashes, start, episode, step, bounds)
+        self._add_sample(values, start, episode, step, missing)
+        if start is not None:
+            self._add_sketches(values, start, step, missing)
+        begins = np.zeros(rows.num_rows, bool) if start is None else start
+        for name, clock in self._clocks.items():
+            found = values[name]
+            if found.numbers is not None and found.shape in ((), (1,)):
+                times = found.numbers.reshape(-1).astype(np.float64)
+                if missing is not None:
+                    times[missing] = np.nan
+                clock.add(times, begins, episode, step)
+        for name in self._observations:
+            others = [hashes[other] for other in self._observations if other != name]
+            if others and _is_camera(values[name]):
+                camera = self._cameras.setdefault(name, Camera(name))
+                camera.add(hashes[name], combined(others, rows.num_rows), begins, episode, step)
         self.rows += rows.num_rows
+
+    def _add_sample(
+        self, values: Mapping[str, Values], start: Bools | None, episode: Int64s, step: Int64s, missing: Bools | None
+    ) -> None:
+        """Add actions, rewards and observations to the sample of rows."""
+        numbers = {
+            name: found.numbers
+            for name, found in values.items()
+            if found.numbers is not None
+            and found.shape is not None
+            and (name in self._observations or name == "reward" or name.startswith("action"))
+        }
+        real = {}
+        if self.arrived and start is not None:  # first rows hold placeholders, since no action preceded them
+            real = {name: ~start for name in numbers if name not in self._observations}
+        if missing is not None:
+            real |= {name: ~missing for name in numbers if name in self._observations}
+        counters = self.columns | ({} if self._action is None else {"action": self._action})
+        bounds = {
+            name: (one.places.low, one.places.high)
+            for name, one in counters.items()
+            if one.places is not None and (name not in real or name == "action")
+        }
+        self._sample.add(numbers, row=self.rows, episode=episode, step=step, real=real, bounds=bounds)
+
+    def _add_sketches(self, values: Mapping[str, Values], start: Bools, step: Int64s, missing: Bools | None) -> None:
+        numbers: dict[str, Any] = {}
+        for name, found in values.items():
+            if name.startswith("observation") and found.kind.value_type in ("float", "double"):
+                if found.numbers is None or found.shape is None:
+                    self._sketches.usable = False
+                    return
+                numbers[name] = found.numbers
+                if missing is not None and missing.any():
+                    numbers[name] = np.where(missing.reshape(-1, *[1] * len(found.shape)), np.nan, found.numbers)
+        self._sketches.add(numbers, start, step)
 
     def _place(self, name: str, values: Values, episode: Int64s, step: Int64s) -> None:
         """Record the places of nulls, NaN and infinite values."""
@@ -627,7 +680,7 @@ class Scan:
 
     def _add_episodes(
         self, counter: EpisodeCounter, rows: pa.RecordBatch, hashes: dict[str, UInt64s]
-    ) -> tuple[npt.NDArray[np.bool_], Int64s, Int64s]:
+    ) -> tuple[Bools, Int64s, Int64s]:
         seen = [hashes[name] for name in self._observations]
         content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
         return counter.add(
@@ -640,11 +693,9 @@ class Scan:
             contradicted=contradicted(*(rows.column(name) for name in ("done", *self._flags))) if self._flags else None,
         )
 
-    def _add_actions(
-        self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: npt.NDArray[np.bool_] | None
-    ) -> None:
+    def _add_actions(self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: Bools | None) -> None:
         """Count the actions that were taken, without the placeholder in an episode's first row."""
-        if start is not None and self._arrived:
+        if start is not None and self.arrived:
             found = _chosen(found, rows.column("action"), ~start)
         counter.add(found, None)
         if self._actions is None or found.numbers is None or not found.numbers.size:
@@ -675,6 +726,39 @@ class Scan:
             else:
                 actions = ActionsReport("continuous", None, taken.places or {"histograms": [taken.histogram]})
         return columns, None if self.episodes is None else self.episodes.result(), actions
+
+    def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
+        """Return a finding with the place where a dimension of its column, or any, is at ``"low"`` or ``"high"``."""
+        known = self._sample.extremes.get(finding.column or "")
+        if known is None:
+            return finding
+        if dimension is None:
+            dimension = int(known.low.argmin() if which == "low" else known.high.argmax())
+        episode, step = (known.low_at if which == "low" else known.high_at)[dimension].tolist()
+        place = dimension if len(known.low) > 1 else None
+        return replace(finding, dimension=place, episode=episode, step=step, episodes=(episode,))
+
+    def findings(self, names: Mapping[str, Sequence[str]], splits: Mapping[str, int]) -> Iterator[Finding]:
+        """Yield the findings of the checks of every row, at most a few of a code for each column.
+
+        Args:
+            names: Names of dimensions, by column.
+            splits: Number of rows of each split, in order.
+        """
+        sampled = self._sample.result(self.rows, names)
+        found = list(about_dimensions(sampled))
+        # Episodes with outliers have a larger range, and are already reported.
+        told = {(one.column, one.dimension, "scale-by-episode") for one in found if one.code == "outlier"}
+        found += (one for one in about_parts(sampled) if (one.column, one.dimension, one.code) not in told)
+        found += about_dynamics(sampled, arrived=self.arrived)
+        yield from capped(found, _MOST_OF_A_CODE)
+        if self.episodes is not None:
+            hashes, lengths = self.episodes.all_of_them()
+            yield from self._sketches.findings(hashes)
+            yield from about_splits(hashes, lengths, np.cumsum(lengths) - lengths, splits)
+        checks: list[Clock | Camera] = [*self._clocks.values(), *self._cameras.values()]
+        for check in checks:
+            yield from check.findings()
 
 
 def _odd(counter: ColumnCounter) -> int:
@@ -707,7 +791,7 @@ def _odd_rows(values: Values) -> tuple[Int64s, Int64s | None]:
     return np.unique(rows[odd]), None
 
 
-def _chosen(values: Values, column: pa.Array, kept: npt.NDArray[np.bool_]) -> Values:
+def _chosen(values: Values, column: pa.Array, kept: Bools) -> Values:
     if values.shape is None or values.numbers is None:
         return read_values(column.filter(pa.array(kept)))
     return replace(values, rows=int(kept.sum()), numbers=values.numbers[kept])
@@ -728,15 +812,29 @@ def _is_text(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
 
 
-def _integers(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+def _integers(rows: pa.RecordBatch, name: str) -> Int64s:
     values: Any = _floats(rows, name)
     if not np.array_equal(values, np.trunc(values), equal_nan=True):
         raise DataError(f"{name}: expected whole numbers, found {values[values != np.trunc(values)][0]}")
     return np.asarray(np.nan_to_num(values, nan=-1, posinf=-1, neginf=-1).astype(np.int64))
 
 
-def _floats(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.float64]:
+def _floats(rows: pa.RecordBatch, name: str) -> Floats:
     column = plain(rows.column(name))
     if pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.uint8())
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+
+
+def _is_camera(values: Values) -> bool:
+    if values.kind.kind == "image":
+        return True
+    return values.kind.value_type == "uint8" and values.shape is not None and len(values.shape) >= 2
+
+
+def _missing_rows(values: Mapping[str, Values]) -> Bools | None:
+    """Return a mask of rows whose observation the source did not store; None if the source does not mark such rows."""
+    found = values.get(MISSING)
+    if found is None or found.numbers is None or found.shape != ():
+        return None
+    return np.asarray(found.numbers != 0)

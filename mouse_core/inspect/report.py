@@ -27,14 +27,9 @@ def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
 
 
 class Places:
-    """The places of a finding, collected in their order.
+    """The places of a finding, collected in their order."""
 
-    Args:
-        column: The column of the places; None for places without a column.
-    """
-
-    def __init__(self, column: str | None = None) -> None:
-        self.column = column
+    def __init__(self) -> None:
         self._first: tuple[int, int] | None = None
         self._episodes: list[int] = []
         self._dimensions: set[int] = set()
@@ -165,21 +160,6 @@ def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
         if more > 0 and last:
             kept[place] = replace(finding, message=f"{finding.message}; and {more} more of {finding.column} likewise")
     return kept
-
-
-def warning(code: str, message: str, column: str | None = None) -> Finding:
-    """Return a warning without a place."""
-    return Finding(code, "warning", message, column)
-
-
-def error(code: str, message: str, column: str | None = None) -> Finding:
-    """Return an error without a place."""
-    return Finding(code, "error", message, column)
-
-
-def note(code: str, message: str, column: str | None = None) -> Finding:
-    """Return a note without a place."""
-    return Finding(code, "note", message, column)
 
 
 def counted(number: int, noun: str) -> str:

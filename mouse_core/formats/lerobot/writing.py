@@ -29,7 +29,6 @@ from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
 from mouse_core.formats.pictures import (
-    IMAGE,
     PictureEncoding,
     Pictures,
     by_column,
@@ -307,7 +306,8 @@ class _Writer:
         self._videos: dict[str, VideoWriter] = {}
         self._written: dict[str, int] = {}  # frames by video
         self._names: list[str] = []
-        self._digest: RowDigest | None = None
+        self._digest = RowDigest()
+        self._schema: Any = None
         self._open = ExitStack()
         self._pool = self._open.enter_context(ThreadPoolExecutor(THREADS))
 
@@ -433,7 +433,7 @@ class _Writer:
             self._data = pq.ParquetWriter(self._sink, batch.schema, compression="zstd", write_page_checksum=True)
             self._open.callback(_discard, self._data)
             self._names.append(path.relative_to(self.root).as_posix())
-        self._digest = self._digest or RowDigest(batch.schema)
+        self._schema = batch.schema
         self._digest.update(batch)
         self._data.write_batch(batch)
         self._tasks |= set(frames["task_index"].tolist())
@@ -550,20 +550,9 @@ class _Writer:
         Raises:
             DataError: The files hold other frames than the written ones.
         """
-        fields = []
-        for key, feature in self.features.items():
-            if feature["dtype"] == "video":
-                continue
-            data_type = IMAGE if feature["dtype"] == "image" else pa.string()
-            if feature["dtype"] not in ("image", "string"):
-                data_type = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
-                for size in reversed(feature["shape"] if feature["shape"] != [1] else []):
-                    data_type = pa.list_(data_type, size)
-            fields.append(pa.field(key, data_type))
-        schema = pa.schema(fields)
-        found, wanted = RowDigest(schema), (self._digest or RowDigest(schema)).hexdigest()
+        found, wanted = RowDigest(self._schema), self._digest.hexdigest()
         for name in self._names:
-            for batch in parquet_batches(self.root / name, BATCH_ROWS, columns=schema.names):
+            for batch in parquet_batches(self.root / name, BATCH_ROWS, columns=self._schema.names):
                 found.update(batch)
         if found.hexdigest() != wanted:
             raise DataError(f"{self.root}: expected frames with the digest {wanted}, found {found.hexdigest()}")

@@ -581,15 +581,15 @@ def chunk(data: bytes, *, size: int | None = None, compression: bytes = b"zstd",
 @pytest.mark.parametrize(
     ("records", "found"),
     [
-        (chunk(bytes(64 << 20), size=1000), "expected a chunk that becomes 1000 bytes, found more"),
-        (chunk(b"abc", size=1 << 40), "that become at most"),
-        (chunk(b"\5" + bytes(40), crc=7), "the CRC of the chunk does not match"),
-        (chunk(b"\5" + struct.pack("<Q", 1 << 60)), "expected a message in a chunk"),
-        (chunk(b"\6" + struct.pack("<Q", 0)), "expected a message in a chunk"),
+        (chunk(bytes(64 << 20), size=1000), "expected a chunk that becomes 1000 bytes of at most"),
+        (chunk(b"abc", size=1 << 40), "expected a chunk that becomes 1099511627776 bytes of at most 268435456"),
+        (chunk(b"\5" + bytes(40), crc=7), "crc validation failed in Chunk"),
+        (chunk(b"\5" + struct.pack("<Q", 1 << 60)), "found the file's end: recording was cut"),
         (chunk(b"abc", compression=b"br"), "expected chunks compressed by zstd or lz4, found 'br'"),
-        (struct.pack("<BQ", 6, 1 << 62), "expected a record of at most"),
-        (struct.pack("<BQHIQQ", 5, 22, 3, 0, 0, 0), "expected the channel 3 before its messages"),
-        (struct.pack("<BQHH", 4, 4, 1, 9), "record at byte"),
+        (struct.pack("<BQ", 6, 1 << 62), "CHUNK record has length 4611686018427387904 that exceeds limit"),
+        (struct.pack("<BQHIQQ", 5, 22, 3, 0, 0, 0), "expected the schema or channel 3 before its use, found none"),
+        (struct.pack("<BQHHIIHH", 4, 20, 1, 9, 0, 0, 0, 0), "expected the schema or channel 9 before its use"),
+        (struct.pack("<BQHH", 4, 4, 1, 9), "recording was cut"),
         (b"", "recording was cut"),
     ],
 )
@@ -606,7 +606,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     place = data.index(struct.pack("<d", 7.0))
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="the CRC of the data does not match"):
+    with pytest.raises(DataError, match="crc validation failed in DataEnd"):
         formats.open(path, format=STATE | {"rate": 20})
 
 
