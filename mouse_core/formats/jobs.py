@@ -206,11 +206,11 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
         with suppress(ValueError):  # the closure's cell is still empty
             parts.append((f"{name!r}", cell.cell_contents))
     if not _is_installed(code.co_filename):
-        of_module, (read, named) = function.__globals__, _names_read(code)
-        parts += [(f"{name!r}", of_module[name]) for name in sorted(read) if name in of_module]
+        of_module, names = function.__globals__, _names_in(code)
+        parts += [(f"{name!r}", of_module[name]) for name in sorted(names) if name in of_module]
         for name, part in list(parts):
             if inspect.ismodule(part):
-                parts += _read_of(part, name, named)
+                parts += _read_of(part, name, names)
     return parts
 
 
@@ -241,24 +241,11 @@ def _members_of(kind: type) -> list[tuple[str, Any]]:
     return found
 
 
-def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the module's names that a function reads, and all names in its code, attributes included.
-
-    Functions inside the function count, too; names that a function assigns itself are left out.
-    """
-    found: dict[str, set[str]] = {"LOAD": set(), "STORE": set()}
-    named: set[str] = set()
-    todo = [code]
-    while todo:
-        one = todo.pop()
-        named.update(one.co_names)
-        todo += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
-        for step in dis.get_instructions(one):
-            way, _, kind = step.opname.partition("_")
-            if kind == "GLOBAL" and way in found:
-                found[way].add(step.argval)
-    read, named = ({name for name in some if not name.startswith("__")} for some in (found["LOAD"], named))
-    return read - found["STORE"], named
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names in the code of a function, and of functions inside it, without globals that they assign."""
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    assigned = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
+    return {name for name in code.co_names if not name.startswith("__")}.union(*inner) - assigned
 
 
 def _is_installed(file: str) -> bool:

@@ -894,19 +894,12 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
 
 
 def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a numeric type can hold all values."""
-    if not values.size or values.dtype.kind == "b":
-        return True
-    if wanted.kind in "iu" and values.dtype.kind in "iu":
-        bounds = np.iinfo(wanted)
-        return bounds.min <= int(values.min()) and int(values.max()) <= bounds.max
-    if wanted.kind != "f":
+    """Whether a numeric type can hold all values; whole numbers are no flags, and floats are no whole numbers."""
+    if values.size and wanted.kind in {"f": "iub", "i": "b", "u": "b"}.get(values.dtype.kind, ""):
         return False
-    if values.dtype.kind in "iu":  # all integers up to 2 ** 24 fit float32
-        most = 1 << np.finfo(wanted).nmant + 1
-        return -most <= int(values.min()) and int(values.max()) <= most
-    with np.errstate(over="ignore"):
-        return np.array_equal(values.astype(wanted).astype(values.dtype), values, equal_nan=True)
+    with np.errstate(all="ignore"):
+        cast = values.astype(wanted)
+        return all(np.array_equal(one, values, equal_nan=True) for one in (cast, cast.astype(values.dtype)))
 
 
 def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:

@@ -63,14 +63,15 @@ def H5Split(data: Mapping[str, Any]) -> Any:
     Raises:
         SchemaError: The lists have different lengths, or there is no list.
     """
-    lengths = {len(value) for value in _all_lists(data)}
+    lists = {path: value for path, value in by_path(data).items() if isinstance(value, list)}
+    lengths = {len(value) for value in lists.values()}
     if len(lengths) != 1:
         raise SchemaError(f"data: expected lists of as many trajectories, found lists of {sorted(lengths) or 'none'}")
     (count,) = lengths
     digits = len(str(max(count - 1, 0)))
-    names = [f"traj_{number:0{digits}d}" for number in range(count)]
-    split = {name: _trajectory_at(data, number) for number, name in enumerate(names)}
-    return {**split, **{name: value for name, value in data.items() if not isinstance(value, Mapping | list)}}
+    others = {name: value for name, value in data.items() if not isinstance(value, Mapping | list)}
+    trajectories = (nest({path: value[number] for path, value in lists.items()}) for number in range(count))
+    return {f"traj_{number:0{digits}d}": one for number, one in enumerate(trajectories)} | others
 
 
 @_partial_without_data
@@ -89,39 +90,12 @@ def H5Combine(data: Mapping[str, Any]) -> Any:
     groups = sorted((name for name in data if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
     if not groups:
         raise SchemaError(f"data: expected trajectories 'traj_0' and so on, found {list(data)[:8]}")
-    whole = _joined_trajectories([data[name] for name in groups], groups)
-    return {**whole, **{name: value for name, value in data.items() if name not in set(groups)}}
-
-
-def _all_lists(data: Mapping[str, Any]) -> list[list[Any]]:
-    """Return all lists in nested mappings."""
-    found: list[list[Any]] = []
-    for value in data.values():
-        found += _all_lists(value) if isinstance(value, Mapping) else [value] if isinstance(value, list) else []
-    return found
-
-
-def _trajectory_at(data: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return item ``number`` of each list in nested mappings; other values are left out."""
-    return {
-        name: _trajectory_at(value, number) if isinstance(value, Mapping) else value[number]
-        for name, value in data.items()
-        if isinstance(value, Mapping | list)
-    }
-
-
-def _joined_trajectories(parts: list[Mapping[str, Any]], groups: list[str]) -> dict[str, Any]:
-    """Return nested mappings with lists of the trajectories' arrays; ``groups`` names each of ``parts`` for errors."""
-    first = parts[0]
+    parts = [by_path(data[name]) for name in groups]
     for part, group in zip(parts, groups, strict=True):
-        if set(part) != set(first):
-            raise SchemaError(f"{group}: expected the entries of {groups[0]}, {sorted(first)}, found {sorted(part)}")
-    return {
-        name: _joined_trajectories([part[name] for part in parts], groups)
-        if isinstance(value, Mapping)
-        else [np.asarray(part[name]) for part in parts]
-        for name, value in first.items()
-    }
+        if part.keys() != parts[0].keys():
+            raise SchemaError(f"{group}: expected the entries of {groups[0]}, {sorted(parts[0])}, found {sorted(part)}")
+    whole = nest({path: [np.asarray(part[path]) for part in parts] for path in parts[0]})
+    return {**whole, **{name: value for name, value in data.items() if name not in set(groups)}}
 
 
 DONE_KEYS = ("done", "truncated", "terminated")
@@ -1504,7 +1478,7 @@ def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
         batch = storage.batch(slots)
         found = by_path(batch) if isinstance(batch, Mapping) else {}
     else:
-        found = {(key,) if isinstance(key, str) else tuple(key): storage.read(key, slots) for key in storage.keys}
+        found = {key_of(key): storage.read(key, slots) for key in storage.keys}
     capacity = storage.capacity // lanes
     arrays = {key: values.reshape(*shape, *values.shape[1:]) for key, values in found.items()}
     return arrays, capacity, storage.written // lanes % capacity

@@ -22,8 +22,7 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
-from mouse_core.video._demuxing import new_decoder, pyav
-from mouse_core.video.index import VideoIndex
+from mouse_core.video.index import VideoIndex, new_decoder, pyav
 
 Key = tuple[str, bytes, tuple[int, ...], int, int]
 Take = Callable[[int, npt.NDArray[Any]], None]

@@ -7,12 +7,14 @@ per packet; ``mouse_video`` in the schema's metadata is its version. It is memor
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +22,481 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.files.checksum import checksum
-from mouse_core.files.reading import reading
+from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import StrPath, replacing
-from mouse_core.video._demuxing import CODECS, LARGEST_SIDE, demux
+
+# Profiles whose parameter sets describe the colours.
+_WITH_COLOURS = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
+# All numbers that are read lie in the first bytes of a unit.
+_MOST_BYTES = 1024
+
+
+class _Bits:
+    """Reads the bits of a unit without its emulation prevention bytes."""
+
+    def __init__(self, unit: bytes) -> None:
+        content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
+        # The number of bits of the value that were not read yet, and their value.
+        self._left, self._value = 8 * len(content), int.from_bytes(content)
+
+    def read(self, count: int) -> int:
+        """Read a number of ``count`` bits."""
+        self._left -= count
+        if self._left < 0:
+            raise DataError("expected the numbers of a unit of H.264, found its end")
+        found = self._value >> self._left
+        self._value ^= found << self._left
+        return found
+
+    def count(self) -> int:
+        """Read a number from 0 on: 00101, two zeros and 101, is 4."""
+        return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
+
+    def whole(self) -> int:
+        """Read a number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
+        found = self.count()
+        return (found + 1) // 2 if found % 2 else -(found // 2)
+
+
+def sets_of(header: bytes) -> Iterator[bytes]:
+    """Yield the parameter sets in the header of an MP4 file."""
+    place = 5
+    for _ in range(2):  # of sequences, of pictures
+        count = header[place] & 31 if place < len(header) else 0
+        place += 1
+        for _ in range(count):
+            begin = place + 2
+            place = begin + int.from_bytes(header[place:begin])
+            yield header[begin:place]
+
+
+def _sequence(unit: bytes) -> tuple[int, int, bool]:
+    """Return the number of a sequence parameter set, the bits of a frame number, and whether planes are separate."""
+    bits = _Bits(unit[1:])
+    profile = bits.read(8)
+    bits.read(16)
+    number, planes = bits.count(), False
+    if profile in _WITH_COLOURS:
+        colours = bits.count()
+        planes = colours == 3 and bool(bits.read(1))
+        bits.count()
+        bits.count()
+        bits.read(1)
+        if bits.read(1):
+            for place in range(12 if colours == 3 else 8):
+                if bits.read(1):
+                    _skip_scales(bits, 16 if place < 6 else 64)
+    return number, bits.count() + 4, planes
+
+
+def _skip_scales(bits: _Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.whole()) % 256
+        last = following or last
+
+
+CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
+"""Supported codecs, by FFmpeg's names."""
+
+
+class Picture(NamedTuple):
+    """The properties of one packet's picture.
+
+    Args:
+        entry: A decoder may begin here, and then has the same state as one that began earlier.
+        leading: Shown before the entry that precedes it, and not decodable from that entry.
+        cut: An entry whose leading pictures are never shown.
+        referenced: Other pictures may depend on it.
+        layer: Its temporal layer: pictures of higher layers may depend on it even if none of its own layer does.
+        sets: Its parameter sets that the file header lacks.
+        shown: The packet holds a picture to show.
+        gap: Preceding pictures that it needs may be missing; the decoder's substitute depends on all earlier packets.
+    """
+
+    entry: bool
+    leading: bool = False
+    cut: bool = False
+    referenced: bool = True
+    layer: int = 0
+    sets: frozenset[bytes] = frozenset()
+    shown: bool = True
+    gap: bool = False
+
+
+def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]:
+    """Return a function that describes the picture of a packet; it takes all packets of a file in order.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        header: The data before all packets ("extradata").
+
+    Raises:
+        DataError: Another codec than those known here, or packets that are not as they are in MP4.
+    """
+    if codec in ("h264", "hevc"):
+        place = 4 if codec == "h264" else 21
+        if len(header) <= place or header[0] != 1:
+            raise DataError(f"expected {codec} with lengths before its units, as in MP4, found start codes")
+        width = (header[place] & 3) + 1
+        units = _H264(header).picture if codec == "h264" else _Hevc(header).picture
+        return lambda packet: units(_units(packet, width))
+    others = {"av1": _av1, "vp9": _vp9, "mjpeg": _MotionJpeg().picture}
+    if codec not in others:
+        raise DataError(f"expected {', '.join(CODECS[:-1])} or {CODECS[-1]}, found {codec}")
+    return others[codec]
+
+
+def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
+    """Yield the units of a packet, each stored behind its length."""
+    place = 0
+    while place < len(packet):
+        begin = place + width
+        place = begin + int.from_bytes(packet[begin - width : begin])
+        if place > len(packet) or place <= begin:
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place}")
+        yield packet[begin:place]
+
+
+class _H264:
+    """Reads packets of H.264, and follows the numbers of frames through a file."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+        self._sequences: dict[int, tuple[int, bool]] = {}
+        self._pictures: dict[int, int] = {}
+        self._before = 0
+        for unit in sets_of(header):
+            self._learn(unit)
+
+    def _learn(self, unit: bytes) -> None:
+        """Store the values of a parameter set."""
+        if unit and unit[0] & 31 == 7:
+            number, width, planes = _sequence(unit)
+            self._sequences[number] = width, planes
+        elif unit and unit[0] & 31 == 8:
+            bits = _Bits(unit[1:])
+            self._pictures[bits.count()] = bits.count()
+
+    def _is_gap(self, unit: memoryview) -> bool:
+        """Whether frames are missing before the frame of a slice, the first slice of its packet."""
+        bits = _Bits(bytes(unit[1:32]))
+        bits.count()  # where in the picture it begins
+        bits.count()  # its kind
+        sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
+        if sequence is None:
+            raise DataError("expected a slice with parameter sets, found one without")
+        width, planes = sequence
+        if planes:
+            bits.read(2)
+        number, before = bits.read(width), self._before
+        if unit[0] >> 5 & 3:
+            self._before = number
+        # The number of a frame follows that of the last frame that others need: 0 1 2b 2b 2 3, b not needed.
+        return unit[0] & 31 != 5 and number != (before + 1) % (1 << width)
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """Return the properties of a packet's picture."""
+        entry = referenced = shown = gap = False
+        sets = []
+        for unit in units:
+            kind = unit[0] & 31
+            if kind in (1, 2, 5):  # slices
+                entry = entry or kind == 5
+                referenced = referenced or unit[0] >> 5 & 3 != 0
+                gap = gap or (not shown and self._is_gap(unit))
+                shown = True
+            elif kind in (7, 8, 13, 15):
+                sets += [bytes(unit)]
+                self._learn(sets[-1])
+        new = frozenset(one for one in sets if one not in self._header)
+        # A packet with parameter sets is never left out.
+        return Picture(entry, referenced=referenced or entry or bool(new), sets=new, shown=shown, gap=gap)
+
+
+class _Hevc:
+    """Reads packets of HEVC."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header, self._ended = header, False
+
+    def picture(self, units: Iterator[memoryview]) -> Picture:
+        """Return the properties of a packet's picture."""
+        entry = leading = cut = shown = False
+        referenced, layer = True, 0
+        sets, ends = [], False
+        for unit in units:
+            kind = unit[0] >> 1 & 63
+            if len(unit) < 2 or unit[0] & 1 or unit[1] >> 3:  # another view or quality of the same pictures
+                continue
+            if kind < 32:  # slices; the pictures of a packet are one, whose slices are alike in this
+                entry, leading = 16 <= kind <= 21, kind in (8, 9)
+                # An entry behind the end of a sequence is like an entry at the beginning of a file.
+                cut = 16 <= kind <= 18 or self._ended
+                referenced, layer = kind > 14 or kind % 2 == 1, (unit[1] & 7) - 1
+                shown, ends = True, False
+            elif kind in (32, 33, 34):
+                sets += [bytes(unit)]
+            elif kind in (36, 37):  # the end of a sequence, of all
+                self._ended = ends = True
+        self._ended = ends or (self._ended and not shown)
+        new = frozenset(one for one in sets if one not in self._header)
+        return Picture(entry, leading, cut, referenced or bool(new) or ends, layer, new, shown)
+
+
+def _av1(packet: memoryview) -> Picture:
+    """An entry is a shown key frame behind a sequence header: it replaces all that later frames may refer to."""
+    place, sequence = 0, False
+    while place < len(packet):
+        kind, extended, sized = packet[place] >> 3 & 15, packet[place] >> 2 & 1, packet[place] >> 1 & 1
+        place += 1 + extended
+        size, place = _leb128(packet, place) if sized else (len(packet) - place, place)
+        if place + size > len(packet):
+            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place + size}")
+        if kind == 1:
+            sequence = True
+        elif kind in (3, 6) and size:  # show_existing_frame, frame_type (2 bits), show_frame
+            return Picture(sequence and packet[place] >> 4 == 0b0001)
+        place += size
+    return Picture(False)
+
+
+def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(packet[place : place + 8]):
+        value |= (byte & 127) << 7 * count
+        if byte < 128:
+            return value, place + count + 1
+    raise DataError("expected the length of a unit, found none")
+
+
+def _vp9(packet: memoryview) -> Picture:
+    """An entry is a key frame, the first of those that are in the packet."""
+    if not packet or packet[0] >> 6 != 0b10:
+        raise DataError("expected a frame of VP9, found none")
+    # Profile 3 has one more bit. Then show_existing_frame, frame_type, of which 0 is a key frame, and show_frame.
+    bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
+    # The last of several frames in a packet is shown, and so marked by its last byte.
+    shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)
+    return Picture(bits >> 2 & 3 == 0, shown=shown)
+
+
+class _MotionJpeg:
+    """Reads packets of Motion JPEG: an entry brings all tables, apart from those that no picture before it brought."""
+
+    def __init__(self) -> None:
+        self._tables: set[int] = set()
+
+    def picture(self, packet: memoryview) -> Picture:
+        """Return the properties of a packet's picture."""
+        here, place = set(), 2
+        while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
+            here.add(packet[place + 1])
+            place += 2 + int.from_bytes(packet[place + 2 : place + 4])
+        here &= {0xC4, 0xDB}  # of Huffman codes, of quantisation
+        entry = here >= self._tables
+        self._tables |= here
+        # Pictures without tables are like pictures of a higher layer: they may need any other picture.
+        return Picture(entry, referenced=not entry, layer=int(not entry))
+
+
+LARGEST_SIDE = 8192
+"""Most pixels of a side of a video."""
+
+# Some other containers are playlists of other files, and some cut packets into pieces.
+_CONTAINER, _STRICT = "mov", {"err_detect": "explode"}
+# Signs of other containers: name, position, and the bytes there.
+_OTHERS = (
+    ("Matroska or WebM", 0, b"\x1aE\xdf\xa3"),
+    ("AVI", 8, b"AVI "),
+    ("FLV", 0, b"FLV\x01"),
+    ("Ogg", 0, b"OggS"),
+    ("MPEG-PS", 0, b"\0\0\x01\xba"),
+    ("MPEG-TS", 188, b"G"),  # what begins each of its packets of 188 bytes, the first of which is looked at, too
+)
+# Side data that change the meaning of a packet.
+_NEEDED = ("new_extradata", "param_change", "encryption_info")
+
+# FFmpeg's number of an unspecified matrix of colours; 0 is an unspecified range.
+_UNSAID = 2
+# With "strict" the decoder of H.264 waits for as many late frames as the profile allows if the file states no number:
+# otherwise the first late frames are lost.
+_OPTIONS = {"h264": {"strict": "strict"}, "av1": {"max_frame_delay": "1"}}
+
+
+class _Packet(NamedTuple):
+    """The position and content of a packet."""
+
+    pts: int
+    position: int
+    size: int
+    checksum: int
+    shown: bool
+    picture: Picture
+
+
+def pyav() -> Any:
+    """Return the package PyAV; the ImportError says what to install."""
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError("camera videos need PyAV: pip install 'mouse-data[video]'") from error
+    return av
+
+
+def demux(file: Path) -> dict[str, Any]:
+    """Return the contents of an index by name, as plain numbers, bytes and arrays.
+
+    Raises:
+        ImportError: PyAV is not installed.
+        DataError: The file is no video of a supported codec and container.
+        ConfigError: The file does not exist.
+    """
+    av = pyav()
+    _check_container(file)
+    with reading(file), file.open("rb") as stream, _opened(av, file) as container:
+        if not container.streams.video:
+            raise DataError("expected a video stream, found none")
+        video = container.streams.video[0]
+        context = video.codec_context
+        about = {
+            "codec": context.codec.canonical_name,
+            "header": bytes(context.extradata or b""),
+            "height": context.height,
+            "width": context.width,
+            "pixel_format": context.pix_fmt or "",
+            "time_base": [video.time_base.numerator, video.time_base.denominator],
+        }
+        if not 0 < min(context.height, context.width) <= max(context.height, context.width) <= LARGEST_SIDE:
+            raise DataError(f"expected sides of 1 to {LARGEST_SIDE} pixels, found {context.height}x{context.width}")
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as memory:
+            packets = list(_packets(file, container.demux(video), memory, about))
+            colours = [int(context.colorspace), int(context.color_range)]
+        found = _arrays(file, packets) if packets else {"packet": ()}
+        if not len(found["packet"]):
+            raise damaged(file, "expected frames, found none")
+        # A decoder without the container shows whether the colours come from the container.
+        own = [] if colours == [_UNSAID, 0] else _first_colours(file, about)
+        about["colours"] = colours if own and own != _first_colours(file, {**about, "colours": colours}) else []
+    return {**about, **found}
+
+
+def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
+    """Return a new decoder of PyAV.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        header: Data that the decoder takes before the first packet.
+        colours: Matrix and range of colours that the container states, as numbers of FFmpeg; () if it states none.
+    """
+    # FFmpeg's own decoder of AV1 needs hardware.
+    decoder = pyav().CodecContext.create("libdav1d" if codec == "av1" else codec, "r")
+    decoder.extradata = header or None
+    decoder.thread_count = 1
+    decoder.options = {"err_detect": "explode", **_OPTIONS.get(codec, {})}
+    if len(colours):
+        decoder.colorspace, decoder.color_range = colours
+    return decoder
+
+
+def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
+    """Return the matrix and the range of colours of the first decoded frame; [] if there is none."""
+    decoder = new_decoder(about["codec"], about["header"], about.get("colours", ()))
+    av = pyav()
+    with _opened(av, file) as container, suppress(av.error.FFmpegError):
+        for packet in container.demux(video=0):
+            for frame in decoder.decode(packet if packet.size else None):
+                return [int(frame.colorspace), int(frame.color_range)]
+    return []
+
+
+def _check_container(file: Path) -> None:
+    """Raise DataError for a container of another kind; damage is found later, in its packets."""
+    with reading(file), file.open("rb") as stream:
+        head = stream.read(_OTHERS[-1][1] + 1)
+    for name, place, sign in _OTHERS:
+        if head[place:].startswith(sign) and (name != "MPEG-TS" or head.startswith(sign)):
+            raise damaged(
+                file,
+                f"expected MP4 or MOV, found {name}; where its codec is one that is read (H.264, HEVC, AV1, VP9, "
+                "Motion JPEG), ffmpeg -i INPUT -map 0:v:0 -c copy OUTPUT.mp4 puts the same frames into one",
+            )
+
+
+def _opened(av: Any, file: Path) -> Any:
+    # An absolute path, so that FFmpeg does not take a name for an address.
+    return av.open(str(file.absolute()), format=_CONTAINER, options=_STRICT)
+
+
+def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]) -> Iterator[_Packet]:
+    read = picture_reader(about["codec"], about["header"])
+    for number, packet in enumerate(demuxed):
+        if not packet.size:  # what ends the stream
+            continue
+        where = f"packet {number}"
+        if packet.pts is None:
+            raise damaged(file, "expected a time of its own, found none", at=where)
+        # Most packets have no side data, and asking for each kind takes long.
+        if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
+            raise damaged(file, "expected one description of all frames, found another from here on", at=where)
+        begin = -1 if packet.pos is None else packet.pos
+        with memoryview(packet) as content, memory[begin : begin + packet.size] as there:
+            written = checksum(content)
+            if begin < 0 or len(there) != len(content) or checksum(there) != written:
+                raise damaged(file, "expected its bytes side by side in the file, as in MP4", at=where)
+            yield _Packet(packet.pts, begin, packet.size, written, not packet.is_discard, read(content))
+
+
+def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
+    pictures = [packet.picture for packet in packets]
+    start, hidden = _starts(file, pictures)
+    gap = any(picture.gap for picture in pictures)
+    pts = np.array([packet.pts for packet in packets], np.int64)
+    shown = np.flatnonzero([packet.shown and not out for packet, out in zip(packets, hidden, strict=True)])
+    order = shown[np.argsort(pts[shown], kind="stable")]
+    twice = np.flatnonzero(pts[order[1:]] == pts[order[:-1]])
+    if len(twice):
+        raise damaged(file, f"expected a time of its own, found that of frame {twice[0]}", at=f"frame {twice[0] + 1}")
+    top = max(picture.layer for picture in pictures)
+    return {
+        "own_sets": any(picture.sets for picture in pictures),
+        "pts": pts,
+        "position": np.array([packet.position for packet in packets], np.int64),
+        "size": np.array([packet.size for packet in packets], np.int32),
+        "start": start,
+        "referenced": np.array([gap or one.referenced or one.layer < top for one in pictures], np.uint8),
+        "checksum": np.array([packet.checksum for packet in packets], np.uint64),
+        "packet": order.astype(np.int32),
+    }
+
+
+def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
+    """Return for each packet the packet at which decoding begins, and whether it is never shown.
+
+    Pictures that lead in an entry are decoded from the one before it: of packets I P C b b P, b leading in C, that is
+    0 0 2 0 0 2.
+    """
+    start: list[int] = []
+    hidden: list[bool] = []
+    seen: set[bytes] = set()
+    current = before = 0
+    no_leading = True
+    for number, picture in enumerate(pictures):
+        if number == 0 and not picture.entry:
+            raise damaged(file, "expected a frame that needs no other, found one that does", at="packet 0")
+        if picture.entry:
+            before, no_leading = current, picture.cut or number == 0
+            # A decoder that begins here has the header's sets and those in this packet; one that began before may have
+            # others instead, which came on the way.
+            current = number if seen <= picture.sets else current
+        elif picture.gap:
+            current = 0
+        seen |= picture.sets
+        hidden.append((picture.leading and no_leading) or not picture.shown)
+        start.append(before if picture.leading else current)
+    return np.array(start, np.int32), hidden
+
 
 SUFFIX = ".index.arrow"
 _VERSION, _KEY = 1, b"mouse_video"

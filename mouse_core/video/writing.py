@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MouseError
 from mouse_core.files.writing import StrPath, storing
-from mouse_core.video._demuxing import LARGEST_SIDE, pyav
+from mouse_core.video.index import LARGEST_SIDE, pyav
 
 # The encoder of each codec, and the defaults of its options.
 _ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1", "vp9": "libvpx-vp9"}

@@ -38,12 +38,10 @@ from mouse_core.images.files import find_video
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import Field
 from mouse_core.video.decoding import FrameDecoder, lines, undecodable
-from mouse_core.video.index import VideoIndex, index_video
+from mouse_core.video.index import LARGEST_SIDE, VideoIndex, index_video, pyav
 
 Floats = npt.NDArray[np.float64]
 
-# A video with larger sides is not decoded.
-_LARGEST_SIDE = 8192
 # Seconds between a time and its frame that LeRobot allows.
 _TOLERANCE = 1e-4
 
@@ -136,10 +134,7 @@ class Camera:
         return found
 
     def _open(self, file: Path) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise ImportError("camera videos need PyAV: pip install 'mouse-data[video]'") from error
+        av = pyav()
         self.close()
         if not file.is_file():
             raise damaged(file, "expected a video, found none")
@@ -148,7 +143,7 @@ class Camera:
             raise damaged(file, "expected a video stream, found none")
         stream = self._container.streams.video[0]
         height, width = self.shape[:2]
-        if (stream.height, stream.width) != (height, width) or max(height, width) > _LARGEST_SIDE:
+        if (stream.height, stream.width) != (height, width) or max(height, width) > LARGEST_SIDE:
             raise damaged(file, f"expected frames of {height}x{width}, found {stream.height}x{stream.width}")
         stream.codec_context.options = {"err_detect": "explode"}
         stream.thread_type = "AUTO"
@@ -206,7 +201,7 @@ def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int
         DataError: The shape is not the shape of a picture.
     """
     sizes = list(shape) if isinstance(shape, list) else []
-    if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= _LARGEST_SIDE for size in sizes):
+    if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= LARGEST_SIDE for size in sizes):
         raise DataError(f"{where}: expected a shape [height, width, channels], found {shape!r:.80}")
     first = str(names[0]) if isinstance(names, list) and names else ""
     channels_first = first.startswith("channel") or (sizes[0] in (1, 3) and sizes[2] not in (1, 3))
