@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core.errors import SchemaError
+from mouse_core._base.checks import is_text, is_whole
+from mouse_core.dtypes import named_dtype
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.spec import Field
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -91,6 +95,41 @@ def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
         shape.append(data_type.list_size)
         data_type = data_type.value_type
     return None if is_list(data_type) else tuple(shape)
+
+
+def declared_columns(given: Any) -> dict[str, pa.Field]:
+    """Return the declared columns of a store by name; see ``columns`` of ``DatasetStore``.
+
+    Raises:
+        ConfigError: A type or shape that no column can have.
+    """
+    given = getattr(given, "arrow_schema", given)  # of datasets.Features
+    if isinstance(given, pa.Schema):
+        given = {one.name: one for one in given}
+    if not isinstance(given, Mapping) or not all(map(is_text, given)):
+        raise ConfigError(f"columns: expected a schema, or types by column, found {given!r:.200}")
+    return {name: _declared(name, one) for name, one in given.items()}
+
+
+def _declared(name: str, given: Any) -> pa.Field:
+    declared = pa.field(name, given) if isinstance(given, pa.DataType) else given
+    try:
+        if not isinstance(declared, pa.Field):
+            dtype, shape = given if isinstance(given, tuple) else (given, ())
+            if dtype is None or not all(is_whole(size) and (size > 0 or size == -1) for size in shape):
+                raise ValueError("no dtype, or a size that is neither positive nor -1")
+            data_type = pa.from_numpy_dtype(named_dtype(dtype))
+            for size in reversed(shape):
+                data_type = pa.list_(data_type, size)
+            declared = pa.field(name, data_type)
+        if column_type(declared.type).kind == "null":
+            raise ValueError("a type of nulls alone")
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"columns: expected an Arrow type, a dtype, or (dtype, shape) for column {name!r}, found {given!r:.80} "
+            f"({error})"
+        ) from error
+    return declared.with_name(name)
 
 
 def check_readable(kind: ColumnType, field: Field) -> None:

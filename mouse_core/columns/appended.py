@@ -6,9 +6,11 @@ the extent is still being filled. Therefore a snapshot can share memory with a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf, prod
 from operator import itemgetter
 from typing import Any, Self, cast
@@ -18,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy import ndarray
 
-from mouse_core._arrow.column_types import ColumnType, column_type
-from mouse_core._base.checks import values_of
+from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType, column_type, fixed_shape, is_list
+from mouse_core._base.checks import is_text, values_of
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.dtypes import (
@@ -246,7 +248,9 @@ def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray
     dtype = column.dtype
     if array.dtype.kind == "f" and dtype.kind != "f":
         if not column.whole_floats or not (array == np.floor(array)).all():
-            raise TypeError(f"expected {dtype}, found {array.dtype}; a column keeps the dtype of its first value")
+            raise TypeError(
+                f"expected {dtype}, found {array.dtype}; a column keeps the dtype of its first value, or of columns="
+            )
     elif array.dtype.kind not in "biuf":
         raise TypeError(f"expected {dtype}, found {array.dtype}")
     low, high = column.bounds or (-inf, inf)
@@ -300,19 +304,88 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
         check_image(item, column.shape or None, dtype=column.pixel, image_roots=column.image_roots)
         return item if pa.types.is_struct(column.arrow_type) else item["bytes"]
-    if column.arrow_type == pa.null():
-        raise ValueError(f"expected None, found {value!r}")
+    if isinstance(value, pa.Scalar) and not pa.types.is_temporal(value.type):
+        value = value.as_py()
     try:
-        pa.scalar(value, column.arrow_type)
-    except pa.ArrowInvalid as error:
-        if "null" not in str(column.arrow_type):
-            raise
-        raise ValueError(
-            f"expected {column.arrow_type}, as the first value has nothing in it, found {value!r:.80}"
-        ) from error
+        fitted = _fitter(column.arrow_type)(value)
+    except _REFUSED as error:
+        empty = ", as the first value has nothing in it" if "null" in str(column.arrow_type) else ""
+        raise ValueError(f"expected {column.arrow_type}{empty}, found {value!r:.80} ({error})") from error
     if column.domain is not None:
         _check_object_domain(value, column)
-    return value
+    return fitted
+
+
+# Types of Python whose values an Arrow type holds as they are; of others, Arrow decides.
+_PYTHON_TYPES: dict[pa.DataType, Any] = dict.fromkeys((pa.string(), pa.large_string()), str)
+_PYTHON_TYPES |= dict.fromkeys((pa.binary(), pa.large_binary()), (bytes, bytearray, memoryview))
+
+
+@lru_cache(maxsize=256)
+def _fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
+    """Return the function that copies a value for an Arrow type, and raises one of ``_REFUSED`` for others.
+
+    Arrow alone cuts fractions in lists of integers, drops unknown keys of structs, and takes texts for bytes.
+    """
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _fitter(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _fitter(data_type.value_type)
+    if is_list(data_type):
+        return partial(_fit_list, data_type, _fitter(data_type.value_type), NUMPY_NAMES.get(str(data_type.value_type)))
+    if pa.types.is_struct(data_type):
+        return partial(_fit_struct, {field.name: _fitter(field.type) for field in data_type})
+    if str(data_type) in NUMPY_NAMES:
+        return partial(_fit_number, NUMPY_NAMES[str(data_type)])
+    return partial(_fit_other, data_type, _PYTHON_TYPES.get(data_type, object))
+
+
+_REFUSED = (ValueError, TypeError, RowError, OverflowError, pa.ArrowException)
+
+
+def _fit_list(data_type: pa.DataType, fit: Callable[[Any], Any], dtype: str | None, value: Any) -> Any:
+    if isinstance(value, str | bytes) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    array = None
+    if dtype is not None:
+        with suppress(ValueError):  # lists of different lengths
+            array = as_array(value)
+    if array is not None and dtype is not None and array.ndim == 1 and array.dtype != object:
+        items: Any = np.array(_numbers(array, dtype))
+    else:  # also with a null among the numbers
+        items = [None if is_hidden(item) else fit(item) for item in value]
+    if pa.types.is_fixed_size_list(data_type) and len(items) != data_type.list_size:
+        raise ValueError(f"expected {values_of(data_type.list_size)}, found {len(items)}")
+    return items
+
+
+def _fit_struct(fields: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
+    if not isinstance(value, Mapping) or not value.keys() <= fields.keys():
+        raise ValueError(f"expected a mapping with keys among {list(fields)}")
+    return {name: None if is_hidden(value.get(name)) else fit(value[name]) for name, fit in fields.items()}
+
+
+def _fit_number(dtype: str, value: Any) -> Any:
+    array = as_array(value)
+    if array.ndim:
+        raise ValueError(f"expected a single number, found shape {list(array.shape)}")
+    return _numbers(array, dtype).item()
+
+
+def _fit_other(data_type: pa.DataType, kinds: Any, value: Any) -> Any:
+    if not isinstance(value, kinds):
+        raise TypeError(f"expected {data_type}, found {type(value).__name__}")
+    if kinds is object or not (type(value) is bytes or is_text(value)):
+        pa.scalar(value, data_type)
+    return bytes(value) if isinstance(value, bytearray | memoryview) else copy.deepcopy(value)
+
+
+def _numbers(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return numbers in the dtype of a name; integers never hold floats. Raises TypeError or RowError."""
+    dtype = np.dtype(name)
+    if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f")):
+        raise TypeError(f"expected {dtype}, found {array.dtype}")
+    return convert(array, dtype)
 
 
 def _check_object_domain(value: Any, column: TailColumn) -> None:
@@ -355,6 +428,7 @@ def tail_column(
     known: pa.DataType | None,
     shape: tuple[int, ...] | None,
     image_roots: tuple[str, ...] = (),
+    declared: pa.Field | None = None,
 ) -> TailColumn:
     """Return the storage form of a column whose first appended value is ``value``.
 
@@ -364,12 +438,18 @@ def tail_column(
         known: The column's Arrow type in the datasets of the store, if any.
         shape: The field's shape of a row, if known.
         image_roots: Allowed folders of images that rows name by path.
+        declared: The column as the store declares it, if it does.
 
     Raises:
         ValueError: No Arrow type can hold the value.
     """
     value = None if is_hidden(value) else value
     nullable = field is None or field.fill is not None
+    is_fixed = False
+    if declared is not None:
+        known, nullable = declared.type, nullable and declared.nullable
+        fixed = fixed_shape(known)
+        is_fixed, shape = bool(fixed), fixed or shape
     unknown = TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
     kind = None if known is None else column_type(known)
     if kind is None or kind.kind == "null":
@@ -388,11 +468,13 @@ def tail_column(
             return column
         single = single or (shape is None and field.min_ndim > 0)
         return _bounded(replace(column, single=single), field, field.bounds_of(0), vectors=False)
-    if kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
+    # Without a field, rows of a declared list type may differ in length.
+    if kind.kind == "list" and (field is not None or is_fixed or (declared is None and isinstance(value, np.ndarray))):
         row = _row_shape(value, kind, (1,) if single and kind.depth == 1 else shape)
         if row is None:
             return unknown
-        widths = (0 if field is not None and field.pad is not None else row[0], row[0]) if len(row) == 1 else None
+        is_padded = field is not None and field.pad is not None and not is_fixed
+        widths = (0 if is_padded else row[0], row[0]) if len(row) == 1 else None
         column = replace(column, shape=row, widths=widths, single=single and row == (1,), image=is_image)
         return column if field is None else _bounded(column, field, None if is_image else field.bounds, vectors=True)
     if kind.kind == "video":

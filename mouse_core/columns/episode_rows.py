@@ -35,10 +35,14 @@ def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None
 
 
 def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
-    """Return ``count`` rows of zeros (or empty texts), of the type and shape of the rows of ``values``."""
+    """Return ``count`` rows of zeros (or empty texts and lists), of the type and shape of the rows of ``values``."""
     if values.dtype.kind in "OSU":
-        empty: Any = b"" if len(values) and isinstance(values[0], bytes) else ""
-        return np.full((count, *values.shape[1:]), empty, dtype=object)
+        first = next((value for value in values.flat if value is not None), "")
+        is_plain = isinstance(first, str | bytes | list | tuple | dict | int | float | np.generic)
+        empty = np.zeros_like(first) if isinstance(first, np.ndarray) else type(first)() if is_plain else None
+        rows = np.empty((count, *values.shape[1:]), object)
+        rows.fill(empty)
+        return rows
     return np.zeros((count, *values.shape[1:]), values.dtype)
 
 

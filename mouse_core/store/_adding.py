@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.column_types import fixed_shape
 from mouse_core.columns.appended import as_array
 from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
-from mouse_core.dtypes import convert
+from mouse_core.dtypes import convert, is_hidden
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.nested import flatten, path_of, stack
+from mouse_core.nested import flatten, object_array, path_of, stack
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.fields import stored_fields
 
@@ -68,28 +69,33 @@ class EpisodeColumns:
         columns: Values by column, ``[rows, ...]``; texts as lists.
         alignment: The alignment of the rows.
         transitions: Columns whose values belong to transitions, beside the standard ones.
+        declared: The declared columns of the store.
     """
 
     columns: dict[str, Any]
     alignment: Alignment
     transitions: frozenset[str]
+    declared: Mapping[str, pa.Field]
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any], alignment: Alignment | None) -> EpisodeColumns:
+    def of(
+        cls, parts: Mapping[str, Any], alignment: Alignment | None, declared: Mapping[str, pa.Field]
+    ) -> EpisodeColumns:
         """Lay out the parts of an episode as rows.
 
         Args:
             parts: See ``parts_of``.
             alignment: The alignment of the rows. None: "arrived" if the observations include the final observation of
                 the episode, else "outgoing".
+            declared: The declared columns of the store, whose values may be of any type.
 
         Raises:
             DataError: Parts contradict each other, or values are neither numbers nor texts.
             SchemaError: Two values have the same column name.
         """
-        rewards = _numbers("rewards", parts["rewards"])
+        rewards = _rewards(parts["rewards"], declared.get("reward"))
         count = len(rewards)
-        observations = _leaves("observations", parts["observations"])
+        observations = _leaves("observations", parts["observations"], declared)
         sizes = {_shown("observations", name): len(values) for name, values in observations.items()}
         length = next(iter(sizes.values()))
         if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
@@ -106,11 +112,11 @@ class EpisodeColumns:
                 "does without it"
             )
         alignment = alignment or ("arrived" if length > count else "outgoing")
-        transitions = _leaves("actions", parts["actions"])
+        transitions = _leaves("actions", parts["actions"], declared)
         _check_rows("actions", transitions, {count}, count)
         given = parts.get("infos")
         is_empty = given is None or (isinstance(given, Mapping | list) and not any(given))
-        infos = {} if is_empty else _leaves("infos", given)
+        infos = {} if is_empty else _leaves("infos", given, declared)
         _check_rows("infos", infos, {count, count + 1}, count)
         with_actions = {name: values for name, values in infos.items() if len(values) == count}
         own = frozenset({*transitions, *with_actions} - {"action"})
@@ -122,16 +128,25 @@ class EpisodeColumns:
         rows = {name: values.tolist() if values.dtype == object else values for name, values in rows.items()}
         for name, value in parts.items():
             if name not in PARTS:
-                rows[name] = _repeated(name, value, len(rows["done"]))
-        return cls(rows, alignment, own)
+                rows[name] = _repeated(name, value, len(rows["done"]), declared.get(name))
+        return cls(rows, alignment, own, declared)
 
     @property
     def fields(self) -> list[Field]:
-        """Return fields for the columns that the layout "stored" does not cover."""
-        arrays = {name: values for name, values in self.columns.items() if isinstance(values, np.ndarray)}
-        types = {name: _arrow_type(values) for name, values in arrays.items()}
+        """Return fields for the columns that the layout "stored" does not cover.
+
+        Declared columns of bytes and of rows that differ in length have none.
+        """
+        types = {}
+        for name, values in self.columns.items():
+            if name in self.declared:
+                types[name] = self.declared[name].type
+                if fixed_shape(types[name]) is None or types[name] in (pa.binary(), pa.large_binary()):
+                    del types[name]
+            elif isinstance(values, np.ndarray):
+                types[name] = _arrow_type(values)
         known = [Field(name) for name in ("action", "reward", "done", "episode_step")]
-        nested = [] if "action" in arrays else [Field("action", transition=True)]
+        nested = [] if "action" in self.columns else [Field("action", transition=True)]
         return [*nested, *stored_fields(types, known, self.transitions)]
 
 
@@ -148,7 +163,7 @@ def _shown(part: str, column: str) -> str:
     return part + "".join(f"[{key!r}]" for key in keys)
 
 
-def _leaves(part: str, value: Any) -> Columns:
+def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
     """Return the arrays of a nested part by column. A list has one value for each step, for example a dict."""
     column = part.removesuffix("s")
 
@@ -156,8 +171,12 @@ def _leaves(part: str, value: Any) -> Columns:
         return isinstance(tree, list)
 
     try:
-        if is_list(value) and value and isinstance(value[0], Mapping):
-            value = stack(value)
+        if is_list(value) and value and all(isinstance(step, Mapping) for step in value):
+            # Declared values may be missing in some steps, and differ in length.
+            names = dict.fromkeys(name for step in value for name in step if f"{column}.{name}" in declared)
+            others = [{name: one for name, one in step.items() if name not in names} for step in value]
+            value = {name: [step.get(name) for step in value] for name in names}
+            value |= stack(others) if any(others) else {}
         leaves = flatten(value, leaf=is_list)
     except (SchemaError, DataError) as error:
         raise type(error)(f"{part}: {error}") from error
@@ -166,20 +185,25 @@ def _leaves(part: str, value: Any) -> Columns:
         name = ".".join((column, *map(str, path_of(key))))
         if name in columns:
             raise SchemaError(f"{part}: two values of a step have the column {name!r}")
-        columns[name] = _array(_shown(part, name), leaf)
+        columns[name] = _array(_shown(part, name), leaf, declared.get(name))
     return columns
 
 
-def _array(label: str, value: Any) -> npt.NDArray[Any]:
-    """Return numbers or texts ``[n, ...]`` of any framework as an array."""
+def _array(label: str, value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
+    """Return numbers or texts ``[n, ...]`` of any framework as an array; other declared values as objects."""
+    is_list, shape = isinstance(value, list | tuple), () if declared is None else fixed_shape(declared.type)
     try:
-        array = _of_any_framework(value)
+        # NumPy's own arrays of texts lose the zeros at their ends.
+        as_they_are = is_list and (shape is None or (value and isinstance(value[0], str | bytes)))
+        array = object_array(value, (len(value),)) if as_they_are else _of_any_framework(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as error:
-        raise DataError(f"{label}: expected an array of numbers or texts with a row a step: {error}") from error
-    if array.dtype.kind in "SU":
-        array = array.astype(object)
+        if declared is None or not is_list:
+            raise DataError(f"{label}: expected an array of numbers or texts with a row a step: {error}") from error
+        array = object_array([None if is_hidden(one) else as_array(one) for one in value], (len(value),))
+    if array.ndim and array.dtype.kind not in "biufO":
+        array = object_array(list(array), (len(array),))
     is_text = array.dtype == object and array.ndim == 1 and all(isinstance(one, str | bytes) for one in array)
-    if not array.ndim or not (is_text or array.dtype.kind in "biuf"):
+    if not array.ndim or not (is_text or declared is not None or array.dtype.kind in "biuf"):
         found = f"{array.dtype} {list(array.shape)}"
         raise DataError(f"{label}: expected an array of numbers or texts with a row a step, found {found}")
     return array
@@ -192,11 +216,13 @@ def _of_any_framework(value: Any) -> npt.NDArray[Any]:
     return as_array(value)
 
 
-def _numbers(label: str, value: Any) -> npt.NDArray[Any]:
-    """Return one number for each step; integers become float32, because the next episode may have fractions."""
-    array = _array(label, value)
+def _rewards(value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
+    """Return the reward of each step, one number unless declared; integers become float32, as fractions may follow."""
+    array = _array("rewards", value, declared)
+    if declared is not None:
+        return array
     if array.size != len(array) or array.dtype == object:
-        raise DataError(f"{label}: expected one number a step, found {array.dtype} {list(array.shape)}")
+        raise DataError(f"rewards: expected one number a step, found {array.dtype} {list(array.shape)}")
     return array.reshape(len(array)).astype(array.dtype if array.dtype.kind == "f" else np.float32)
 
 
@@ -231,11 +257,11 @@ def _done(parts: Mapping[str, Any], count: int) -> npt.NDArray[np.int64]:
     return done_codes(*flags)
 
 
-def _repeated(name: str, value: Any, count: int) -> Any:
+def _repeated(name: str, value: Any, count: int, declared: pa.Field | None) -> Any:
     """Repeat a value of the whole episode for each of its rows."""
     if name.split(".")[0] in _RESERVED:
         raise SchemaError(f"add_episode: expected parts {list(PARTS)} and columns of other names, found {name!r}")
-    if value is None or isinstance(value, str | bytes):
+    if value is None or isinstance(value, str | bytes) or declared is not None:
         return [value] * count
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "biuf":

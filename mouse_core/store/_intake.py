@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
+from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, declared_columns, fixed_shape
 from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.checks import is_text, recipe, values_of
 from mouse_core._base.locks import ProcessLock
@@ -38,7 +38,7 @@ class StoreSchema:
     """The fields that a store was created with, and the columns of its rows so far.
 
     Args:
-        fields, alignment, image_roots, spec: See ``DatasetStore``.
+        fields, alignment, image_roots, spec, columns: See ``DatasetStore``.
         dims: The store's ``max_action_dim`` and ``max_obs_continuous_dim``.
     """
 
@@ -49,6 +49,7 @@ class StoreSchema:
         alignment: str | None,
         image_roots: Iterable[str | os.PathLike[str]],
         spec: Any = None,
+        columns: Any = None,
     ) -> None:
         from mouse_core.images.files import check_roots
         from mouse_core.metadata import DatasetMetadata
@@ -60,16 +61,22 @@ class StoreSchema:
         self.told = DatasetMetadata(fields=list(fields), spec=spec, **given)
         self.said = DatasetMetadata()
         self.all_say_alignment = True
-        self._know_fields()
+        #: Columns whose type does not depend on rows, by name.
+        self.declared = {} if columns is None else declared_columns(columns)
         self.types: dict[str, ColumnType] = {}
         self.arrow_types: dict[str, pa.DataType] = {}
         self.widths: dict[str, tuple[int, ...]] = {}
+        self._know_fields()
 
     def config(self) -> SnapshotConfig:
         """Return the configuration of a snapshot."""
         return SnapshotConfig(
             dict(self.fields), dict(self.types), self.dims, self.alignment, layout=self.said.layout or "mouse"
         )
+
+    def columns(self) -> dict[str, pa.DataType]:
+        """Return the Arrow types of the columns of the rows, or before any row, of the declared columns."""
+        return dict(self.arrow_types) or {name: one.type for name, one in self.declared.items()}
 
     def metadata(self) -> DatasetMetadata:
         """Return the metadata of the rows."""
@@ -144,6 +151,25 @@ class StoreSchema:
         specs = [metadata.spec.entries for metadata in (self.said, self.told) if metadata.spec is not None]
         #: The allowed values of columns, a ``mouse_core.spec.Composite``; None: any values.
         self.spec = self.said.replace(spec={name: one for each in specs for name, one in each.items()}).spec
+        for name, declared in self.declared.items():
+            if name in self.by_column:
+                check_readable(column_type(declared.type), self.by_column[name])
+                self._check_width(name, declared.type, self.widths)
+
+    def declare(self, columns: Iterable[pa.Field], label: str) -> Self:
+        """Return the schema with columns that were declared when the rows' folder was made.
+
+        Raises:
+            SchemaError: The store declares such a column otherwise, or a field cannot be read from one.
+        """
+        schema, found = copy.copy(self), {one.name: one for one in columns}
+        for name, declared in self.declared.items():
+            known = found.get(name, declared)
+            if known != declared:
+                raise SchemaError(f"columns: expected {known}, as declared in {label}, found {declared}")
+        schema.declared, schema.widths = found | self.declared, dict(self.widths)
+        schema._know_fields()
+        return schema
 
     def _merge_columns(self, segments: Sequence[Segment]) -> None:
         types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
@@ -157,8 +183,13 @@ class StoreSchema:
                         f"{field.name}: expected a column {field.column!r}, found columns {list(segment.types)}"
                         f"{_in_words(segment.types)}"
                     )
+            missing = [name for name in self.declared if name not in segment.types]
+            if missing:
+                raise MissingFieldError(f"columns: expected columns {missing}, found columns {list(segment.types)}")
             for name, data_type in segment.types.items():
-                kind = column_type(data_type)
+                kind, declared = column_type(data_type), self.declared.get(name)
+                if declared is not None:
+                    _check_declared(declared, segment)
                 if name in self.by_column:
                     check_readable(kind, self.by_column[name])
                 self._check_width(name, data_type, widths)
@@ -169,7 +200,7 @@ class StoreSchema:
                         f"cast one of them first, e.g. with Dataset.cast_column"
                     )
                 if name not in types or known.kind == "null":
-                    types[name], arrow_types[name] = kind, data_type
+                    types[name], arrow_types[name] = kind, data_type if declared is None else declared.type
         self.types, self.arrow_types, self.widths = types, arrow_types, widths
 
     def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
@@ -177,7 +208,8 @@ class StoreSchema:
         if not self.arrow_types and self.said.alignment is None:
             self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
         if name not in self.types or self.types[name].kind == "null":
-            self.types[name], self.arrow_types[name] = kind, data_type()
+            declared = self.declared.get(name)
+            self.types[name], self.arrow_types[name] = kind, data_type() if declared is None else declared.type
 
     def check_names(self, names: Iterable[str]) -> None:
         """Check that ``names`` are the columns of the store, or can be the first columns of an empty store.
@@ -190,6 +222,7 @@ class StoreSchema:
         if not all(map(is_text, found)):
             raise SchemaError(f"append: expected names of columns as Unicode text, found {found}")
         required = [field.column for field in self.fields.values() if field.required]
+        required += [name for name in self.declared if name not in required]
         known = list(self.arrow_types)
         missing = [name for name in known or required if name not in found]
         if missing:
@@ -216,9 +249,11 @@ class StoreSchema:
         for name in self.arrow_types or row:
             field = self.by_column.get(name)
             shape = None if field is None else self._row_shape(field, spec)
+            known, declared, roots = self.arrow_types.get(name), self.declared.get(name), self.image_roots
             try:
-                known = self.arrow_types.get(name)
-                columns[name] = tail_column(row[name], field, known=known, shape=shape, image_roots=self.image_roots)
+                columns[name] = tail_column(
+                    row[name], field, known=known, shape=shape, image_roots=roots, declared=declared
+                )
                 if field is not None:
                     check_readable(columns[name].kind, field)
                 if self.spec is not None and name in self.spec:
@@ -317,6 +352,23 @@ def _check_alike(given: Field, said: Field, label: str) -> None:
         wanted, found = getattr(given, name), getattr(said, name)
         if wanted != found and wanted is not None and found is not None:
             raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {label} says")
+
+
+def _check_declared(declared: pa.Field, segment: Segment) -> None:
+    """Raise SchemaError if the type or the first value of a dataset's column contradicts the declared column."""
+    name, wanted = declared.name, fixed_shape(declared.type)
+    kind, found = column_type(segment.types[name]), fixed_shape(segment.types[name])
+    if wanted and found is None:
+        first = segment.first_value(name, segment.num_rows)
+        found = None if first is None else np.array(first[1], object).shape
+    nulls = 0 if declared.nullable else segment.table.column(name).null_count
+    differs = kind.kind != "null" and kind != column_type(declared.type)
+    if differs or nulls or (wanted and found and wanted != found):
+        shape = f" in rows of shape {list(found)}" if found else ""
+        raise SchemaError(
+            f"column {name!r}: expected {declared.type}{'' if declared.nullable else ' not null'}, as declared, found "
+            f"{segment.types[name]}{shape}{f' with {nulls} nulls' if nulls else ''} in the dataset"
+        )
 
 
 def _check_values_alike(given: Any, said: Any, label: str) -> None:

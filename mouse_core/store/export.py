@@ -169,7 +169,7 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
         if field is None:
             continue
         try:
-            columns[name] = _arrow_column(values, field, schema.arrow_types.get(name), schema.image_roots)
+            columns[name] = _arrow_column(values, field, schema.columns().get(name), schema.image_roots)
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{field.name}: {error} (column {name!r})") from error
     lengths = {name: len(values) for name, values in columns.items()}

@@ -44,10 +44,14 @@ class DatasetStore(Store):
             is opened.
         spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
             for any dtype; with alignment "arrived", columns of transitions may also have zeros.
+        columns: The types of columns that the first value does not decide: a ``pyarrow.Schema``, a
+            ``datasets.Features``, or by column an Arrow type or field, a dtype, or ``(dtype, shape)``, where a size of
+            -1 is any length. ``str`` and ``bytes`` are dtypes, too. Columns of other names are still allowed.
 
     Raises:
-        ConfigError: A dimension is below 1, the alignment or ``spec`` is unknown, ``dense_bytes`` is below 0, or a
-            folder is invalid.
+        ConfigError: A dimension is below 1, the alignment, ``spec`` or ``columns`` are unknown, ``dense_bytes`` is
+            below 0, or a folder is invalid.
+        SchemaError: A field cannot be read from the declared type of its column.
     """
 
     def __init__(
@@ -60,13 +64,14 @@ class DatasetStore(Store):
         dense_bytes: int = DENSE_BYTES,
         image_roots: Iterable[str | os.PathLike[str]] = (),
         spec: Mapping[str, Any] | None = None,
+        columns: Any = None,
     ) -> None:
         # Modules that only some stores need are loaded with the first of them.
         from mouse_core.store._intake import StoreBackend, StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
         dims = {"max_action_dim": max_action_dim, "max_obs_continuous_dim": max_obs_continuous_dim}
-        self._rows = StoreBackend(StoreSchema(fields, dims, alignment, image_roots, spec), self._budget)
+        self._rows = StoreBackend(StoreSchema(fields, dims, alignment, image_roots, spec, columns), self._budget)
 
     # ------------------------------------------------------------------ in a folder
 
@@ -223,8 +228,11 @@ class DatasetStore(Store):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the stored columns by name; if parts of the store differ in encoding, the first part's."""
-        return dict(self._rows.seen().schema.arrow_types)
+        """The Arrow types of the stored columns by name, as declared, or as the first part of the store has them.
+
+        An empty store has the declared columns.
+        """
+        return self._rows.seen().schema.columns()
 
     @property
     def metadata(self) -> DatasetMetadata:
@@ -447,7 +455,8 @@ class DatasetStore(Store):
         parts = parts_of(episode, {name: one for name, one in given.items() if one is not None} | columns)
         schema = self._rows.schema
         is_first = not schema.arrow_types
-        added = EpisodeColumns.of(parts, schema.metadata().alignment if is_first else self.alignment)
+        alignment = schema.metadata().alignment if is_first else self.alignment
+        added = EpisodeColumns.of(parts, alignment, schema.declared)
         if is_first:
             metadata = DatasetMetadata(added.alignment, layout="stored", fields=added.fields)
             self._rows.check_first(added.columns, metadata)

@@ -37,6 +37,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,6 +137,7 @@ class Manifest:
     Args:
         metadata: The metadata of the rows.
         schemas: Names and Arrow types of columns; each segment has one of these schemas.
+        columns: The declared columns.
         segments: The sealed segments, in the order of their rows.
         tails: The files of rows behind the segments that are not sealed yet; rows are appended to the last one at most.
         dropped: Number of dropped rows before the first segment.
@@ -146,6 +148,7 @@ class Manifest:
 
     metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
     schemas: tuple[pa.Schema, ...] = ()
+    columns: pa.Schema = field(default_factory=partial(pa.schema, ()))
     segments: tuple[Sealed, ...] = ()
     tails: tuple[Tail, ...] = ()
     dropped: int = 0
@@ -200,6 +203,7 @@ class Manifest:
             "format": FORMAT,
             "metadata": self.metadata.to_json(),
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
+            "columns": base64.b64encode(self.columns.serialize()).decode(),
             "segments": self.lists,
             "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
             "tails": [list(tail) for tail in self.tails],
@@ -296,7 +300,7 @@ def repair_hint(folder: str | Path) -> str:
 
 
 def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
-    schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in said["schemas"])
+    columns, *schemas = map(_schema, [said["columns"], *said["schemas"]])
     lists = {name: said["segments"][name] for name in _LISTS}
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
@@ -312,9 +316,13 @@ def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
     identities = [said["identity"], *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:
         raise DataError(f"expected identities that are texts, found {identities}")
-    manifest = Manifest(metadata, schemas, segments, tails, dropped, next_number, identities[0])
+    manifest = Manifest(metadata, tuple(schemas), columns, segments, tails, dropped, next_number, identities[0])
     manifest.__dict__["lists"] = lists
     return manifest
+
+
+def _schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def _known(lists: Mapping[str, list[Any]], before: Manifest) -> int:

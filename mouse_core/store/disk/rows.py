@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
     """Return the schema of a manifest's rows, which must fit the schema that the store was opened with."""
     metadata = manifest.metadata
+    told = told.declare(manifest.columns, label)
     if told.told.alignment is None and metadata.alignment is not None:
         told = copy.copy(told)
         told.alignment = check_alignment(metadata.alignment)
@@ -417,6 +418,9 @@ class WrittenRows(FolderRows):
             self._folder.close()
             raise
         self._folder.note_opened(self.end)
+        columns = pa.schema(list(self.schema.declared.values()))
+        if columns != self._folder.manifest.columns:
+            self._replace(replace(self._folder.manifest, columns=columns))
         _writers.add(self)
         self._keep_newest()
         self._seal_in_background()
