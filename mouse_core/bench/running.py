@@ -45,17 +45,15 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class FirstBatches:
-    """The cost of the first batches of a framework's loader.
+    """The cost of the first batch of a loader or buffer.
 
     Args:
-        first_seconds: Seconds from ``from_dataset`` to the first batch.
-        added_megabytes: Private memory added until shortly after the first batch; None if the system does not tell.
-        grown_megabytes: Growth of private memory over the batches after that.
+        first_seconds: Seconds from the store to the first batch.
+        added_megabytes: Private memory added until shortly after it; None if the system does not tell.
     """
 
     first_seconds: float
     added_megabytes: float | None
-    grown_megabytes: float | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class BenchReport:
         dataset: Name and rows of the dataset, and seconds to open it.
         batch: Sequence length, batch size, megabytes delivered and stored, and dtypes by field.
         lines: One line for each way to get batches.
-        first: The cost of the first batches, by framework.
+        first: The cost of the first batches, by name of the line.
         advice: Recommendations, one sentence each.
         decoding_share: The share of time spent decoding images; None without encoded images.
         from_disk: Pages read from disk during the measurement.
@@ -149,24 +147,37 @@ def bench(
     options |= {"dtypes": dtypes, "sampling": sampling, "boundary": boundary, "windows": windows}
     store = opened.to_store()
     source = BatchSource(store, **options)
-    first = {name: _first_batches(opened, make, options, seconds / 20) for name, make in loaders.items()}
-    batch = source[0]
-    contenders, kinds, open_loaders = _contenders(opened, store, source, loaders, options)
-    faults = _disk_reads()
-    before = {name: loader.report() for name, loader in zip(kinds, open_loaders, strict=True)}
-    timings = _in_turns(contenders, seconds)
-    faults = _disk_reads() - faults
-    reports = {name: (loader.report() - before[name]).line() for name, loader in zip(kinds, open_loaders, strict=True)}
-    for loader in open_loaders:
-        loader.close()
-    delivered = sum(values.nbytes for values in batch.values())
+    delivered = sum(values.nbytes for values in source[0].values())
     stored = source.batch_size * source.sequence_length * _bytes_of_step(source.spec.values())
-    lines = [_line_of(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
+    each = _seconds(source.__getitem__)
+    slow = each > _SLOW_SECONDS
+    # Batches are planned many at a time; where that counts, they are measured together.
+    planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / each)))
+    # The floor has no windows with different steps for each field.
+    copies = _floor(source) if windows is None else None
+    fixed = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
+    fixed.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
+    prefetch, cores = 2 if slow else _PREFETCH, int(machine()["cores"])
+
+    def way(framework: str, workers: int) -> _Way:
+        def make() -> Any:
+            return loaders[framework](opened.to_store(), prefetch=prefetch, num_workers=workers, **options)
+
+        name, multiple = f"{framework} loader, num_workers={workers}", 2 * workers if slow else planned
+        return _Way(name, make, workers, framework, multiple, prefetch, slow)
+
+    ways = []
+    for framework in loaders:
+        tried = [0, 1, 2] if not slow else sorted({1, max(2, cores)} if framework == "numpy" else {2})
+        ways += [way(framework, workers) for workers in tried]
+    faults = _disk_reads()
+    _, lines, first, reports, _ = _measured(ways, seconds, fixed, floor_bytes=stored, nbytes=delivered)
+    faults = _disk_reads() - faults
     decoding = _decoding_share(store, source, options)
     snapshot = source.snapshot
     indexed = type(snapshot) is Snapshot and any(segment.has_indices for segment in snapshot.segments)
     return BenchReport(
-        _said_of(opened),
+        _dataset_of(opened),
         {
             "sequence_length": None if windows is not None and sequence_length is None else source.sequence_length,
             "batch_size": batch_size,
@@ -186,13 +197,8 @@ def bench(
     )
 
 
-def _said_of(opened: Opened) -> dict[str, Any]:
+def _dataset_of(opened: Opened) -> dict[str, Any]:
     return {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds}
-
-
-def _in_turns(contenders: Sequence[Contender], seconds: float) -> list[Timing]:
-    rounds = max(5, min(60, int(seconds / 0.008 / len(contenders))))
-    return interleave(contenders, rounds=rounds, budget_seconds=seconds / len(contenders))
 
 
 def _seconds(take: Callable[[int], Any]) -> float:
@@ -203,70 +209,6 @@ def _seconds(take: Callable[[int], Any]) -> float:
         take(number)
         found.append(time.perf_counter() - began)
     return min(found)
-
-
-def _first_batches(
-    opened: Opened, make: Callable[..., Any], options: Mapping[str, Any], seconds: float
-) -> FirstBatches:
-    gc.collect()
-    before = private_memory()
-    began = time.perf_counter()
-    loader = make(opened.to_store(), prefetch=_PREFETCH, **options)
-    try:
-        _next_ready(loader)
-        first = time.perf_counter() - began
-        for _ in range(2 * _PREFETCH):
-            _next_ready(loader)
-        added = private_memory()
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            _next_ready(loader)
-        after = private_memory()
-    finally:
-        loader.close()
-    if before is None or added is None or after is None:
-        return FirstBatches(first, None, None)
-    return FirstBatches(first, (added - before) / 1e6, (after - added) / 1e6)
-
-
-def _next_ready(loader: Any, number: int = 0) -> None:
-    """Take a batch, and wait until arrays that are still being made are there."""
-    for values in loader.next_batch().values():
-        if hasattr(values, "block_until_ready"):
-            values.block_until_ready()
-
-
-def _contenders(
-    opened: Opened,
-    store: Store,
-    source: BatchSource,
-    loaders: Mapping[str, Callable[..., Any]],
-    options: Mapping[str, Any],
-) -> tuple[list[Contender], dict[str, tuple[str, int]], list[Any]]:
-    """Return the contenders, the framework and number of workers of each, and the loaders to close."""
-    seconds = _seconds(source.__getitem__)
-    slow = seconds > _SLOW_SECONDS
-    # Batches are planned many at a time; where that counts, they are measured together.
-    planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
-    # The steps of windows by field are not those of one stretch.
-    copies = _floor(source) if options["windows"] is None else None
-    contenders = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
-    contenders.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
-    kinds: dict[str, tuple[str, int]] = {}
-    made = []
-    cores = int(machine()["cores"])
-    for framework, make in loaders.items():
-        workers_tried = [0, 1, 2] if not slow else sorted({1, max(2, cores)} if framework == "numpy" else {2})
-        for workers in workers_tried:
-            prefetch = 2 if slow else _PREFETCH
-            loader = make(store, prefetch=prefetch, num_workers=workers, **options)
-            made.append(loader)
-            name = f"{framework} loader, num_workers={workers}"
-            kinds[name] = framework, workers
-            together = 2 * workers if slow else planned
-            contender = Contender(name, partial(_next_ready, loader), "ours", wall=slow, multiple=together)
-            contenders.append(steady(contender, prefetch) if workers else contender)
-    return contenders, kinds, made
 
 
 def _floor(source: BatchSource) -> Callable[[int], None] | None:
@@ -368,70 +310,93 @@ def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: f
         return _Way(label, lambda: make(opened.to_store(), **options), workers)
 
     ways = [way(workers) for workers in tried]
-    batch, lines, first, drawn = _measured(ways, seconds)
+    batch, lines, first, reports, drawn = _measured(ways, seconds)
     advice = [drawing(line) for line in lines if line.name in drawn]
     advice += workers_for_each([line for line in lines if line.name not in drawn])
-    return BenchReport(_said_of(opened), {"run": name, **batch}, lines, first, [*advice, *opened.costs])
+    advice += opened.costs
+    return BenchReport(_dataset_of(opened), {"run": name, **batch}, lines, first, advice, reports=reports)
 
 
 class _Way(NamedTuple):
-    """Something that gives batches: its name, how it is made, its threads, and its framework where that is known."""
+    """A way to get batches.
+
+    Args:
+        name: Its name.
+        make: Creates the loader, buffer or iterable.
+        workers: The threads of the loader; None if unknown.
+        framework: "numpy", "torch" or "jax"; None if unknown.
+        multiple: The number of batches that are only measured together; None: as many as take a moment.
+        prefetch: The number of batches that a loader with threads has ready.
+        wall: Whether it is charged the wall clock, as of a loader with processes; else only if its batches are slow.
+    """
 
     name: str
     make: Callable[[], Any]
     workers: int | None = None
     framework: str | None = None
+    multiple: int | None = None
+    prefetch: int = _PREFETCH
+    wall: bool = False
 
 
 def _measured(
-    ways: Sequence[_Way], seconds: float
-) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches], set[str]]:
-    """Make some things that give batches, and measure them in turns.
+    ways: Sequence[_Way],
+    seconds: float,
+    fixed: Sequence[Contender] = (),
+    *,
+    floor_bytes: int = 0,
+    nbytes: int | None = None,
+) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches], dict[str, str], set[str]]:
+    """Create and measure some ways to get batches, in turns.
 
     Args:
-        ways: What to measure; what has ``close()`` is closed.
-        seconds: How long, about.
+        ways: The ways; objects with ``close()`` are closed.
+        seconds: The approximate duration.
+        fixed: Contenders that take part, too.
+        floor_bytes: Bytes of a batch of the floor.
+        nbytes: Bytes of a batch; None: those of the first way.
 
     Returns:
-        Megabytes and fields of a batch, what was measured, what the first batches cost, by name, and the names of what
-        is no loader but a buffer that is drawn from.
+        Megabytes and fields of a batch; the lines; by name the costs of first batches, and the reports of loaders; and
+        the names of buffers that are drawn from.
 
     Raises:
-        ConfigError: One gives no batches.
+        ConfigError: A way gives no batches.
     """
-    contenders, kinds, made, first = [], {}, [], {}
-    drawn = set()
-    batch: Any = None
+    contenders, kinds, drawn = list(fixed), dict[str, tuple[str, int]](), set[str]()
+    made, first, batches = dict[str, Any](), dict[str, FirstBatches](), []
     try:
         for way in ways:
             gc.collect()
             before, began = private_memory(), time.perf_counter()
-            loader = way.make()
-            made.append(loader)
+            loader = made[way.name] = way.make()
             take = _taker(loader, way.name)
             if not hasattr(loader, "next_batch") and hasattr(loader, "sample"):
                 drawn.add(way.name)
-            batch = take(0)
+            batches.append(take(0))
             taken = time.perf_counter() - began
             each = _seconds(take)
             after = private_memory()
-            grown = None if before is None or after is None else (after - before) / 1e6
-            first[way.name] = FirstBatches(taken, grown, 0.0 if grown is not None else None)
+            first[way.name] = FirstBatches(taken, None if None in (before, after) else (after - before) / 1e6)  # type: ignore[operator]
             kinds[way.name] = way.framework or _framework_of(loader), way.workers or 0
-            together = max(1, min(256, int(_SLOW_SECONDS / max(each, 1e-6))))
-            contender = Contender(way.name, partial(_wait, take), "ours", wall=each > _SLOW_SECONDS, multiple=together)
-            contenders.append(steady(contender, _PREFETCH) if way.workers else contender)
-        timings = _in_turns(contenders, seconds)
+            together = way.multiple or max(1, min(256, int(_SLOW_SECONDS / max(each, 1e-6))))
+            wall = way.wall or each > _SLOW_SECONDS
+            contender = Contender(way.name, partial(_wait, take), "ours", wall=wall, multiple=together)
+            contenders.append(steady(contender, way.prefetch) if way.workers else contender)
+        started = {name: loader.report() for name, loader in made.items() if hasattr(loader, "report")}
+        rounds = max(5, min(60, int(seconds / 0.008 / len(contenders))))
+        timings = interleave(contenders, rounds=rounds, budget_seconds=seconds / len(contenders))
+        reports = {name: (made[name].report() - report).line() for name, report in started.items()}
     finally:
-        for loader in made:
+        for loader in made.values():
             close = getattr(loader, "close", None)
             if close is not None:
                 close()
-    fields = dict(_leaves(batch))
-    nbytes = sum(int(one.nbytes) for one in fields.values())
-    lines = [_line_of(one, timings, kinds, nbytes) for one in timings]
-    batch_of = {"megabytes": nbytes / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}
-    return batch_of, lines, first, drawn
+    fields = dict(_leaves(batches[0]))
+    size = sum(int(one.nbytes) for one in fields.values()) if nbytes is None else nbytes
+    lines = [_line_of(one, timings, kinds, floor_bytes if one.contender.name == FLOOR else size) for one in timings]
+    batch = {"megabytes": size / 1e6, "fields": {key: _described(one) for key, one in fields.items()}}
+    return batch, lines, first, reports, drawn
 
 
 def _taker(loader: Any, name: str) -> Callable[[int], Any]:
@@ -537,11 +502,12 @@ def bench_replay(
         )
 
     every = [way for framework in chosen for way in ways(framework)]
-    batch, lines, first, _ = _measured(every, seconds)
+    batch, lines, first, reports, _ = _measured(every, seconds)
     slices = "" if sequence_length is None else f" slices of {sequence_length} steps"
     run = f"a replay buffer of {len(storage):,} rows, B={batch_size}{slices}"
     advice = [*map(drawing, lines[::2], lines[1::2]), *opened.costs]
-    return BenchReport(_said_of(opened), {"run": run, "rows written a second": rate, **batch}, lines, first, advice)
+    batch |= {"run": run, "rows written a second": rate}
+    return BenchReport(_dataset_of(opened), batch, lines, first, advice, reports=reports)
 
 
 def _filled(opened: Opened, capacity: int, fields: Sequence[str] | None) -> tuple[ArrayStorage, float]:

@@ -87,14 +87,11 @@ def rows(report: BenchReport) -> list[tuple[str, ...]]:
 def facts(report: BenchReport) -> list[str]:
     """Describe the cost of first batches and of decoding."""
     lines = []
-    start = "making it" if "run" in report.batch else "from_dataset"
     if "rows written a second" in report.batch:
         lines.append(f"written: {report.batch['rows written a second']:,.0f} rows/s, many at once")
-    for framework, first in report.first.items():
-        line = f"{framework}: {first.first_seconds:.2g} s from {start} to the first batch"
-        if first.added_megabytes is not None and first.grown_megabytes is not None:
-            line += f"; private memory {first.added_megabytes:+.3g} MB, then {first.grown_megabytes:+.3g} MB"
-        lines.append(line)
+    for name, first in report.first.items():
+        memory = "" if first.added_megabytes is None else f"; private memory {first.added_megabytes:+.3g} MB"
+        lines.append(f"{name}: {first.first_seconds:.2g} s from the store to the first batch{memory}")
     lines += [f"{name}: {line}" for name, line in report.reports.items()]
     if report.decoding_share is not None:
         lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")

@@ -145,7 +145,7 @@ def test_all_frameworks_that_are_installed_take_part(folder: Path, tmp_path: Pat
     assert run(folder, "--seconds", 0.2, "--json", file) == 0
     report = json.loads(file.read_text())
     assert {line["framework"] for line in report["lines"]} == {"", "numpy", "torch", "jax"}
-    assert set(report["first"]) == {"numpy", "torch", "jax"}
+    assert {name.split()[0] for name in report["first"]} == {"numpy", "torch", "jax"}
 
 
 @pytest.mark.slow
