@@ -166,28 +166,19 @@ def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Fie
 
 
 @cache
-def rollouts_with(declared: Columns, absent: frozenset[str] = frozenset()) -> pa.Schema:
-    """Return the columns of rollouts that may have declared ones, without those in ``absent``, as "turns.reward"."""
-    fields = [*_TURN, *map(declared_field, stored(declared, "token", "turn"))]
-    turn = pa.struct([field for field in fields if f"turns.{field.name}" not in absent])
+def rollouts_with(declared: Columns) -> pa.Schema:
+    """Return the columns of rollouts that may have declared columns."""
+    turn = pa.struct([*_TURN, *map(declared_field, stored(declared, "token", "turn"))])
     fields = [_field("turns", _list(turn)) if field.name == "turns" else field for field in ROLLOUTS]
-    if "reward" in declared:  # it may come later
+    if "reward" in declared:  # it may arrive later
         fields = [field.with_nullable(True) if field.name == "reward" else field for field in fields]
-    fields += map(declared_field, stored(declared, "example"))
-    return pa.schema([field for field in fields if field.name not in absent])
-
-
-def _optional(declared: Columns) -> frozenset[str]:
-    """Return the columns that a file leaves out if they are null in all rows: a small file costs time per column."""
-    own = [column.name for column in stored(declared, "example")]
-    of_turns = [f"turns.{column.name}" for column in stored(declared, "token", "turn")]
-    return frozenset(["replica_id", "metadata", "turns.reward", "turns.metadata", *own, *of_turns])
+    return pa.schema([*fields, *map(declared_field, stored(declared, "example"))])
 
 
 def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
-    """Return the columns that a file of rollouts is expected to have, from the optional ones that it has."""
-    names = {*found.names, *(f"turns.{field.name}" for field in found.field("turns").type.value_type)}
-    return rollouts_with(declared, _optional(declared) - names)
+    """Return the columns that a file of rollouts must have: a file may be older than some declared columns."""
+    names = {*found.names, *(field.name for field in found.field("turns").type.value_type)}
+    return rollouts_with(Columns(column for name, column in declared.items() if name in names or column.late))
 
 
 def examples_with(declared: Columns) -> pa.Schema:
@@ -270,19 +261,6 @@ def _declared_array(
     return pa.array(np.array([0 if value is None else value for value in values], column.dtype), kind, mask=missing)
 
 
-def without_empty(rows: pa.RecordBatch, declared: Columns = NO_COLUMNS) -> pa.Table:
-    """Return what ``rollouts_to_table`` made, or a slice of it, without optional columns that are null in all rows."""
-    turns, bounds = _inner(rows.column("turns"))
-    arrays = {f"turns.{field.name}": turns.field(field.name) for field in turns.type}
-    arrays |= dict(zip(rows.schema.names, rows.columns, strict=True))
-    absent = {name for name in _optional(declared) if arrays[name].null_count == len(arrays[name])}
-    schema = rollouts_with(declared, frozenset(absent))
-    fields = list(schema.field("turns").type.value_type)
-    inner = pa.StructArray.from_arrays([arrays[f"turns.{field.name}"] for field in fields], fields=fields)
-    arrays["turns"] = nested(schema.field("turns").type, np.diff(bounds).tolist(), inner)
-    return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema)
-
-
 # ---------------------------------------------------------------------- from Arrow
 
 
@@ -313,9 +291,8 @@ def _batch_to_rollouts(
     turns, bounds = _inner(batch.column("turns"))
     values: dict[str, Sequence[Any]] = {name: turns.field(name).to_pylist() for name in ("message", "role")}
     values |= {name: _arrays_of(turns.field(name)) for name in ("tokens", "logprobs")}
+    values |= {"reward": turns.field("reward").to_pylist(), "metadata": _metadata(turns.field("metadata"))}
     names = turns.type.names
-    values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
-    values["metadata"] = _metadata(turns.field("metadata") if "metadata" in names else pa.nulls(len(turns)))
     own = [(column, turns.field(column.name)) for column in stored(declared, "token", "turn") if column.name in names]
     values["columns"] = _declared_dicts(own, len(turns))
     count, names = batch.num_rows, batch.schema.names
@@ -326,9 +303,8 @@ def _batch_to_rollouts(
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
     columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
-    columns["metadata"] = _metadata(batch.column("metadata") if "metadata" in names else pa.nulls(count))
-    replicas = batch.column("replica_id").to_pylist() if "replica_id" in names else [None] * count
-    columns["replica_id"] = [one or "" for one in replicas]
+    columns["metadata"] = _metadata(batch.column("metadata"))
+    columns["replica_id"] = [one or "" for one in batch.column("replica_id").to_pylist()]
     columns.setdefault("group_uid", [""] * count)
     own = [(column, batch.column(column.name)) for column in stored(declared, "example") if column.name in names]
     columns["columns"], columns["declared"] = _declared_dicts(own, count), [declared] * count
@@ -342,7 +318,7 @@ _TURN_NUMBERS = ("reward", "created")
 def _are_sound_turns(turns: pa.StructArray) -> bool:
     """Whether ``Turn`` accepts all of these values."""
     tokens, logprobs = turns.field("tokens"), turns.field("logprobs")
-    rewards = turns.field("reward").drop_null() if "reward" in turns.type.names else pa.array([], pa.float64())
+    rewards = turns.field("reward").drop_null()
     flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
     same = np.diff(logprobs.offsets.to_numpy()) == np.diff(tokens.offsets.to_numpy())
     if logprobs.null_count:

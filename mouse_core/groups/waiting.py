@@ -37,7 +37,6 @@ from mouse_core.groups.files import (
     rollouts_to_table,
     rollouts_with,
     table_to_rollouts,
-    without_empty,
     writing_files,
 )
 from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RolloutRecord, Versions, nbytes_of
@@ -430,7 +429,7 @@ class Waiting:
             ends = list(accumulate(map(len, loaded), initial=0))
             cuts = accumulate(map(len, together), initial=0)
             for file, (begin, end) in zip(together, pairwise(cuts), strict=True):
-                table = without_empty(rows.slice(ends[begin], ends[end] - ends[begin]), self._declared)
+                table = pa.Table.from_batches([rows.slice(ends[begin], ends[end] - ends[begin])])
                 yield [place for place, _ in file], loaded[begin:end], table
 
     def _write_file(self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]) -> tuple[list[GroupFile], str]:
