@@ -1,16 +1,15 @@
 """The contract of a replay in device memory, as tests that its author runs with pytest.
 
-A program is a random sequence of writes, draws, new priorities and files. The tested replay and a
-``mouse_core.replay.ReplayBuffer`` on the host follow each program. Their batches are equal bit by bit, and importance
-weights to ``1e-5``.
+A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the tested
+one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, plain Python that computes slices and rows.
+Their batches are equal bit by bit, and importance weights to ``1e-5``.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Set
-from contextlib import suppress
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
@@ -22,6 +21,8 @@ import numpy as np
 from mouse_core import replay
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.nested import map_tree
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay.samplers.weighing import weighed
 from mouse_core.testing._comparing import InArrays, leaves, refused
 
 _UPDATES = 8
@@ -117,6 +118,190 @@ PADDED_BY_PRIORITY = Setup(
     priorities=replay.Priorities(alpha=1, beta=0.6, eps=1e-3),
 )
 """Options that cover most features of a replay, for settings with long compilation."""
+
+
+class Slice(NamedTuple):
+    """The time steps ``start .. end - 1`` of an environment, and the number of their trajectory."""
+
+    env: int
+    start: int
+    end: int
+    traj_id: int
+
+
+class ReplayOracle:
+    """A replay that keeps all rows that were ever written, and searches all of them for each batch.
+
+    Time step t of environment e lies in slot ``t % steps * envs + e``; the newest ``steps`` time steps are present.
+
+    Args:
+        setup: The options of the replay.
+        seed: An integer in ``[0, 2**64)``.
+    """
+
+    def __init__(self, setup: Setup, seed: int) -> None:
+        self.setup, self.seed = setup, seed
+        self.slice = setup.slices or {}
+        self.streams: list[list[dict[str, Any]]] = [[] for _ in range(setup.envs)]
+        self.weights: dict[int, int] = {}
+        self.largest = 1.0
+        self.queue: list[int] = []
+        self.epoch: list[int] = []
+        self.epoch_size = 0
+
+    @property
+    def there(self) -> range:
+        """Return the present time steps."""
+        end = len(self.streams[0])
+        return range(max(0, end - self.setup.steps), end)
+
+    def slot(self, env: int, step: int) -> int:
+        """Return the slot of a time step."""
+        return step % self.setup.steps * self.setup.envs + env
+
+    def write(self, time_steps: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Write time steps, each a row for every environment."""
+        for rows in time_steps:
+            for env, row in enumerate(rows):
+                slot = self.slot(env, len(self.streams[env]))
+                self.queue = [other for other in self.queue if other != slot] + [slot]
+                self.weights[slot] = self.weight(self.largest)
+                self.streams[env].append(row)
+        if self.slice:
+            self.epoch_size = 0  # a write ends an epoch of slices
+
+    def weight(self, priority: float) -> int:
+        """Return ``(priority + eps) ** alpha`` in units of ``2**-24``; a number above 0 weighs at least one."""
+        exponents = self.setup.priorities or replay.Priorities(alpha=0)
+        if exponents.alpha not in (0, 1):
+            capacity, priorities = self.setup.steps * self.setup.envs, np.array([priority], np.float32)
+            return int(weighed(priorities, capacity, exponents.alpha, exponents.eps)[0])
+        number = float(np.float32(priority) + np.float32(exponents.eps))
+        return 1 << 24 if exponents.alpha == 0 else max(int(number * (1 << 24) + 0.5), number > 0)
+
+    def set_priorities(self, slots: Sequence[int], priorities: Sequence[float]) -> None:
+        """Set priorities one after another; a negative slot stands for no row."""
+        for slot, priority in zip(slots, priorities, strict=True):
+            if slot >= 0:
+                self.largest = max(self.largest, priority)
+                self.weights[slot] = self.weight(priority)
+
+    def episodes(self, env: int) -> list[range]:
+        """Return the time steps of each episode that an environment ever had."""
+        rows, begins = self.streams[env], [0]
+        is_named = "end_key" in self.slice or "traj_key" in self.slice
+        by_end = "end_key" in self.slice or not is_named
+        ids, by_id = self.setup.ids, "traj_key" in self.slice or (self.setup.ids == "episode" and not is_named)
+        for step in range(1, len(rows)):
+            if (by_end and rows[step - 1]["done"]) or (by_id and rows[step - 1][ids] != rows[step][ids]):
+                begins.append(step)
+        return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
+
+    def slices(self) -> list[Slice]:
+        """Return the existing slices, in the order in which draws count them."""
+        found = []
+        length, pad, period = self.slice["sequence_length"], self.slice["pad"], self.slice.get("period", 1)
+        for env in range(self.setup.envs):
+            for number, episode in enumerate(self.episodes(env)):
+                steps = [step for step in episode if step in self.there]
+                whole = [step for step in steps if step + length - 1 in episode]
+                # Every `period`-th step begins a slice, counted from the episode's first step, even if that step was
+                # overwritten.
+                counted = [step for step in steps if (step - episode[0]) % period == 0]
+                starts = [step for step in counted if step in whole] or (counted[:1] if pad is not False else [])
+                if self.setup.order == "epochs":  # slices are adjacent, from the first present row on
+                    starts = [step for step in steps[::length] if step in whole or pad is not False]
+                # No two episodes have the same number; a field numbers trajectories itself.
+                traj_id = (
+                    self.streams[env][episode[0]][self.setup.ids]
+                    if "traj_key" in self.slice
+                    else number * self.setup.envs + env
+                )
+                found += [Slice(env, start, min(start + length, episode[-1] + 1), traj_id) for start in starts]
+        return found
+
+    def count(self) -> int:
+        """Return the number of drawable rows or slices; without replacement, 0 if they do not fill a batch."""
+        setup = self.setup
+        if setup.priorities is not None:
+            return len(self.shares())
+        total = len(self.slices()) if self.slice else len(self.there) * setup.envs
+        total = len(self.queue) if setup.order == "queue" else total
+        return total if setup.order == "random" or total >= setup.batch_size else 0
+
+    def shares(self) -> dict[int, int]:
+        """Return the weight of each slot that can be drawn by priority; for slices, of the slots where they begin."""
+        slots = {self.slot(one.env, one.start) for one in self.slices()} if self.slice else self.weights
+        return {slot: self.weights[slot] for slot in sorted(slots) if self.weights[slot] > 0}
+
+    def draw(self, index: int) -> dict[str, Any]:
+        """Return batch number ``index``; ``count`` must be above 0."""
+        setup, total, size = self.setup, self.count(), self.setup.batch_size
+        weights, words = None, self.words(index, size)
+        places = [int((word >> 11) * (total * 2.0**-53)) for word in words]
+        if setup.order == "queue":
+            places, self.queue = self.queue[:size], self.queue[size:]
+        elif setup.order == "epochs":
+            if self.epoch_size != total or len(self.epoch) < size:
+                drawn = self.words(index, total)
+                self.epoch, self.epoch_size = sorted(range(total), key=drawn.__getitem__), total
+            places, self.epoch = self.epoch[:size], self.epoch[size:]
+        elif setup.priorities is not None:
+            shares = self.shares()
+            places = [_find(shares, word * sum(shares.values()) >> 64) for word in words]
+            weights = [(shares[slot] / min(shares.values())) ** -setup.priorities.beta for slot in places]
+        if self.slice:
+            slices = self.slices()
+            begins = {self.slot(one.env, one.start): one for one in slices}
+            batch = self.sliced([slices[place] if weights is None else begins[place] for place in places])
+        else:
+            rows = {self.slot(env, step): (env, step) for env in range(setup.envs) for step in self.there}
+            batch = self.rows([rows[slot] for slot in places])
+        if weights is not None:
+            of_rows = [[weight] * self.slice.get("sequence_length", 1) for weight in weights]
+            batch["priority_weight"] = of_rows if self.slice else weights
+        return batch
+
+    def words(self, index: int, count: int) -> list[int]:
+        """Return the first random words of a batch."""
+        return [int(word) for word in Key(self.seed, Purpose.REPLAY, index).bits(count)]
+
+    def rows(self, places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Return the fields of some environments' time steps, and their slots."""
+        rows = [self.streams[env][step] for env, step in places]
+        return {name: [row[name] for row in rows] for name in rows[0]} | {
+            "index": [self.slot(env, step) for env, step in places]
+        }
+
+    def sliced(self, slices: Sequence[Slice]) -> dict[str, Any]:
+        """Return the fields of some slices; a slice that is too short repeats its last row, or has a number."""
+        length, pad, batches = self.slice["sequence_length"], self.slice["pad"], []
+        for env, start, end, traj_id in slices:
+            steps = range(start, start + length)
+            batch = self.rows([(env, min(step, end - 1)) for step in steps])
+            mask = [step < end for step in steps]
+            if not isinstance(pad, bool):
+                for name in {*batch} - {"index"}:
+                    batch[name] = [
+                        value if here else _like(value, pad) for value, here in zip(batch[name], mask, strict=True)
+                    ]
+            if pad is not False:
+                batch["mask"] = mask
+            batches.append(batch | {"traj_id": [traj_id] * length})
+        return {name: [batch[name] for batch in batches] for name in batches[0]}
+
+
+def _find(shares: dict[int, int], rest: int) -> int:
+    """Return the index of the first slot at which the cumulated ``shares`` exceed ``rest``."""
+    for slot, share in shares.items():
+        rest -= share
+        if rest < 0:
+            return slot
+    raise AssertionError("expected a number below the sum of all shares")
+
+
+def _like(value: Any, number: float) -> Any:
+    return [number] * len(value) if isinstance(value, list) else number
 
 
 class DeviceReplayConformance(InArrays):
@@ -257,7 +442,7 @@ class DeviceReplayConformance(InArrays):
 
     def test_a_sample_is_a_function_of_its_number(self) -> None:
         """A sample depends only on its number and the seed, in any order and after repetition."""
-        state, other = (self.add(self._init(_PLAIN, seed), Rows().next(20)) for seed in (2**64 - 1, 5))
+        state, other = (self.add(self._init(_PLAIN, seed), _arrays(Rows().next(20), None)) for seed in (2**64 - 1, 5))
         drawn: dict[int, list[Any]] = {}
         for index in (5, 2, 5, 2**32 - 1, 2):
             state, batch = self.sample(state, index)
@@ -272,37 +457,37 @@ class DeviceReplayConformance(InArrays):
     def test_a_batch_never_changes(self) -> None:
         """A drawn batch does not change, whatever is written afterwards."""
         rows = Rows()
-        state, batch = self.sample(self.add(self._init(_PLAIN, 5), rows.next(20)), 0)
+        state, batch = self.sample(self.add(self._init(_PLAIN, 5), _arrays(rows.next(20), None)), 0)
         before = [np.array(self.to_numpy(leaf)) for _, leaf in leaves(batch)]
-        self.sample(self.add(state, rows.next(20)), 1)
+        self.sample(self.add(state, _arrays(rows.next(20), None)), 1)
         for (path, leaf), expected in zip(leaves(batch), before, strict=True):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
         """Rows of another form, masked values, unexpected priorities, empty batches: errors that change nothing."""
-        state, host, rows = self._init(_PLAIN, 5), _PLAIN.host(5), Rows().next(20)
+        state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
-        state = self.add(state, rows)
-        host.extend(rows)
+        state = self.add(state, _arrays(rows, None))
+        oracle.write(rows)
         assert bool(self.can_sample(state)), "expected something to draw"
-        good = Rows().next(3)
+        good = _arrays(Rows().next(3), None)
         for bad in (
             {name: values for name, values in good.items() if name != "reward"},
             {**good, "extra": good["reward"]},
             {**good, "reward": good["reward"][:2]},
             {**good, "obs": {**good["obs"], "vector": good["obs"]["vector"][:, :1]}},
-            Rows().next(21),
+            _arrays(Rows().next(21), None),
             {**good, "reward": np.ma.masked_array(good["reward"], np.arange(3) == 1)},
         ):
             refused(MouseError, lambda bad=bad: self.add(state, bad))  # type: ignore[misc]
         refused(ConfigError, lambda: self.set_priorities(state, np.zeros(1, np.int32), np.ones(1, np.float32)))
-        self._equal(self.sample(state, 0)[1], host.sample(), "after what was refused")
+        self._equal(self.sample(state, 0)[1], oracle.draw(0), "after what was refused")
 
     # ------------------------------------------------------------------ programs
 
     def _init(self, setup: Setup, seed: int) -> Any:
-        example = map_tree(itemgetter(0), Rows(ids=setup.ids).next(1))
+        example = map_tree(itemgetter(0), _arrays(Rows(ids=setup.ids).next(1), None))
         return self.init(example, setup.steps * setup.envs, **setup.options(seed))
 
     def _programs(self, kind: str, folder: Path) -> None:
@@ -328,33 +513,36 @@ class DeviceReplayConformance(InArrays):
         """
         choose = random.Random(program)
         seed, number, moved = choose.getrandbits(64), 0, False
-        source = Rows(setup.num_envs, program, choose.choice([0.02, 0.1, 0.3]), setup.ids)
-        state, host = self._init(setup, seed), setup.host(seed)
+        source = Rows(setup.envs, choose, choose.choice([0.02, 0.1, 0.3]), setup.ids)
+        state, host, oracle = self._init(setup, seed), setup.host(seed), ReplayOracle(setup, seed)
         for turn in range(10):
             count = choose.choice([1, setup.several])
             rows = source.next(count)
-            host.extend(rows)
-            state = self.add(state, map_tree(itemgetter(0), rows) if count == 1 else rows)
+            given = _arrays(rows, setup.num_envs)
+            host.extend(given)
+            state = self.add(state, map_tree(itemgetter(0), given) if count == 1 else given)
+            oracle.write(rows)
             drawn: list[int] = []
             for _ in range(choose.randint(1, 3)):
-                place = f"turn {turn}, sample {number}"
-                expected: Any = None
-                with suppress(MouseError):
-                    expected = host.sample()
-                ready = expected is not None
+                place, ready = f"turn {turn}, sample {number}", oracle.count() > 0
                 assert bool(self.can_sample(state)) == ready, f"{place}: expected can_sample to be {ready}"
                 if not ready:
+                    refused(MouseError, host.sample)
                     break
-                state, batch = self.sample(state, number)
-                # A file does not store the numbers of episodes.
-                self._equal(batch, expected, place, {"traj_id"} if moved else set())
-                drawn = np.ravel(expected["index"]).tolist()
+                expected, wanted, (state, batch) = host.sample(), oracle.draw(number), self.sample(state, number)
+                drawn = np.where(wanted.get("mask", True), wanted["index"], -1).reshape(-1).tolist()
+                but = {"traj_id"} if moved else set()  # a file does not store the numbers of episodes
+                self._equal(batch, expected, place, but)
+                if setup.transform is None:
+                    self._equal(batch, wanted, place, but)
                 number += 1
             if setup.priorities is not None:
-                slots = np.array([*drawn[:3], *(choose.randrange(len(host)) for _ in range(4)), *[-1] * 4])[:_UPDATES]
-                values = np.array([choose.choice([0, 2**-30, 0.25, 1, 3, 1000.5]) for _ in slots], np.float32)
-                state = self.set_priorities(state, slots.astype(np.int32), values)
-                host.update_priority(slots[slots >= 0], values[slots >= 0])
+                slots = [*drawn[:3], *(choose.randrange(len(host)) for _ in range(4)), -1, -1, -1, -1][:_UPDATES]
+                values = [choose.choice([0, 2**-30, 0.25, 1, 3, 1000.5]) for _ in slots]
+                oracle.set_priorities(slots, values)
+                state = self.set_priorities(state, np.array(slots, np.int32), np.array(values, np.float32))
+                there = [place for place, slot in enumerate(slots) if slot >= 0]
+                host.update_priority(np.array(slots)[there], np.array(values, np.float32)[there])
             match choose.randrange(6):
                 case 0:
                     self.dumps(state, folder / "device", number)
@@ -389,33 +577,32 @@ class Rows:
     """Random rows of environments: episodes end, and trajectories change, at random.
 
     Args:
-        num_envs: The number of environments; None: one stream, without an axis of environments.
-        seed: The seed of the rows.
-        ends: The probability that a row ends an episode, and that its trajectory is another one.
+        envs: The number of environments.
+        choose: The source of random choices.
+        ends: The probability that a row ends an episode.
         ids: The name of the field with the trajectory number of a row.
     """
 
-    def __init__(self, num_envs: int | None = None, seed: int = 0, ends: float = 0.2, ids: str = "run") -> None:
-        self._random, self._ends, self._ids = np.random.default_rng(seed), ends, ids
-        self._envs = () if num_envs is None else (num_envs,)
-        self._first, self._runs = 0, np.zeros(self._envs, np.int32)
+    def __init__(self, envs: int = 1, choose: random.Random | None = None, ends: float = 0.2, ids: str = "run") -> None:
+        self._choose, self._ends, self._ids = choose or random.Random(0), ends, ids
+        self._first, self._runs = 0, [0] * envs
 
-    def next(self, count: int) -> dict[str, Any]:
-        """Return ``count`` time steps as a tree of arrays ``[time, env, ...]``."""
-        draw, shape = self._random, (count, *self._envs)
-        number = self._first + 1 + np.arange(np.prod(shape)).reshape(shape)
-        self._first = int(number.max())
-        runs = []
-        for _ in range(count):
-            changes = draw.random(self._envs) < self._ends
-            self._runs = np.where(changes, draw.integers(0, 4, self._envs), self._runs)
-            runs.append(self._runs)
-        made = {
-            "number": number,
-            "vector": np.stack([number, -number], -1),
-            "reward": draw.integers(0, 9, shape) / 4,
-            "done": draw.random(shape) < self._ends,
-            self._ids: np.stack(runs),
-        }
-        rows: dict[str, Any] = {name: values.astype(_DTYPES[name]) for name, values in made.items()}
-        return {"obs": {name: rows.pop(name) for name in ("number", "vector")}, **rows}
+    def next(self, count: int) -> list[list[dict[str, Any]]]:
+        """Return ``count`` time steps, each a row for every environment."""
+        return [[self._row(env) for env in range(len(self._runs))] for _ in range(count)]
+
+    def _row(self, env: int) -> dict[str, Any]:
+        choose, self._first = self._choose, self._first + 1
+        if choose.random() < self._ends:
+            self._runs[env] = choose.randrange(4)
+        row = {"number": self._first, "vector": [self._first, -self._first], "reward": choose.randrange(9) / 4}
+        return row | {"done": int(choose.random() < self._ends), self._ids: self._runs[env]}
+
+
+def _arrays(rows: Sequence[Sequence[dict[str, Any]]], num_envs: int | None) -> Any:
+    """Return time steps as a tree of arrays ``[time, env, ...]``; without environments ``[time, ...]``."""
+    made = {
+        name: np.array([[row[name] for row in step] for step in rows], _DTYPES[name])[:, slice(None) if num_envs else 0]
+        for name in rows[0][0]
+    }
+    return {"obs": {name: made.pop(name) for name in ("number", "vector")}, **made}
