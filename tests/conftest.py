@@ -36,8 +36,8 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-# Whether bytes are on the disk shows only where the power fails, which its tests simulate. So nothing waits for the disk,
-# 10 ms a file where the disk is busy.
+# Whether bytes are on the disk shows only where the power fails, which its tests simulate. So no test waits for the
+# disk, 10 ms a file where the disk is busy.
 def _sync_nothing(file: int) -> None:
     os.fstat(file)  # a file that is closed is an error, as for fsync
 
