@@ -320,7 +320,7 @@ def clear(rollout: Rollout) -> Rollout:
 
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
     """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
-    each.
+    each, or ``[K]`` of vector rewards.
 
     Raises:
         RolloutError: The rollout is known to have no row.
@@ -329,8 +329,9 @@ def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         raise RolloutError("get_statistics: expected at least one row, found none")
     filled = jnp.arange(rollout.layout.num_transitions_per_env)[:, None] < rollout.step
     starts = episode_starts(rollout["dones"]) & filled
-    rows = filled.sum() * rollout.layout.num_envs
-    return rows / starts.sum(), jnp.where(filled, rollout["rewards"][:, :, 0], 0.0).sum() / rows
+    rows, rewards = filled.sum() * rollout.layout.num_envs, rollout["rewards"]
+    mean = jnp.where(filled[..., None], rewards, 0.0).sum((0, 1)) / rows
+    return rows / starts.sum(), mean[0] if mean.size == 1 else mean
 
 
 def compute_returns(
@@ -368,7 +369,8 @@ def compute_returns(
     advantages, found = returns.gae(
         rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
     )
-    computed = {"returns": found, "advantages": normalized(advantages) if normalize_advantage else advantages}
+    advantages = normalized(advantages, by_component=True) if normalize_advantage else advantages
+    computed = {"returns": found, "advantages": advantages}
     computed = {name: array.astype(rollout[name].dtype) for name, array in computed.items()}
     return replace(rollout, arrays={**rollout.arrays, **computed}, computed=jnp.asarray(True))
 

@@ -462,7 +462,7 @@ def tail_column(
     pixel = _BYTE if field is None else field.pixel_dtype
     column = TailColumn(kind, nullable=nullable, pixel=pixel, image_roots=image_roots)
     # Whether a number may be written as a vector of one value, and vice versa.
-    single = field is not None and not is_image and shape in ((), (1,))
+    single = field is not None and not is_image and (shape in ((), (1,)) or (shape is None and field.shape == ()))
     if kind.kind == "scalar":
         if field is None:
             return column
@@ -470,7 +470,7 @@ def tail_column(
         return _bounded(replace(column, single=single), field, field.bounds_of(0), vectors=False)
     # Without a field, rows of a declared list type may differ in length.
     if kind.kind == "list" and (field is not None or is_fixed or (declared is None and isinstance(value, np.ndarray))):
-        row = _row_shape(value, kind, (1,) if single and kind.depth == 1 else shape)
+        row = _row_shape(value, kind, (1,) if shape == () and kind.depth == 1 else shape)
         if row is None:
             return unknown
         is_padded = field is not None and field.pad is not None and not is_fixed

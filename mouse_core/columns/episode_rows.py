@@ -34,6 +34,31 @@ def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None
     return np.where(ended, 1, np.where(np.asarray(truncated).astype(bool), 2, 0)).astype(np.int64)
 
 
+GONE = 3
+"""The code in ``agent_done`` of the transitions of an agent behind its end."""
+
+
+def agent_codes(
+    terminated: npt.ArrayLike, truncated: npt.ArrayLike, gone: npt.ArrayLike | None = None
+) -> npt.NDArray[np.int8]:
+    """Return the ``done_code`` of each agent in each transition, and ``GONE`` behind its end.
+
+    Two agents of which the first terminates in the second of three transitions, and the second is truncated in the
+    last, have the codes ``[[0, 0], [1, 0], [3, 2]]``. Flags behind the end of an agent make no difference.
+
+    Args:
+        terminated, truncated: Flags ``[T, A]``.
+        gone: Whether each agent ended before, bool ``[A]``; None: no agent did.
+
+    Returns:
+        int8 ``[T, A]``.
+    """
+    codes = done_codes(terminated, truncated).astype(np.int8)
+    before = np.zeros_like(codes[:1], np.bool_) if gone is None else np.asarray(gone)[None]
+    ended = np.logical_or.accumulate(np.concatenate([before, codes != 0]))[:-1]
+    return np.where(ended, np.int8(GONE), codes)
+
+
 def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
     """Return ``count`` rows of zeros (or empty texts and lists), of the type and shape of the rows of ``values``."""
     if values.dtype.kind in "OSU":

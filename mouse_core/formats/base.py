@@ -340,7 +340,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
 
     Raises:
         ConfigError, SchemaError: As ``row_batches``.
-        DataError: Values are null or ragged.
+        DataError: Values are null or ragged, or rewards are vectors, which other formats do not have.
     """
     ended = True
     for batch in row_batches(rows):
@@ -353,6 +353,11 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         # Metadata of some episodes are null in the others.
         partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
         columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
+        if columns.get("reward", columns["done"]).size > batch.num_rows or "agent_done" in columns:
+            raise DataError(
+                "rows: expected one reward and one done a step, as in the format to write, found vector rewards or "
+                "ends of agents; DatasetStore.save keeps them"
+            )
         after = np.concatenate([[ended], columns["done"][:-1] != 0])
         begins = after if steps is None else _begins(steps, after)
         ended = bool(columns["done"][-1] != 0)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mouse_core.columns.episode_rows import agent_codes, done_code
 from mouse_core.dtypes import convert, is_hidden, refuse_hidden, to_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
 from mouse_core.files.log import MappedLog, read_mapped_log
@@ -175,6 +176,7 @@ def _value(rest: bytes, name: str, code: str, more: list[Any]) -> tuple[Any, byt
     return (content.decode() if code == "text" else json.loads(content)), rest
 
 
+_ENDS = ("done", "agent_done")
 FOLDER = "recording"
 TRUNCATED = 2
 _ROWS_OF_A_FILE = 64
@@ -377,7 +379,7 @@ def adopt(store: DatasetStore, *, mark: bool) -> None:
         if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
             for row, after in zip(rest, [*rest[1:], {"episode_step": 0}], strict=True):
                 if after["episode_step"] == 0:
-                    row["done"] = row["done"] or TRUNCATED
+                    truncate(row)
             left.goes_to(store.written, len(rest))
             store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
             store.flush()
@@ -385,9 +387,16 @@ def adopt(store: DatasetStore, *, mark: bool) -> None:
             remove(file)
 
 
+def truncate(row: Row) -> None:
+    """Mark a row as the truncated last row of its episode, unless it ends the episode already."""
+    row["done"] = row["done"] or TRUNCATED
+    if "agent_done" in row:
+        row["agent_done"] = np.where(row["agent_done"] == 0, np.int8(TRUNCATED), row["agent_done"])
+
+
 def _equal(found: Mapping[str, Any], row: Row) -> bool:
     """Whether a row of a store is this one, which may have been told since that it is the last of an episode."""
-    return all(name in found and _same(found[name], value) for name, value in row.items() if name != "done")
+    return all(name in found and _same(found[name], value) for name, value in row.items() if name not in _ENDS)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -421,16 +430,17 @@ class StepSink:
         self._waiting: list[Row] = []
         self._expected = -1  # rows ever written to the store, while an episode runs
 
-    def put(self, row: Row) -> None:
-        """Take a row; one whose ``done`` is not 0 ends the episode.
+    def put(self, *rows: Row) -> None:
+        """Take rows; one whose ``done`` is not 0 ends the episode.
 
-        After an error of the store the row waits with the others, and is written with the next one.
+        After an error of the store the rows wait with the others, and are written with the next one.
         """
-        waiting = self._waiting
-        waiting.append(row)
+        waiting, first = self._waiting, len(self._waiting)
+        waiting.extend(rows)
         if self._running is not None:
-            self._running.add(row, waiting[:-1], self._store.written + len(waiting) - 1)
-        self._write(keep=not row["done"])
+            for at in range(first, len(waiting)):
+                self._running.add(waiting[at], waiting[:at], self._store.written + at)
+        self._write(keep=not rows[-1]["done"])
 
     def _write(self, keep: bool) -> None:
         waiting = self._waiting
@@ -452,7 +462,7 @@ class StepSink:
     def interrupt(self) -> None:
         """Mark the row that waits as truncated, and write it."""
         if self._waiting:
-            self._waiting[-1]["done"] = TRUNCATED
+            truncate(self._waiting[-1])
             self._write(keep=False)
 
     def leave_out(self) -> None:
@@ -495,17 +505,16 @@ class EpisodeSink:
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
         self._taken = 0  # rows written while later ones wait after an error
 
-    def put(self, row: Row) -> None:
-        """Take a row."""
-        columns = self._columns
-        if self._running is not None:
-            self._running.add(row)
-        if not columns:
-            self._columns = {name: [value] for name, value in row.items()}
-        else:
+    def put(self, *rows: Row) -> None:
+        """Take rows."""
+        for row in rows:
+            if self._running is not None:
+                self._running.add(row)
+            if not self._columns:
+                self._columns = {name: [] for name in row}
             for name, value in row.items():
-                columns[name].append(value)
-        if row["done"]:
+                self._columns[name].append(value)
+        if rows[-1]["done"]:
             self._end()
 
     def _end(self) -> None:
@@ -534,7 +543,10 @@ class EpisodeSink:
     def interrupt(self) -> None:
         """End the running episode: write it as truncated, or leave it out."""
         if self._columns and self._mark:
-            self._columns["done"][-1] = TRUNCATED
+            last = {name: values[-1] for name, values in self._columns.items() if name in _ENDS}
+            truncate(last)
+            for name, value in last.items():
+                self._columns[name][-1] = value
             self._end()
         self.leave_out()
 
@@ -570,6 +582,9 @@ class EpisodeWriter:
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
         self._seen: Row = {}
         self._step = -1
+        # Of agents that end one by one: which have ended, bool ``[A]``, and whether one of them was truncated.
+        self._gone: Any = None
+        self._is_cut = False
 
     @property
     def is_running(self) -> bool:
@@ -583,19 +598,15 @@ class EpisodeWriter:
             seen: Columns of its first observation.
         """
         self.interrupt()
-        self._step = 0
-        if self._is_outgoing:
-            self._seen = seen
-        else:
-            self._try(self._sink.put, {**self._first, **seen})
+        self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
 
-    def step(self, action: Row, reward: float, done: int, seen: Row) -> None:
+    def step(self, action: Row, reward: Any, terminated: Any, truncated: Any, seen: Row) -> None:
         """Add a step.
 
         Args:
             action: Columns of the action.
-            reward: The reward of the action.
-            done: 0, or 1 or 2 where the action ended the episode.
+            reward: The reward of the action, a number or an array.
+            terminated, truncated: Whether the action ended the episode, flags; or whether it ended each agent, ``[A]``.
             seen: Columns of the observation that followed.
 
         Raises:
@@ -603,12 +614,39 @@ class EpisodeWriter:
         """
         if self._step < 0:
             raise RolloutError("record: expected reset() before step(), found no episode that runs")
+        ends = self._ends(terminated, truncated)
+        rows, step = [], self._step
+        self._step = -1 if ends["done"] else step + 1
         if self._is_outgoing:
-            seen, self._seen, number = self._seen, seen, self._step
-        else:
-            number = self._step + 1
-        self._step = -1 if done else self._step + 1
-        self._try(self._sink.put, {**action, "reward": reward, "done": done, "episode_step": number, **seen})
+            seen, self._seen = self._seen, seen
+        elif not step:
+            # The first row waits for the first step: its zeros have the shapes of these values.
+            values = {"reward": reward, **ends}.items()
+            zeros = {name: np.zeros_like(one) if isinstance(one, np.ndarray) else type(one)() for name, one in values}
+            rows.append({**self._first, **zeros, **self._seen})
+        number = step + (not self._is_outgoing)
+        self._try(self._sink.put, *rows, {**action, "reward": reward, **ends, "episode_step": number, **seen})
+
+    def _ends(self, terminated: Any, truncated: Any) -> Row:
+        """Return the column ``done``, and ``agent_done`` if agents end one by one."""
+        given = terminated, truncated
+        if self._gone is None and all(isinstance(one, bool | np.bool_) for one in given):
+            return {"done": done_code(*given)}
+        try:
+            flags = np.broadcast_arrays(*(convert(np.reshape(one, (1, -1)), np.dtype(np.bool_)) for one in given))
+            if self._gone is None and flags[0].size == 1:
+                return {"done": done_code(*(one.item() for one in flags))}
+            if self._gone is None and self._step:
+                raise ValueError("earlier steps had one flag")
+            codes = agent_codes(flags[0], flags[1], self._gone)[0]
+        except ValueError as error:
+            raise DataError(
+                "terminated, truncated: expected a flag, or a flag for each agent [A], alike in each step, found "
+                f"{given!r:.80}: {error}"
+            ) from error
+        self._gone, self._is_cut = codes != 0, self._is_cut or bool((codes == TRUNCATED).any())
+        over = bool(self._gone.all())
+        return {"done": done_code(over and not self._is_cut, over), "agent_done": codes}
 
     def _try(self, write: Callable[..., None], *rows: Row) -> None:
         try:
@@ -649,19 +687,21 @@ def check_on_interrupted(choice: str) -> str:
     return choice
 
 
-def reward_of(reward: Any) -> float:
-    """A reward as a number.
+def reward_of(reward: Any) -> Any:
+    """Return a reward as a float, or as an array float64 ``[K]`` for several numbers.
 
     Raises:
-        DataError: No number, or several.
+        DataError: The reward is no number and no array of numbers.
     """
     if type(reward) is float:
         return reward
     try:
-        (number,) = convert(to_numpy(reward).reshape(-1), np.dtype(np.float64)).tolist()
-        return number  # type: ignore[no-any-return]
+        numbers = convert(np.array(to_numpy(reward), ndmin=1), np.dtype(np.float64))
     except (TypeError, ValueError) as error:
-        raise DataError(f"reward: expected one number, found {reward!r:.80}") from error
+        raise DataError(f"reward: expected a number or an array of numbers, found {reward!r:.80}") from error
+    if not numbers.size:
+        raise DataError(f"reward: expected a number or an array of numbers, found {reward!r:.80}")
+    return numbers.item() if numbers.size == 1 else numbers
 
 
 def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:

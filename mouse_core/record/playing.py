@@ -155,8 +155,8 @@ def _play(env: Any, act: Callable[[Any], Any], episodes: int, seed: int | None, 
         observation, _ = env.reset(seed=None if seed is None else seed + episode)
         over = False
         while not over:
-            observation, _, terminated, truncated, _ = env.step(act(observation))
-            over = bool(terminated or truncated)
+            observation, *_ = env.step(act(observation))
+            over = not env.is_running
         advance(1)
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mouse_core.columns.episode_rows import done_code
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.record import _columns
 from mouse_core.record._columns import Row
 from mouse_core.record._episodes import StoreWriter, info_column, infos_of, kept_info, recorder_of, reward_of
@@ -34,6 +33,9 @@ class Recorder:
     ``observation_image`` or ``observation_text``; of nested spaces ``observation_<key>`` and ``action_<key>``, each
     with a field of its name. ``done`` is 1 if an episode terminated, and 2 if it was only truncated. Environment, spec,
     spaces, versions and policy are in ``store.metadata.recordings``.
+
+    Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends with its
+    last agent, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
 
     Args:
         env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder sees the steps after the wrappers inside it.
@@ -135,8 +137,13 @@ class _GymnasiumRecorder(Recorder):
             self._writer.choose_infos(first[1], info)
             self._episodes.begin(self._seen(*first))
         seen = self._seen(_columns.values_of(self._writer.observations, observation), info)
-        self._episodes.step(taken, reward_of(reward), done_code(terminated, truncated), seen)
+        self._episodes.step(taken, reward_of(reward), terminated, truncated, seen)
         return result
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._first is not None or self._episodes.is_running
 
     def _seen(self, observation: _columns.Row, info: dict[str, Any]) -> _columns.Row:
         return self._writer.seen(observation, infos_of(info, self._writer.infos or {}), self._seed)
@@ -182,8 +189,7 @@ class _DmEnvRecorder(Recorder):
             self._episodes.begin(seen)
         else:
             last = timestep.last()
-            done = done_code(last and timestep.discount == 0, last)
-            self._episodes.step(action, reward_of(timestep.reward), done, seen)
+            self._episodes.step(action, reward_of(timestep.reward), last and timestep.discount == 0, last, seen)
         return timestep
 
     def observation_spec(self) -> Any:
@@ -304,14 +310,17 @@ class VectorRecorder:
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
         self._begin_held(infos)
-        before, self._over = self._over, np.logical_or(terminated, truncated)
+        ended = np.logical_or(terminated, truncated)
+        if ended.shape != self._over.shape:
+            raise DataError(f"terminated, truncated: expected a flag for each environment, found shape {ended.shape}")
+        before, self._over = self._over, ended
         for number in range(len(self._episodes)):
             over = bool(self._over[number])
             if number in taken and self._episodes[number].is_running:
                 final = over and self._mode == SAME_STEP
-                done = done_code(terminated[number], truncated[number])
                 seen = self._final(number, infos) if final else self._seen(number, observations, infos)
-                self._episodes[number].step(taken[number], reward_of(rewards[number]), done, seen)
+                ends = terminated[number], truncated[number]
+                self._episodes[number].step(taken[number], reward_of(rewards[number]), *ends, seen)
             # Environments that are not recorded (any more) begin episodes, too.
             if (over and self._mode == SAME_STEP) or (before[number] and self._mode == NEXT_STEP):
                 self._seeds[number] = None

@@ -20,7 +20,7 @@ from mouse_core.spec import FieldSpec, Spec, check_dtype
 Array = Any
 
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
-"""Fields with one number for each row; their arrays are ``[T, N, 1]``."""
+"""Fields with one number for each row; their arrays are ``[T, N, 1]``. Rewards and values may also be vectors."""
 
 COMPUTED = ("returns", "advantages")
 """Fields that the storage computes from others; transitions do not have them."""
@@ -102,7 +102,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
         The fields in the given order. A field with one number for each row has the shape ``(1,)``.
 
     Raises:
-        ConfigError: A name is not allowed, or a value is not a field.
+        ConfigError: A name is not allowed, a value is not a field, or values have another shape than rewards.
     """
     if not isinstance(fields, Mapping):
         raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
@@ -119,6 +119,9 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
     for name, made_field in made.items():
         if made_field.mask and f"{name}_mask" in made:
             raise ConfigError(f"fields: {name}_mask is there already; it belongs to {name}, which has mask=True")
+    rewards, values = made["rewards"].shape, made.get("values", made["rewards"]).shape
+    if values != rewards:
+        raise ConfigError(f"fields['values']: expected the shape of the rewards, {rewards}, found {values}")
     return made
 
 
@@ -130,8 +133,10 @@ def _as_field(name: str, given: Any) -> RolloutField:
     if name not in COLUMNS:
         return given  # type: ignore[no-any-return]
     dtype = np.dtype(given.dtype)
-    if given.shape not in ((), (1,)):
-        raise ConfigError(f"fields[{name!r}]: expected one number for each row, () or (1,), found {given.shape}")
+    vector = name in ("rewards", "values") and len(given.shape) == 1
+    if given.shape not in ((), (1,)) and not vector:
+        hint = "; agents that end one by one are environments: num_envs=N * A" if name == "dones" else ""
+        raise ConfigError(f"fields[{name!r}]: expected one number for each row, () or (1,), found {given.shape}{hint}")
     if (number_kind(dtype) == "f") == (name == "dones"):
         wanted = "a boolean or integer" if name == "dones" else "a floating"
         raise ConfigError(f"fields[{name!r}]: expected {wanted} dtype, found {dtype}")
@@ -139,7 +144,7 @@ def _as_field(name: str, given: Any) -> RolloutField:
         raise ConfigError(f"fields[{name!r}]: expected a dtype of at least 16 bits to compute with, found {dtype}")
     if name in ("rewards", "dones") and (given.optional or given.mask):
         raise ConfigError(f"fields[{name!r}]: expected a field that every row has, found {given}")
-    return RolloutField((1,), dtype, given.optional, given.mask)
+    return RolloutField(given.shape or (1,), dtype, given.optional, given.mask)
 
 
 def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
@@ -150,7 +155,7 @@ def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
         if one.mask:
             specs[f"{name}_mask"] = FieldSpec(f"{name}_mask", np.dtype(bool), ())
     if "values" in fields:
-        specs |= {name: FieldSpec(name, np.dtype(fields["values"].dtype), (1,)) for name in COMPUTED}
+        specs |= {name: FieldSpec(name, np.dtype(fields["values"].dtype), fields["values"].shape) for name in COMPUTED}
     return Spec(specs, alignment="outgoing")
 
 
@@ -464,7 +469,7 @@ class StepChecks:
         """Convert ``last_values``, ``time_outs`` and ``final_values``, which returns need in addition, to arrays.
 
         Args:
-            values, dones: All rows, ``[T, N, 1]``.
+            values, dones: All rows, ``[T, N, 1]``; values of vectors ``[T, N, K]``.
             last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
 
         Raises:
@@ -484,7 +489,7 @@ class StepChecks:
         last = of_values("last_values", last_values, shape[1:])
         finals = None
         if time_outs is not None:
-            time_outs = self.as_array("time_outs", time_outs, shape) != 0
+            time_outs = self.as_array("time_outs", time_outs, tuple(dones.shape)) != 0
             finals = of_values("final_values", final_values, shape)
         if all(array is None or self._may_look(array) for array in (dones, last, time_outs, finals)):
             _check_ends(dones, widened(last), time_outs, widened(finals))
@@ -517,17 +522,16 @@ def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
 
 
 def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None = None) -> None:
-    """Raise DataError for the first value that is not ``good``; ``[N, 1]`` of one step, or ``[T, N, 1]``."""
+    """Raise DataError for the first value that is not ``good``; ``[N, K]`` of one step, or ``[T, N, K]``."""
     xp = namespace(good)
     if bool(xp.all(good)):
         return
-    # The first False. With two environments, place 5 is environment 5 % 2 = 1 of row 5 // 2 = 2.
-    place = int(xp.argmin(xp.astype(xp.reshape(good, (-1,)), xp.uint8)))
+    place = int(xp.argmin(xp.astype(xp.reshape(good, (-1,)), xp.uint8)))  # the first False
     found = xp.reshape(value, (-1,))[place]
     found = found.item() if hasattr(found, "item") else found
-    envs = value.shape[-2]
-    row = place // envs if step is None and value.ndim == 3 else step
-    where = f"environment {place % envs}" + ("" if row is None else f", row {row}")
+    *rows, env, _ = (int(number) for number in np.unravel_index(place, tuple(good.shape)))
+    row = rows[0] if step is None and rows else step
+    where = f"environment {env}" + ("" if row is None else f", row {row}")
     raise DataError(f"{name}: expected {wanted}, found {found} at {where}")
 
 

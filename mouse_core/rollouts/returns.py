@@ -5,6 +5,10 @@ was taken at observation t, whether the episode ended with it, and the value of 
 all arrays of one call must have the same shape, so that ``[T, N]`` is never combined with ``[T, N, 1]``. Results have
 the dtype of the arguments.
 
+Vector rewards ``[T, N, K]``, and rewards by agent ``[T, N, A]``, have values of the same shape, and each component has
+returns of its own. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
+``dones`` of the shape ``[T, N, A]`` end each agent by itself.
+
 Truncation is not termination. If a time limit cuts off an episode, the future is worth the value of the final
 observation, which is in no row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the final
 observations. Without them every end counts as a termination, with no future (Pardo et al., "Time limits in
@@ -73,7 +77,7 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     """
     check_array("rewards", rewards)
     check_rows("values", values, rewards.shape)
-    check_rows("dones", dones, rewards.shape)
+    check_rows("dones", dones, rewards.shape, shared=True)
     if not rewards.shape or rewards.shape[0] < 2:
         raise SchemaError(f"outgoing: rewards: expected at least two rows, found shape {tuple(rewards.shape)}")
     return Outgoing(
@@ -115,7 +119,7 @@ def following_values(
         if not xp.isdtype(given.dtype, "real floating"):
             raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
     check_rows("values", values, rewards.shape)
-    check_rows("dones", dones, rewards.shape)
+    check_rows("dones", dones, rewards.shape, shared=True)
     check_rows("last_values", last_values, rewards.shape[1:])
     if not xp.isdtype(dones.dtype, ("bool", "integral", "real floating")):
         raise SchemaError(f"dones: expected flags or codes, found {dones.dtype}")
@@ -124,7 +128,7 @@ def following_values(
     following = _put(xp.concat([values[1:], last_values[None]]), ended, 0.0)
     truncated = None
     if time_outs is not None and final_values is not None:
-        check_rows("time_outs", time_outs, rewards.shape)
+        check_rows("time_outs", time_outs, rewards.shape, shared=True)
         check_rows("final_values", final_values, rewards.shape)
         truncated = xp.astype(time_outs, xp.bool, copy=False)
         ended = ended | truncated
@@ -188,14 +192,24 @@ def check_factors(rewards: Array, **factors: float | Array) -> None:
     """
     for name, factor in factors.items():
         if getattr(factor, "shape", ()):
-            check_rows(name, factor, rewards.shape)
+            check_rows(name, factor, rewards.shape, shared=True)
 
 
-def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
-    """Raise SchemaError if the shape of ``values`` does not match the rewards; see also ``check_array``."""
+def check_rows(name: str, values: Array, expected: tuple[int, ...], *, shared: bool = False) -> None:
+    """Raise SchemaError if the shape of ``values`` does not match the rewards; see also ``check_array``.
+
+    Args:
+        name: The name of the values in the message.
+        values: ``[T, ...]``.
+        expected: The shape of the rewards.
+        shared: Whether ``[T, N, 1]`` is allowed beside rewards ``[T, N, K]``.
+    """
     check_array(name, values)
-    if tuple(values.shape) != tuple(expected):
-        raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
+    wanted, found = tuple(expected), tuple(values.shape)
+    # With two axes, [T, 1] beside [T, N] would be one environment's values for all environments.
+    if found != wanted and not (shared and len(wanted) > 2 and found == (*wanted[:-1], 1)):
+        also = f" or {(*wanted[:-1], 1)}" if shared and len(wanted) > 2 and wanted[-1] != 1 else ""
+        raise SchemaError(f"{name}: expected shape {wanted}{also} as rewards say, found {found}")
 
 
 def _is_known(values: Array) -> bool:
@@ -462,7 +476,7 @@ def vtrace(
     """
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_factors(rewards, discount=discount, lam=lam)
-    check_rows("ratios", ratios, rewards.shape)
+    check_rows("ratios", ratios, rewards.shape, shared=True)
     xp = namespace(rewards)
     deltas = xp.clip(ratios, max=clip_rho) * (rewards + discount * following - values)
     decays = discount * lam * _going_on(ended, values) * xp.clip(ratios, max=clip_c)
@@ -472,7 +486,7 @@ def vtrace(
     return targets, advantages
 
 
-def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
+def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = False) -> Array:
     """Return (A - mean) / (std + eps) over all elements, with the standard deviation of a sample (n - 1).
 
     Mean and deviation are computed in double precision if the device supports it. A single element gives 0.
@@ -480,11 +494,14 @@ def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
     Args:
         advantages: Floating ``[...]``.
         eps: Keeps the quotient finite if all elements are equal.
+        by_component: Whether each index of the last axis has a mean and a deviation of its own.
 
     Returns:
         The same shape and dtype.
     """
     xp = namespace(advantages)
+    if by_component and advantages.shape[-1] > 1:
+        return xp.stack([normalized(advantages[..., k], eps=eps) for k in range(advantages.shape[-1])], axis=-1)
     flat = xp.reshape(advantages, (-1,))
     if not _lacks_float64(advantages):
         flat = xp.astype(flat, xp.float64)

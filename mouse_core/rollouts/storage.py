@@ -63,6 +63,7 @@ class RolloutStorage:
         num_transitions_per_env: T.
         fields: By name: a ``RolloutField``, or a shape, which means float32. Rewards and dones always exist. ``values``
             adds ``returns`` and ``advantages``. A field with one number for each row is stored as ``[T, N, 1]``.
+            Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
             ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
@@ -228,7 +229,7 @@ class RolloutStorage:
         self._version += 1
 
     def get_statistics(self) -> tuple[Any, Any]:
-        """Return the mean length of trajectories, cut at the end of the rollout, and the mean reward.
+        """Return the mean length of trajectories, cut at the end of the rollout, and the mean reward (or ``[K]``).
 
         Raises:
             RolloutError: There is no row yet.
@@ -239,7 +240,8 @@ class RolloutStorage:
         xp = namespace(rewards)
         starts = episode_starts(dones)
         number = xp.sum(xp.astype(starts, xp.int64))
-        return self._step * self.num_envs / number, xp.mean(rewards)
+        axes = None if rewards.shape[-1] == 1 else (0, 1)
+        return self._step * self.num_envs / number, xp.mean(rewards, axis=axes)
 
     def _allocate(self, name: str) -> None:
         field = self._fields.get(name)
@@ -311,13 +313,14 @@ class RolloutStorage:
         """Compute ``returns`` and ``advantages``, by generalized advantage estimation; see ``gae``.
 
         Args:
-            last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``.
+            last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``, or ``[N, K]`` of vectors.
             gamma: The discount, from 0 to 1.
             lam: From 0 to 1.
-            normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1, over all rows.
+            normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1, over all rows;
+                each component of vectors by itself.
             time_outs: Whether an end is a truncation, bool ``[T, N, 1]`` or ``[T, N]``; with ``final_values``.
-            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``; only read
-                in these rows.
+            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``, or
+                ``[T, N, K]`` of vectors; only read in these rows.
 
         Raises:
             RolloutError: The rollout is not full.
@@ -351,7 +354,7 @@ class RolloutStorage:
             rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
         )
         arrays["returns"][...] = returns
-        arrays["advantages"][...] = normalized(advantages) if normalize else advantages
+        arrays["advantages"][...] = normalized(advantages, by_component=True) if normalize else advantages
 
     # ------------------------------------------------------------------ reading it
 

@@ -71,7 +71,7 @@ class Field:
         dtype: The delivered dtype; by default the stored one (uint8 for images).
         vector_dtype: The delivered dtype where the column holds vectors; by default ``dtype``.
         shape: The per-step shape; by default the shape of the column's type, or of its first value. With shape ``()``,
-            a vector of one value is read as a number.
+            a vector of one value is read as a number; if also ``max_ndim`` is above 0, longer vectors keep their shape.
         fill: Value that replaces a null; by default a null is an error.
         pad: Value that fills rows shorter than ``shape``; by default a row of another width is an error.
         bounds: Lowest and highest allowed value, both included; by default any. Images hold 0..255, or 0..65535 if
@@ -141,6 +141,11 @@ class Field:
         return np.dtype(np.uint16 if wide else np.uint8)
 
     @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """The shape of a row if the field alone determines it; None if the column does."""
+        return None if self.shape == () and self.max_ndim else self.shape
+
+    @property
     def is_of_transition(self) -> bool:
         """Whether values belong to a transition: ``transition``, or as in the standard field of this name."""
         standard = (field.transition for field in STANDARD_FIELDS if field.name == self.name)
@@ -187,7 +192,7 @@ class Field:
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 STANDARD_FIELDS: tuple[Field, ...] = (
     Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True, max_ndim=1, transition=True),
-    Field("reward", dtype="float32", shape=(), required=True, transition=True),
+    Field("reward", dtype="float32", shape=(), required=True, max_ndim=2, transition=True),
     Field("xformed_reward", dtype="float32", shape=(), transition=True),
     Field(
         "done",
@@ -198,6 +203,14 @@ STANDARD_FIELDS: tuple[Field, ...] = (
         labels=("alive", "terminal", "truncated"),
         transition=True,
     ),
+    Field(
+        "agent_done",
+        dtype="int64",
+        bounds=(0, 3),
+        max_ndim=1,
+        labels=("alive", "terminal", "truncated", "gone"),
+        transition=True,
+    ),
     Field("time", column="episode_step", dtype="int64", shape=(), fill=-1),
     Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf, max_ndim=1, min_ndim=1),
     Field("obs_continuous", column="observation", dtype="float64", pad=0, max_ndim=1, min_ndim=1),
@@ -206,7 +219,7 @@ STANDARD_FIELDS: tuple[Field, ...] = (
 )
 """Default fields of every store; ``DatasetStore(fields=...)`` replaces or extends them."""
 
-_COMMON = [field for field in STANDARD_FIELDS if field.name in ("action", "reward", "done", "time")]
+_COMMON = [field for field in STANDARD_FIELDS if field.name in ("action", "reward", "done", "agent_done", "time")]
 LAYOUTS: Mapping[Layout, tuple[Field, ...]] = {
     "mouse": STANDARD_FIELDS,
     "stored": tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import fixed_shape
 from mouse_core.columns.appended import as_array
-from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
+from mouse_core.columns.episode_rows import Columns, agent_codes, done_codes, episode_rows
 from mouse_core.dtypes import convert, is_hidden
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, object_array, path_of, stack
@@ -27,7 +28,7 @@ from mouse_core.store.fields import stored_fields
 PARTS = ("observations", "actions", "rewards", "terminated", "truncated", "infos")
 # Minari's names of two parts.
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}
-_RESERVED = ("observation", "action", "reward", "done", "episode_step", "info")
+_RESERVED = ("observation", "action", "reward", "done", "agent_done", "episode_step", "info")
 
 
 def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class EpisodeColumns:
         _check_rows("infos", infos, {count, count + 1}, count)
         with_actions = {name: values for name, values in infos.items() if len(values) == count}
         own = frozenset({*transitions, *with_actions} - {"action"})
-        transitions |= {"reward": rewards, "done": _done(parts, count), **with_actions}
+        transitions |= {"reward": rewards, **_ends(parts, rewards), **with_actions}
         observations |= {name: values for name, values in infos.items() if name not in with_actions}
         if alignment == "outgoing":
             observations = {name: values[:count] for name, values in observations.items()}
@@ -145,7 +146,7 @@ class EpisodeColumns:
                     del types[name]
             elif isinstance(values, np.ndarray):
                 types[name] = _arrow_type(values)
-        known = [Field(name) for name in ("action", "reward", "done", "episode_step")]
+        known = [Field(name) for name in ("action", "reward", "done", "agent_done", "episode_step")]
         nested = [] if "action" in self.columns else [Field("action", transition=True)]
         return [*nested, *stored_fields(types, known, self.transitions)]
 
@@ -217,13 +218,17 @@ def _of_any_framework(value: Any) -> npt.NDArray[Any]:
 
 
 def _rewards(value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
-    """Return the reward of each step, one number unless declared; integers become float32, as fractions may follow."""
+    """Return a number or an array of numbers for each step, ``[T]`` for ``[T, 1]`` unless declared.
+
+    Integers become float32, because fractions may follow.
+    """
     array = _array("rewards", value, declared)
     if declared is not None:
         return array
-    if array.size != len(array) or array.dtype == object:
-        raise DataError(f"rewards: expected one number a step, found {array.dtype} {list(array.shape)}")
-    return array.reshape(len(array)).astype(array.dtype if array.dtype.kind == "f" else np.float32)
+    if array.ndim > 3 or array.dtype == object or (len(array) and not array.size):
+        raise DataError(f"rewards: expected numbers [T], [T, K] or [T, A, K], found {array.dtype} {list(array.shape)}")
+    array = array.reshape(len(array)) if array.size == len(array) else array
+    return array.astype(array.dtype if array.dtype.kind == "f" else np.float32)
 
 
 def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> None:
@@ -233,28 +238,50 @@ def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> No
             raise DataError(f"{_shown(part, name)}: expected {rows} rows beside {count} rewards, found {len(values)}")
 
 
-def _done(parts: Mapping[str, Any], count: int) -> npt.NDArray[np.int64]:
-    """Return the done code of each transition. A single flag applies to the last transition."""
-    flags = []
+def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
+    """Return the done code of each transition, and of each agent if agents end one by one.
+
+    A single flag applies to the last transition. Flags ``[T]`` apply to all agents.
+    """
+    count = len(rewards)
+    flags, agents = [], {} if rewards.ndim == 1 else {"rewards": rewards.shape[1]}
+    by_agent = False
     for name in ("terminated", "truncated"):
         value = parts.get(name)
         try:
             given = np.zeros((), np.bool_) if value is None else _of_any_framework(value)
-            flag = convert(given.reshape(-1), np.dtype(np.bool_))
+            flag = convert(
+                given.reshape(len(given), prod(given.shape[1:])) if given.ndim else given.reshape(1, 1),
+                np.dtype(np.bool_),
+            )
         except (ValueError, TypeError, RuntimeError, BufferError) as error:
             raise DataError(f"{name}: expected flags: {error}") from error
-        if given.ndim == 0:
-            flag = np.append(np.zeros(count - 1, np.bool_), flag)
+        if not given.ndim:
+            flag = np.append(np.zeros((count - 1, 1), np.bool_), flag, axis=0)
         if len(flag) != count:
             raise DataError(f"{name}: expected {count} flags beside {count} rewards, or one, found {len(flag)}")
-        early = np.flatnonzero(flag[:-1])
-        if len(early):
-            raise DataError(
-                f"{name}: expected True at the last of {count} steps alone, found it at step {early[0]} already; "
-                "add_episodes takes several episodes, one after the other"
-            )
+        if flag.shape[1] != 1:
+            by_agent, agents[name] = True, flag.shape[1]
+        _check_last(name, np.logical_and.reduce(flag, axis=1))
         flags.append(flag)
-    return done_codes(*flags)
+    if not by_agent:
+        return {"done": done_codes(*(flag[:, 0] for flag in flags))}
+    if len({*agents.values()}) > 1:
+        raise DataError(f"add_episode: expected the same agents in rewards and flags, found {agents}")
+    codes = agent_codes(*np.broadcast_arrays(*flags))
+    ended = (codes != 0).all(axis=1)
+    _check_last("terminated, truncated", ended)
+    return {"done": done_codes(ended & ~(codes == 2).any(), ended), "agent_done": codes}
+
+
+def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
+    """Raise DataError if an episode ended before its last transition."""
+    early = np.flatnonzero(ended[:-1])
+    if len(early):
+        raise DataError(
+            f"{name}: expected True at the last of {len(ended)} steps alone, found it at step {early[0]} already; "
+            "add_episodes takes several episodes, one after the other"
+        )
 
 
 def _repeated(name: str, value: Any, count: int, declared: pa.Field | None) -> Any:

@@ -143,12 +143,13 @@ def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArra
 
 
 def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
-    """Return the sum of rewards of each episode, float64 ``[n]``, added row by row, independent of block ends.
+    """Return the sum of rewards of each episode, float64 ``[n, ...]``, added row by row, independent of block ends.
 
     In rows of alignment "arrived", the reward of an episode's first row does not belong to the episode. Example: the
     rewards 9, 1, 1, 9, 2 of episodes that begin at rows 0 and 3 give 2 and 2, and with "outgoing" 11 and 11.
     """
-    sums = np.zeros(len(starts))
+    shape = rows.spec["reward"].shape if "reward" in rows.readers else ()
+    sums = np.zeros((len(starts), *shape))
     for begin, end in blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
         reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
         inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
@@ -183,6 +184,8 @@ def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedA
 
 
 def _chunked(values: Any) -> pa.ChunkedArray:
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = values.tolist()  # returns of vector rewards
     return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([pa.array(values)])
 
 

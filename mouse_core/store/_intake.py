@@ -321,8 +321,8 @@ class StoreSchema:
     def _row_shape(self, field: Field, spec: Mapping[str, FieldSpec]) -> tuple[int, ...] | None:
         if field.name in spec:
             return spec[field.name].image_shape or spec[field.name].shape
-        if field.shape is not None:
-            return field.shape
+        if field.row_shape is not None:
+            return field.row_shape
         return None if field.dim is None else (field.dim,)
 
 

@@ -147,6 +147,8 @@ Int64s = npt.NDArray[np.int64]
 
 # The codes of ``done`` if they have no labels.
 _CODES = {"terminal": (1,), "truncated": (2,)}
+# The code in ``agent_done`` of transitions behind the end of the agent.
+_GONE = 3
 # Number of rows that are read of a snapshot at a time.
 _LENGTH = 4096
 
@@ -267,6 +269,11 @@ class EpisodeRows:
                 reader.read(windows, found.dtype, out)
         return found
 
+    @property
+    def spec(self) -> Spec:
+        """The spec of the fields."""
+        return self._snapshot.spec
+
     def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
         """Return each row's value of the transition that leaves its observation: its action, reward or done.
 
@@ -342,6 +349,19 @@ def _number(name: str, dtype: str, stored: str = "") -> FieldSpec:
     return FieldSpec(name, np.dtype(dtype), (), stored_dtype=np.dtype(stored or dtype))
 
 
+def _is_by_agent(rows: Spec, reward: FieldSpec) -> bool:
+    """Return whether rewards have a number for each agent, and agents end one by one."""
+    return "agent_done" in rows and reward.shape[:1] == rows["agent_done"].shape
+
+
+def _sums(rewards: Array, sums: Callable[[Floats], Floats]) -> Array:
+    """Return ``sums`` of each component of rewards ``[n, ...]``."""
+    if rewards.size == len(rewards):
+        return sums(rewards.reshape(-1)).reshape(rewards.shape)
+    columns = np.ascontiguousarray(rewards.reshape(len(rewards), -1).T)
+    return np.stack([sums(column) for column in columns], axis=1).reshape(rewards.shape)
+
+
 # ---------------------------------------------------------------------- returns
 
 
@@ -352,7 +372,8 @@ class Return:
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, up to the
     end of its episode; 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning", 2nd
     edition, section 3.3). With a discount of 1, it is the return-to-go of D4RL's evaluations and decision transformers.
-    Sums are computed in float64. In an unfinished episode, the present rows count.
+    Sums are computed in float64. In an unfinished episode, the present rows count. Vector rewards give vectors. Rewards
+    by agent count up to the end of the agent, if there is a field ``agent_done``.
 
     Args:
         discount: The discount per step, in ``[0, 1]``.
@@ -369,14 +390,15 @@ class Return:
         check_unit("Return: discount", self.discount)
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """Return a spec of float32, one number for each step."""
-        known_field(rows, self.reward, "Return")
-        return _number(name, "float32")
+        """Return a spec of float32, in the shape of the reward."""
+        return _number(name, "float32").replace(shape=known_field(rows, self.reward, "Return").shape)
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Return the sums, float64 ``[n]``."""
-        rewards = rows.leaving(self.reward, np.float64).reshape(len(rows))
-        return discounted_sums(rewards, rows.lengths, float(self.discount))
+        """Return the sums, float64 ``[n, ...]``."""
+        rewards = rows.leaving(self.reward, np.float64)
+        if _is_by_agent(rows.spec, rows.spec[self.reward]):
+            rewards[rows.leaving("agent_done") == _GONE] = 0.0
+        return _sums(rewards, lambda one: discounted_sums(one, rows.lengths, float(self.discount)))
 
 
 def _steps_taken(rows: EpisodeRows, n: int) -> Array:
@@ -418,17 +440,22 @@ class NStepReturn:
         check_unit("NStepReturn: discount", self.discount)
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """Return a spec of float32, one number for each step."""
-        known_field(rows, self.reward, "NStepReturn")
-        return _number(name, "float32")
+        """Return a spec of float32, in the shape of the reward."""
+        reward = known_field(rows, self.reward, "NStepReturn")
+        if _is_by_agent(rows, reward):
+            raise ConfigError(
+                "NStepReturn: expected rewards that end with the episode, found a reward for each agent beside "
+                "'agent_done'; the transform NStep of a replay buffer ends each agent by itself"
+            )
+        return _number(name, "float32").replace(shape=reward.shape)
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Return the sums, float64 ``[n]``."""
-        rewards = rows.leaving(self.reward, np.float64).reshape(len(rows))
+        """Return the sums, float64 ``[n, ...]``."""
+        rewards = rows.leaving(self.reward, np.float64)
         # The last transition of an episode may lead to an observation that is not stored: then it does not count.
         rewards[_steps_taken(rows, 1) == 0] = 0.0
         behind = np.repeat(rows.last_rows, rows.lengths) - np.arange(len(rows))
-        return sums_of_next(rewards, behind, self.n, float(self.discount))
+        return _sums(rewards, lambda one: sums_of_next(one, behind, self.n, float(self.discount)))
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,9 @@ def _floats(values: Any) -> npt.NDArray[np.float64]:
             raise TypeError("expected numbers")
     elif type(values) is not np.ndarray or values.dtype.kind not in "biuf":
         values = np.asarray([np.nan if is_hidden(value) else value for value in values], np.float64)
-    return np.asarray(values.reshape(len(values), -1)[:, 0], np.float64)
+    if values.size != len(values):
+        raise TypeError("expected one number for each row")  # vector rewards, flags of agents
+    return np.asarray(values.reshape(-1), np.float64)
 
 
 def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: Callable[[int], str]) -> None:

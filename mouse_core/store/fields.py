@@ -287,6 +287,7 @@ def _bind(
             raise DataError(f"{field.name}: expected values, found null in every row (column {field.column!r})")
         return None
     shape = _shape(segments, field, kind, first)
+    shape = () if shape == (1,) and field.shape == () else shape
     if kind.is_encoded:
         kind = replace(kind, value_type=field.pixel_dtype.name)
     reading = Reading(field.column, kind, shape, field.fill, field.pad, budget, field.crop, field.decoder)
@@ -318,8 +319,8 @@ def _shape(
     """Return the shape of one row: declared, or from the column's type, or from its first value."""
     row, first, of = found
     where = f"at row {row} (column {field.column!r})"
-    if field.shape is not None:
-        return field.shape
+    if field.row_shape is not None:
+        return field.row_shape
     if field.image:
         from mouse_core.images.pixels import image_shape
 

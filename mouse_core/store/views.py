@@ -141,7 +141,8 @@ class Store(ABC):
 
         - ``episode``, the episode's number in the store, which views keep;
         - ``start``, its first row, and ``length``, its number of rows;
-        - ``return``, the sum of its rewards in float64, without the first row's reward if rows have "arrived";
+        - ``return``, the sum of its rewards in float64, without the first row's reward if rows have "arrived"; a list
+          of vector rewards;
         - ``done``, the code of its last row, 0 if the episode was interrupted or is unfinished;
         - every column of single numbers or texts whose value is constant within each episode, such as a task's name;
         - ``task``, if rows have the number of a task and the store's ``metadata.tasks`` has its text.

@@ -133,7 +133,7 @@ class EpisodeList:
                 breaks[row - begin] = True
         (starts,) = np.nonzero(breaks)
         reward = np.zeros(n)
-        if "reward" in readers:
+        if self._has_returns:
             reward = rows.stored("reward", at, length, np.dtype(np.float64))
             if rows.alignment == "arrived":
                 reward[starts] = 0
@@ -179,9 +179,15 @@ class EpisodeList:
     def __len__(self) -> int:
         return len(self.columns()["start"])
 
+    @property
+    def _has_returns(self) -> bool:
+        """Whether rewards are single numbers."""
+        reward = self.snapshot.readers.get("reward")
+        return reward is not None and not reward.spec.shape
+
     def names(self) -> list[str]:
         """Return the columns for sorting and filtering: the counted ones, then columns of single values."""
-        own = [name for name in OWN if name != "return" or "reward" in self.snapshot.readers]
+        own = [name for name in OWN if name != "return" or self._has_returns]
         own += [] if self._marks is None else [MARKS]
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
 

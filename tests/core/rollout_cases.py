@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,31 @@ class Case:
         """The arguments of the functions."""
         names = ["rewards", "values", "dones", "last_values", *(["time_outs", "final_values"] * truncation)]
         return {name: convert(getattr(self, name)) for name in names}
+
+
+def joined(cases: Sequence[Case], *, shared: bool) -> Case:
+    """Return the cases as the components of one, `[T, N, K]`; `shared`: all components end as the first case does."""
+    if shared:
+        ends = cases[0].time_outs
+        cases = [
+            replace(
+                one,
+                dones=cases[0].dones,
+                time_outs=ends,
+                final_values=np.where(ends, one.values, np.nan).astype(one.values.dtype),
+            )
+            for one in cases
+        ]
+    names = [field.name for field in fields(Case)]
+    found = {name: np.concatenate([getattr(one, name) for one in cases], axis=-1) for name in names}
+    first = {name: found[name][..., :1] for name in ("dones", "time_outs", "ratios")} if shared else {}
+    return Case(**{**found, **first})
+
+
+def component(case: Case, number: int) -> Case:
+    """Return one component of a case, `[T, N, 1]`."""
+    arrays = {field.name: getattr(case, field.name) for field in fields(Case)}
+    return Case(**{name: one if one.shape[-1] == 1 else one[..., [number]] for name, one in arrays.items()})
 
 
 def random_case(seed: int, steps: int, envs: int, *, ends: float = 0.3, dtype: str = "float64") -> Case:

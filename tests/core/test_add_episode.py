@@ -245,6 +245,119 @@ def test_infos_and_parts_of_actions_belong_to_their_transition() -> None:
     }
 
 
+def agents_of(seed: int, steps: int, agents: int, **more: Any) -> dict[str, Any]:
+    """An episode of agents that end one by one, with True again behind some ends."""
+    rng = np.random.default_rng(seed)
+    ends = rng.integers(0, steps, agents)
+    ends[rng.integers(agents)] = steps - 1
+    flags = np.arange(steps)[:, None] == ends
+    flags |= (np.arange(steps)[:, None] > ends) & (rng.random(agents) < 0.5)
+    cut = rng.random(agents) < 0.4
+    return {
+        "observations": rng.normal(size=(steps + 1, agents, 2)),
+        "actions": rng.integers(0, 5, (steps, agents)),
+        "rewards": rng.normal(size=(steps, agents)),
+        "terminated": flags & ~cut,
+        "truncated": flags & cut,
+        **more,
+    }
+
+
+def agent_rows(given: dict[str, Any], alignment: str) -> list[dict[str, Any]]:
+    """The rows of an episode of agents, agent by agent."""
+    steps, agents = given["rewards"].shape[:2]
+    codes = np.zeros((steps, agents), int).tolist()
+    for agent in range(agents):
+        ended = False
+        for step in range(steps):
+            code = 1 if given["terminated"][step, agent] else 2 if given["truncated"][step, agent] else 0
+            codes[step][agent] = 3 if ended else code
+            ended = ended or code != 0
+    done = 2 if any(2 in row for row in codes) else 1
+    rows = [
+        {"reward": reward.tolist(), "agent_done": code, "done": 0}
+        for reward, code in zip(given["rewards"], codes, strict=True)
+    ]
+    rows[-1]["done"] = done if all(rows[-1]["agent_done"]) else 0
+    nothing = {"reward": np.zeros(given["rewards"].shape[1:]).tolist(), "agent_done": [0] * agents, "done": 0}
+    return [nothing, *rows] if alignment == "arrived" else rows
+
+
+@pytest.mark.parametrize("where", ["memory", "disk", "saved", "view", "datasets"])
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_agents_that_end_one_by_one(alignment: Any, where: str, tmp_path: Path) -> None:
+    given = [agents_of(seed, 4 + seed, 3) for seed in range(6)]
+    given.append(
+        {**given[0], "terminated": given[0]["terminated"] & [True, True, False], "truncated": np.zeros((4, 3))}
+    )
+    expected = [row for one in given for row in agent_rows(one, alignment)]
+    grown = tmp_path / "grown"
+    store = DatasetStore.open(grown, "a", alignment=alignment) if where == "disk" else DatasetStore(alignment=alignment)
+    store.add_episodes(given)
+    if where == "disk":
+        store.close()
+        store = DatasetStore.open(tmp_path / "grown")
+    if where in ("saved", "datasets"):
+        store.save(tmp_path / "saved")
+        loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+        store = DatasetStore.open(tmp_path / "saved") if where == "saved" else DatasetStore().from_dataset(loaded)
+    view: Any = store.where(lambda episode: True) if where == "view" else store
+    assert [{name: row[name] for name in expected[0]} for row in view[:]] == expected
+    batch = BatchSource(view, 4, 3, "sequential", boundary="episode", pad=False)[0]
+    assert (batch["reward"].shape, batch["agent_done"].shape, batch["done"].shape) == ((3, 4, 3), (3, 4, 3), (3, 4))
+    assert (batch["agent_done"].dtype, batch["reward"].dtype) == (np.int64, np.float64)
+    lookup = {tuple(row["reward"]): row for row in expected if any(row["reward"])}
+    for reward, agents, done in zip(
+        *(batch[name].reshape(12, -1) for name in ("reward", "agent_done", "done")), strict=True
+    ):
+        if reward.any():
+            row = lookup[tuple(reward.tolist())]
+            assert (agents.tolist(), done.tolist()) == (row["agent_done"], [row["done"]])
+    flat = BatchSource(view, None, 12, transitions=True)[0]
+    for reward, agents, terminated, truncated in zip(
+        *(flat[name] for name in ("reward", "agent_done", "terminated", "truncated")), strict=True
+    ):
+        row = lookup[tuple(reward.tolist())]
+        assert (agents.tolist(), terminated, truncated) == (row["agent_done"], row["done"] == 1, row["done"] == 2)
+    returns = [one["rewards"].sum(0) for one in given]
+    np.testing.assert_allclose(view.episodes["return"].to_pylist(), returns)
+    mouse = BatchSource(view, 4, 3, "sequential", boundary="episode", pad=False, layout="mouse")[0]
+    for name in ("reward", "agent_done"):
+        np.testing.assert_allclose(mouse[name], batch[name], rtol=1e-6)
+    with pytest.raises(ConfigError, match="best: expected a column of numbers, found 'return'"):
+        len(view.best(0.5))
+
+
+def test_flags_of_agents_and_of_the_episode_go_together() -> None:
+    given = agents_of(0, 3, 2, terminated=[[False, True], [False, False], [False, False]], truncated=True)
+    store = DatasetStore().add_episode(given)
+    assert [row["agent_done"] for row in store[1:]] == [[0, 1], [0, 3], [2, 3]]
+    assert store[-1]["done"] == 2
+    with pytest.raises(MissingFieldError, match="agent_done"):
+        store.add_episode({**given, "terminated": True})
+    with pytest.raises(DataError, match=r"'agent_done': expected one of 0 .alive., .*3 .gone.*found 4"):
+        store.extend({name: [store[-1][name]] for name in store.columns} | {"agent_done": [[4, 0]]})
+
+
+@pytest.mark.parametrize("final", [True, False])
+@pytest.mark.parametrize("shape", [(2,), (3, 2)])
+def test_vector_rewards(shape: tuple[int, ...], final: bool, tmp_path: Path) -> None:
+    rewards = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)
+    with DatasetStore.open(tmp_path / "grown", "a", alignment="arrived" if final else "outgoing") as store:
+        store.add_episode(episode(0, final=final, rewards=rewards))
+        store.add_episode(episode(1, final=final, rewards=-rewards))
+        with pytest.raises(DataError, match="'reward': expected"):
+            store.add_episode(episode(1, final=final, rewards=rewards[..., 0].reshape(4, -1)[:, :1]))
+        flat = BatchSource(store, None, 64, transitions=True)[0]
+    assert flat["reward"].shape == (64, *shape)
+    assert flat["reward"].dtype == np.float32
+    assert {tuple(one.reshape(-1)) for one in flat["reward"]} <= {
+        tuple(one.reshape(-1)) for one in [*rewards, *-rewards]
+    }
+    row = store[1 if final else 0]
+    assert row["reward"] == rewards[0].tolist()
+
+
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rows": ({"rewards": np.zeros(7)}, DataError, "observations: expected 7 rows .*, or 8 .*found .*'image'.*: 5"),
     "parts": (
@@ -260,7 +373,17 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "objects": ({"actions": [object()] * 4}, DataError, "actions: expected an array of numbers or texts"),
     "complex": ({"actions": np.zeros(4, complex)}, DataError, "actions: expected an array of numbers or texts"),
     "single": ({"actions": 3}, DataError, "actions: expected an array"),
-    "vectors": ({"rewards": np.zeros((4, 2))}, DataError, "rewards: expected one number a step"),
+    "rewards": ({"rewards": ["a"] * 4}, DataError, r"rewards: expected numbers \[T\], \[T, K\] or \[T, A, K\], found"),
+    "agents": (
+        {"rewards": np.zeros((4, 3)), "terminated": np.zeros((4, 2), bool)},
+        DataError,
+        "expected the same agents in rewards and flags, found {'rewards': 3, 'terminated': 2}",
+    ),
+    "early agents": (
+        {"terminated": [[0, 1], [1, 0], [0, 0], [0, 0]]},
+        DataError,
+        "terminated, truncated: expected True at the last of 4 .*step 1",
+    ),
     "none": (
         {"rewards": [], "actions": [], "observations": [[0.0]]},
         DataError,

@@ -143,7 +143,7 @@ def test_a_column_of_a_type_that_its_field_cannot_be_read_from(name: str, values
     )
 
 
-@pytest.mark.parametrize("name", ["reward", "done", "xformed_reward", "episode_step", "observation_discrete"])
+@pytest.mark.parametrize("name", ["done", "xformed_reward", "episode_step", "observation_discrete"])
 @pytest.mark.parametrize("value", [[0, 0], [[0]]], ids=["list", "list of lists"])
 def test_lists_where_a_number_belongs(name: str, value: Any) -> None:
     kind = pa.list_(pa.int64(), 2) if value == [0, 0] else pa.list_(pa.list_(pa.int64()))

@@ -168,6 +168,38 @@ def test_sums_are_those_of_rollouts_and_of_replay(lengths: list[int], discount: 
     assert found.tolist() == np.concatenate(alone).tolist()
 
 
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+def test_sums_of_vector_rewards_are_those_of_each_component(alignment: Alignment) -> None:
+    random, store = np.random.default_rng(0), DatasetStore(alignment=alignment)
+    singles = [DatasetStore(alignment=alignment) for _ in range(2)]
+    for length in (1, 40, 7, 90):
+        rewards = random.normal(size=(length, 2))
+        given = {"observations": np.zeros(length + 1), "actions": np.zeros(length, int), "terminated": True}
+        store.add_episode(given, rewards=rewards)
+        for number, single in enumerate(singles):
+            single.add_episode(given, rewards=rewards[:, number])
+    values = all_values(DerivedStore(store, derivations()))
+    for number, single in enumerate(singles):
+        expected = all_values(DerivedStore(single, derivations()))
+        for name in expected:
+            found = values[name][..., number] if values[name].ndim > expected[name].ndim else values[name]
+            np.testing.assert_array_equal(found, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+def test_returns_of_agents_end_with_the_agent(alignment: Alignment) -> None:
+    rewards = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    ends = np.array([[False, False], [True, False], [True, True]])
+    given = {"observations": np.zeros(4), "actions": np.zeros(3, int), "terminated": ends}
+    store = DatasetStore(alignment=alignment).add_episode(given, rewards=rewards)
+    found = all_values(DerivedStore(store, {"togo": Return(0.5)}))["togo"]
+    assert found[:3].tolist() == [[2.5, 5.5], [3.0, 7.0], [0.0, 6.0]]
+    with pytest.raises(ConfigError, match="NStepReturn: expected rewards that end with the episode"):
+        all_values(DerivedStore(store, {"steps": NStepReturn(2, 0.5)}))
+    team = DatasetStore(alignment=alignment).add_episode(given, rewards=rewards[:, 0])
+    assert all_values(DerivedStore(team, {"togo": Return(0.5)}))["togo"][:3].tolist() == [3.75, 5.5, 5.0]
+
+
 def test_an_infinite_reward_stays_in_its_episode() -> None:
     values = np.array([1.0, 2.0, np.inf, np.nan, 1.0, 1.0])
     found = discounted_sums(values, np.array([2, 2, 2]), 0.5)

@@ -161,14 +161,14 @@ def test_an_action_that_its_space_does_not_hold_is_refused(space: Any, action: A
 
 
 MASKED = np.ma.masked_array(np.zeros((8, 8), np.uint8), np.eye(8))
-TOO_LARGE = [2**53 + 1, np.int64(2**60 + 1), "1.5", [1, 2]]
+TOO_LARGE = [2**53 + 1, np.int64(2**60 + 1), "1.5", []]
 INFOS_BEYOND = [("int32", 0.5), ("uint8", np.array([300])), ("float32", 2**53 + 1)]
 
 
 @pytest.mark.parametrize(
     ("step", "options", "says"),
     [
-        *(({"reward": reward}, {}, "reward: expected one number") for reward in TOO_LARGE),
+        *(({"reward": reward}, {}, "reward: expected a number") for reward in TOO_LARGE),
         *(({"info": {"x": value}}, {"infos": {"x": dtype}}, "info 'x': expected") for dtype, value in INFOS_BEYOND),
         *(({"observation": MASKED}, {"images": images}, r"observation_image.*masked") for images in ("raw", "png")),
     ],
@@ -180,6 +180,92 @@ def test_a_step_that_its_columns_do_not_hold_is_refused(step: Any, options: Any,
     env.reset(seed=0)
     with pytest.raises(DataError, match=says):
         env.step(0)
+
+
+class Team(gym.Env[Any, Any]):
+    """Two agents: the first terminates after two steps, the second after `length` steps, or is truncated there."""
+
+    observation_space = gym.spaces.Box(-1e6, 1e6, (2, 3), np.float32)
+    action_space = gym.spaces.MultiDiscrete([4, 4])
+
+    def __init__(self, length: int = 4, sticky: bool = True, cut: bool = False, flags: Any = np.array) -> None:
+        self.length, self.sticky, self.cut, self.flags = length, sticky, cut, flags
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        first = self.time >= 2 if self.sticky else self.time == 2
+        last = self.time == self.length
+        ends = [first, last and not self.cut], [False, last and self.cut]
+        observation = np.full((2, 3), self.time, np.float32)
+        return observation, np.array([self.time, -self.time]), *map(self.flags, ends), {}
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize(("sticky", "cut"), [(True, False), (False, True)])
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+def test_agents_that_end_one_by_one(
+    alignment: Any, sticky: bool, cut: bool, on_interrupted: str, tmp_path: Path
+) -> None:
+    with DatasetStore.open(tmp_path / "store", "a", alignment=alignment) as store:
+        record(Team(sticky=sticky, cut=cut), episodes=2, seed=0, store=store, on_interrupted=on_interrupted)
+        with Recorder(Team(sticky=sticky, cut=cut), store, on_interrupted=on_interrupted) as env:
+            env.reset(seed=2)
+            for _ in range(3):
+                env.step(np.zeros(2, int))
+        rows = store[:]
+    nothing = [([0, 0], [0, 0], 0)] if alignment == "arrived" else []
+    last = ([4, -4], [3, 2 if cut else 1], 2 if cut else 1)
+    whole = [*nothing, ([1, -1], [0, 0], 0), ([2, -2], [1, 0], 0), ([3, -3], [3, 0], 0), last]
+    broken = [*whole[:-2], ([3, -3], [3, 2], 2)] if on_interrupted == "mark" else []
+    assert [(row["reward"], row["agent_done"], row["done"]) for row in rows] == [*whole, *whole, *broken]
+    assert [row["episode_step"] for row in rows[: len(whole)]] == [*range(len(whole))]
+    batch = BatchSource(store, None, 16, transitions=True)[0]
+    for reward, agents, before in zip(batch["reward"], batch["agent_done"], batch["obs_continuous"], strict=True):
+        assert reward[0] == before[0] + 1
+        assert (reward.tolist(), agents.tolist()) in [one[:2] for one in (*whole, *broken)]
+
+
+@pytest.mark.parametrize("flags", [lambda one: dict(enumerate(one)), lambda one: [*one, True], any])
+def test_flags_that_change_their_kind_are_refused(flags: Any) -> None:
+    """No flags at all, another number of agents, and flags of agents behind a flag of the episode."""
+    team = Team()
+    with Recorder(team, DatasetStore()) as env:
+        env.reset(seed=0)
+        team.flags = any if flags is any else np.array
+        env.step(np.zeros(2, int))
+        team.flags = np.array if flags is any else flags
+        with pytest.raises(DataError, match="terminated, truncated: expected a flag, or a flag for each agent"):
+            env.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vector_rewards_of_a_vector(mode: Any) -> None:
+    class Objectives(Counting):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, np.array([reward, -reward]), *rest
+
+    class Envs(gym.vector.SyncVectorEnv):
+        """As those of mo-gymnasium: rewards `[N, K]`."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._rewards = np.zeros((self.num_envs, 2))
+
+    store, single = DatasetStore(), DatasetStore()
+    for rows, env in ((store, Objectives), (single, Counting)):
+        envs = (Envs if env is Objectives else gym.vector.SyncVectorEnv)(
+            [lambda env=env: env(LENGTHS)] * 2, autoreset_mode=mode
+        )  # type: ignore[misc]
+        record(envs, episodes=5, seed=0, store=rows)
+    rewards = [row["reward"] for row in single[:]]
+    assert [row["reward"] for row in store[:]] == [[reward, -reward] for reward in rewards]
+    assert BatchSource(store, 2, 3)[0]["reward"].shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,81 @@ def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> N
     assert_equal(map_tree(lambda values: values.numpy(), NStep(n, discount)(as_torch(batch))), found)
 
 
+@st.composite
+def slices_of_agents(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Slices of three agents that end one by one; rewards of agents go on behind their ends."""
+    batch = draw(slices())
+    random = np.random.default_rng(draw(st.integers(0, 2**16)))
+    shape = (*batch["done"].shape, 3)
+    agents = random.choice([0, 0, 0, 0, 1, 2], shape)
+    for episode in episodes(batch):
+        for agent in range(3):
+            ended = False
+            for row, step in episode:
+                code = agents[row, step, agent]
+                agents[row, step, agent] = 3 if ended else code
+                ended = ended or code != 0
+    return {**batch, "reward": random.normal(size=shape), "agent_done": agents}
+
+
+@given(batch=slices_of_agents(), n=st.integers(1, 5), discount=st.sampled_from([0.5, 0.97, 1.0]))
+def test_n_step_of_agents_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> None:
+    batch["next_state"] = np.arange(batch["done"].size).reshape(batch["done"].shape)
+    found = NStep(n, discount)(batch)
+    for episode in episodes(batch):
+        for number, place in enumerate(episode):
+            codes, total, steps = [0, 0, 0], [0.0, 0.0, 0.0], 0
+            for step in episode[number : number + n]:
+                for agent in range(3):
+                    if steps == 0 or codes[agent] == 0:
+                        total[agent] += discount**steps * batch["reward"][step][agent]
+                        codes[agent] = batch["agent_done"][step][agent] or batch["done"][step]
+                steps, last = steps + 1, step
+                if 2 in (int(code) or int(batch["done"][step]) for code in batch["agent_done"][step]):
+                    break
+            np.testing.assert_allclose(found["reward"][place], total, atol=1e-12)
+            assert found["agent_done"][place].tolist() == codes
+            assert (found["steps"][place], found["next_state"][place]) == (steps, batch["next_state"][last])
+            assert found["done"][place] == batch["done"][last]
+            np.testing.assert_allclose(found["discount"][place], [discount**steps], rtol=1e-6)
+    assert_equal(map_tree(lambda values: values.numpy(), NStep(n, discount)(as_torch(batch))), found)
+    inside = {"done": batch["done"], "agent_done": batch["agent_done"], "reward": batch["reward"]}
+    nested = NStep(n, discount)({"mask": batch["mask"], "next": inside})
+    np.testing.assert_array_equal(nested["next"]["agent_done"], found["agent_done"])
+    np.testing.assert_array_equal(nested["next"]["reward"], found["reward"])
+
+
+@given(batch=slices_of_agents(), discount=st.sampled_from([0.5, 1.0]))
+def test_returns_of_agents_are_the_loop(batch: dict[str, Any], discount: float) -> None:
+    wanted = {"outgoing": np.zeros_like(batch["reward"]), "arrived": np.zeros_like(batch["reward"])}
+    for episode in episodes(batch):
+        for number, place in enumerate(episode):
+            for agent in range(3):
+                for takes, first in (("outgoing", number), ("arrived", number + 1)):
+                    before = batch["agent_done"][place][agent] if takes == "arrived" else 0
+                    for power, step in enumerate(episode[first:] if not before else []):
+                        wanted[takes][place][agent] += discount**power * batch["reward"][step][agent]
+                        if batch["agent_done"][step][agent]:
+                            break
+    for takes, expected in wanted.items():
+        transform = ReturnsToGo(discount, takes=takes)  # type: ignore[arg-type]
+        found = transform(batch)["return_to_go"]
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_array_equal(transform(as_torch(batch))["return_to_go"].numpy(), found)
+
+
+@given(batch=slices(), n=st.integers(1, 4))
+def test_vector_rewards_are_their_components(batch: dict[str, Any], n: int) -> None:
+    rewards = np.stack([batch["reward"], -2 * batch["reward"]], axis=-1)
+    team = np.ones((*batch["done"].shape, 5), int)  # agents with rewards of their team, whose episode ends with done
+    for transform, name in ((NStep(n, 0.9), "reward"), (ReturnsToGo(0.9), "return_to_go")):
+        whole = transform({**batch, "reward": rewards, "agent_done": team})[name]
+        for number in range(2):
+            np.testing.assert_array_equal(
+                whole[..., number], transform({**batch, "reward": rewards[..., number]})[name]
+            )
+
+
 def test_flags_as_gymnasium_and_torchrl_give_them() -> None:
     reward = np.ones((1, 4, 1), np.float32)
     terminated = np.array([[0, 0, 0, 1]], bool)[..., None]

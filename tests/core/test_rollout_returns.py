@@ -103,6 +103,31 @@ def test_any_shape_behind_time() -> None:
     np.testing.assert_array_equal(gae(**one, discount=0.9, lam=0.9)[0], whole[0][:, 1, 0])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_vectors_are_their_components(shared: bool) -> None:
+    """Objectives with common ends, and agents that end one by one."""
+    case = oracle.joined([random_case(seed, 9, 4) for seed in range(3)], shared=shared)
+    arrays = case.arrays()
+    for found, expected in (
+        (gae(**arrays, discount=0.9, lam=0.8)[0], lambda one: oracle.gae(one, 0.9, 0.8)),
+        (lambda_returns(**arrays, discount=0.9, lam=0.8), lambda one: oracle.lambda_returns(one, 0.9, 0.8)),
+        (n_step_returns(**arrays, discount=0.9, n=3), lambda one: oracle.n_step_returns(one, 0.9, 3)),
+        (vtrace(**arrays, ratios=case.ratios, discount=0.9)[1], lambda one: oracle.vtrace(one, 0.9, 1, 1, 1, 1)[1]),
+    ):
+        assert found.shape == (9, 4, 3)
+        for number in range(3):
+            wanted = expected(oracle.component(case, number))[..., 0]
+            np.testing.assert_allclose(found[..., number], wanted, rtol=1e-12, atol=1e-12)
+    del arrays["values"]
+    for number in range(3):
+        wanted = oracle.discounted_returns(oracle.component(case, number), 0.9)[..., 0]
+        np.testing.assert_allclose(discounted_returns(**arrays, discount=0.9)[..., number], wanted, rtol=1e-12)
+    if shared:
+        for name, changed in (("dones", case.dones[..., 0]), ("time_outs", case.time_outs[:, :1])):
+            with pytest.raises(SchemaError, match=rf"{name}: expected shape \(9, 4, 3\) or \(9, 4, 1\) as rewards say"):
+                gae(**{**case.arrays(), name: changed}, discount=0.9, lam=0.8)
+
+
 def test_given_arrays_are_not_written_to() -> None:
     case = random_case(6, 6, 4)
     before = {name: values.copy() for name, values in case.arrays().items()}
@@ -127,6 +152,13 @@ def test_normalized(seed: int, size: int, dtype: str) -> None:
     expected = [[(number - mean) / (deviation + 1e-8)] for number in numbers]
     np.testing.assert_allclose(normalized(advantages), expected, rtol=1e-5, atol=1e-6)
     assert normalized(advantages).dtype == dtype
+
+
+def test_components_are_normalized_by_themselves() -> None:
+    advantages = np.random.default_rng(0).normal(size=(5, 4, 3)) * [1, 10, 100]
+    found = normalized(advantages, by_component=True)
+    for number in range(3):
+        np.testing.assert_allclose(found[..., number], normalized(advantages[..., number]), rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2, 1)])

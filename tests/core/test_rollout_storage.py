@@ -146,7 +146,12 @@ def test_fields_are_what_the_spec_says() -> None:
         ({"returns": (1,)}, "returns cannot be asked for; it is made by the storage"),
         ({"hidden_states": (1,)}, "hidden_states cannot be asked for"),
         ({"action_mean": (1,)}, "it is another name of mu"),
-        ({"rewards": (2,)}, "expected one number for each row"),
+        ({"rewards": (2, 2)}, "expected one number for each row"),
+        ({"dones": RolloutField((2,), "uint8")}, r"one number for each row.* found \(2,\); agents .*num_envs=N \* A"),
+        (
+            {"rewards": (2,), "values": ()},
+            r"fields\['values'\]: expected the shape of the rewards, \(2,\), found \(1,\)",
+        ),
         ({"rewards": RolloutField((), "int32")}, "expected a floating dtype, found int32"),
         ({"dones": RolloutField((), "float32")}, "expected a boolean or integer dtype"),
         ({"dones": RolloutField((), "uint8", optional=True)}, "expected a field that every row has"),

@@ -19,7 +19,9 @@ from mouse_core import ConfigError, DataError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.rollouts import RolloutField
 from mouse_jax import returns
-from tests.core.rollout_cases import random_case
+from mouse_torch import device
+from tests.core import rollout_cases as oracle
+from tests.core.rollout_cases import component, joined, random_case
 
 
 class Framework(NamedTuple):
@@ -51,11 +53,15 @@ def same(found: Any, expected: Any, close: float, where: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (5, 4), (24, 4)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (5, 4), (24, 4), "objectives", "agents"])
 @pytest.mark.parametrize("of_core", [False, True])
-def test_functions_agree_with_numpy(framework: Framework, shape: tuple[int, int], of_core: bool) -> None:
+def test_functions_agree_with_numpy(framework: Framework, shape: Any, of_core: bool) -> None:
     functions = core if of_core else framework.functions
-    case = random_case(1, *shape, dtype=framework.dtype)
+    if isinstance(shape, str):
+        cases = [random_case(seed, 5, 4, dtype=framework.dtype) for seed in range(3)]
+        case = joined(cases, shared=shape == "objectives")
+    else:
+        case = random_case(1, *shape, dtype=framework.dtype)
     ours, theirs = case.arrays(), case.arrays(convert=framework.array)
     for name, without, more, options in (
         ("gae", "", {}, {"lam": 0.9}),
@@ -72,6 +78,48 @@ def test_functions_agree_with_numpy(framework: Framework, shape: tuple[int, int]
         assert all(framework.dtype in str(leaf.dtype) for leaf in (found if isinstance(found, tuple) else (found,)))
     found = framework.compiled(functions.normalized)(theirs["rewards"])
     same(found, core.normalized(case.rewards), framework.close)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "torch device", "jax"])
+def test_storages_of_vector_rewards(kind: str) -> None:
+    """Each component of rewards and values has the returns and advantages of a storage of its own."""
+    case = joined([random_case(seed, 6, 4, dtype="float32") for seed in range(3)], shared=True)
+    options: Any = {"num_envs": 4, "num_transitions_per_env": 6, "fields": {"values": (3,), "rewards": (3,)}}
+    rows = [{name: getattr(case, name)[row] for name in ("rewards", "dones", "values")} for row in range(6)]
+    ends = {"time_outs": case.time_outs, "final_values": case.final_values}
+    found: Any
+    if kind == "jax":
+        found = mouse_jax.rollout_storage.init(**options)
+        for row in rows:
+            found = mouse_jax.rollout_storage.append(found, row)
+        found = jax.jit(mouse_jax.rollout_storage.compute_returns)(found, case.last_values, 0.9, 0.8, **ends)
+        _, mean = mouse_jax.rollout_storage.get_statistics(found)
+        batch = next(iter(mouse_jax.rollout_storage.mini_batches(found, 2, 1)[1]))
+    else:
+        kinds: Any = {
+            "numpy": core.RolloutStorage,
+            "torch": mouse_torch.RolloutStorage,
+            "torch device": device.RolloutStorage,
+        }
+        found = kinds[kind](**options)
+        for row in rows:
+            found.add_transitions(row)
+        found.compute_returns(case.last_values, 0.9, 0.8, **ends)
+        _, mean = found.get_statistics()
+        batch = next(found.mini_batch_generator(2, 1))
+    same(mean, case.rewards.mean((0, 1)), 1e-5)
+    assert tuple(batch["advantages"].shape) == tuple(batch["returns"].shape) == (12, 3)
+    for number in range(3):
+        advantages = oracle.gae(component(case, number), 0.9, 0.8)
+        same(found["returns"][..., [number]], advantages + case.values[..., [number]], 1e-4)
+        normal = (advantages - advantages.mean()) / advantages.std(ddof=1)
+        same(found["advantages"][..., [number]], normal, 1e-4)
+    if kind != "jax":
+        for shape in ((6, 4), (6, 4, 1)):
+            outs = {**ends, "time_outs": case.time_outs.reshape(shape)}
+            found.compute_returns(case.last_values, 0.9, 0.8, **outs)
+        with pytest.raises(SchemaError, match=r"last_values: expected shape \[4, 3\], found \[4, 1\]"):
+            found.compute_returns(case.last_values[:, :1], 0.9, 0.8, **ends)
 
 
 def test_split_and_pad(framework: Framework) -> None:

@@ -231,13 +231,14 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
 
     def get_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
-        each.
+        each, or ``[K]`` of vector rewards.
         """
         arrays = self._arrays
         there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self._step
         rows = there.sum() * self.num_envs
-        rewards = torch.where(there, arrays["rewards"][:, :, 0], 0)
-        return rows / (episode_starts(arrays["dones"]) & there).sum(), rewards.sum() / rows
+        mean = torch.where(there[..., None], arrays["rewards"], 0).sum((0, 1)) / rows
+        lengths = rows / (episode_starts(arrays["dones"]) & there).sum()
+        return lengths, mean[0] if mean.numel() == 1 else mean
 
     @torch.no_grad()
     def compute_returns(

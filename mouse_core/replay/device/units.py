@@ -387,5 +387,8 @@ def one_a_row(key: FieldKey, values: Any, shape: tuple[int, int]) -> Any:
         SchemaError: The field has several values per row.
     """
     if prod(values.shape) != prod(shape):
-        raise SchemaError(f"slices: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}")
+        raise SchemaError(
+            f"slices: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; ends of agents "
+            "are a field 'agent_done'"
+        )
     return values.reshape(shape)

@@ -290,7 +290,7 @@ def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Arra
 
 def beside(flags: Array, values: Array) -> Array:
     """Return flags ``[N, T]``, extended by axes of length 1 to the number of axes of ``values``."""
-    return flags.reshape((*flags.shape, *[1] * (values.ndim - 2)))
+    return flags.reshape((*flags.shape, *[1] * (values.ndim - flags.ndim)))
 
 
 @dataclass(frozen=True)

@@ -297,15 +297,15 @@ def _has(storage: Storage, path: Path) -> bool:
     return True
 
 
-OUTCOME: tuple[FieldKey, ...] = ("reward", "done", "terminated", "truncated")
+OUTCOME: tuple[FieldKey, ...] = ("reward", "done", "agent_done", "terminated", "truncated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextView:
     """Converts rows to transitions with a ``next`` entry, which holds the result of the action.
 
-    ``next`` holds the next observation, and reward, done, terminated and truncated, which are removed from the root
-    (the layout TED of TorchRL). The action and the fields of the sampler stay at the root.
+    ``next`` holds the next observation, and reward, done, agent_done, terminated and truncated, which are removed from
+    the root (the layout TED of TorchRL). The action and the fields of the sampler stay at the root.
 
     - Taken from "outgoing" rows (row t: observation t, and the action, reward and done that leave it), slices of T rows
       become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode has no next
@@ -458,14 +458,19 @@ class NStep:
     For step t of an episode let ``m`` be the number of steps taken: ``n``, or fewer if the episode or the slice ends
     before. Then the batch has at t
 
-    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``,
-    - ``done``, and ``terminated`` and ``truncated`` if they exist: the values of step ``t + m - 1``,
+    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, of vectors by component,
+    - ``done``, and ``agent_done``, ``terminated`` and ``truncated`` if they exist: the values of step ``t + m - 1``,
     - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
     So a target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step whose
     target is the terminal observation has done 1. A step whose target is the observation of a truncation has done 2,
     and bootstraps. The end of a slice stops the sum, too, and the bootstrap uses fewer steps.
+
+    Agents end one by one if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; codes are as in
+    ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
+    Where an agent is truncated, the sums of all agents stop, since they have one ``next``. So the target of an agent is
+    ``reward + discount * (agent_done != 1) * value(next)``, without the steps where ``agent_done`` is 3.
 
     The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
     as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
@@ -523,13 +528,19 @@ class NStep:
                 raise SchemaError(f"NStep: expected rows without a field {name!r}, which it makes, found one")
         codes = end_codes(batch, self.done, where="NStep")
         valid = valid_steps(batch, codes, self.mask, where="NStep")
-        place = place_of(batch, self.reward)
-        reward = find(batch, place, where="NStep")
-        total, steps = n_step_sums(reward, codes != ALIVE, valid, n=int(self.n), discount=float(self.discount))
         xp = namespace(codes)
+        place, agents_place = place_of(batch, self.reward), place_of(batch, AGENTS)
+        reward = find(batch, place, where="NStep")
+        agents, ended = agent_codes(batch, codes, reward), codes != ALIVE
+        if agents is not None:
+            ended = ended | xp.any(agents == TRUNCATED, axis=2)
+        options: dict[str, Any] = {"n": int(self.n), "discount": float(self.discount), "agents": agents}
+        total, steps, agents = n_step_sums(reward, ended, valid, **options)
         rows = xp.arange(codes.shape[0], device=device_of(codes))[:, None]
         last = xp.arange(codes.shape[1], device=device_of(codes))[None, :] + xp.clip(steps - 1, 0)
-        moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
+        moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)}
+        moved |= {agents_place} if find_any(batch, agents_place) is not None else set()
+        moved -= {place} if agents is None else {place, agents_place}
         changes: dict[FieldKey, Array] = {key: find(batch, key, where="NStep")[rows, last] for key in moved}
         powers = _table(float(self.discount) ** np.arange(self.n + 1.0), codes)
         changes |= {
@@ -538,7 +549,7 @@ class NStep:
             "discount": beside(xp.astype(powers[steps], xp.float32), total),
             "steps": steps,
         }
-        return replaced(batch, changes)
+        return replaced(batch, changes if agents is None else {**changes, agents_place: agents})
 
     def _shifted(self, batch: Any) -> list[FieldKey]:
         return [
@@ -556,8 +567,25 @@ def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
     return xp.stack([xp.full((), float(value), dtype=xp.float64, device=device) for value in values])
 
 
-def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: float) -> tuple[Array, Array]:
-    """Return the sum of up to ``n`` rewards from each step on, and the number of summed rewards.
+AGENTS: FieldKey = "agent_done"
+
+
+def agent_codes(batch: Any, codes: Array, reward: Array) -> Array | None:
+    """Return the end code of each agent, ``[N, T, A]``; None if rewards are not by agent, or agents end together.
+
+    An agent that has not ended ends with the episode, as ``codes`` ``[N, T]`` say.
+    """
+    agents = find_any(batch, place_of(batch, AGENTS))
+    if agents is None or agents.ndim != 3 or tuple(reward.shape[:3]) != tuple(agents.shape):
+        return None
+    xp = namespace(agents)
+    return xp.where(agents == ALIVE, xp.astype(beside(codes, agents), agents.dtype), agents)
+
+
+def n_step_sums(
+    reward: Array, ended: Array, valid: Array, *, n: int, discount: float, agents: Array | None = None
+) -> tuple[Array, Array, Array | None]:
+    """Return the sum of up to ``n`` rewards from each step on, the number of summed rewards, and codes of agents.
 
     Example: the rewards are 4, 2, 8, n is 2, the discount is 0.5, and the second step ends its episode. The first step
         sums 4 and half of 2, the second step only 2 (the third step is of another episode), the third step only 8 (no
@@ -569,26 +597,37 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
         valid: Whether step t exists, bool ``[N, T]``.
         n: The most steps, at least 1.
         discount: The discount of one step.
+        agents: The end code of each agent in each step, ``[N, T, A]``, of rewards ``[N, T, A, ...]``; None: agents end
+            with the episode.
 
     Returns:
         Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 if that is not a floating dtype, computed in
-        float64; and the numbers of steps, int64 ``[N, T]``, 0 for a missing step.
+        float64; the numbers of steps, int64 ``[N, T]``, 0 for a missing step; and the code of each agent's first end
+        within these steps, ``[N, T, A]``, or 0.
     """
     xp = namespace(reward)
     length = valid.shape[1]
     wide = xp.astype(reward, widest(xp, "float64"))
     total, steps = xp.zeros_like(wide), xp.zeros_like(valid, dtype=widest(xp, "int64"))
+    codes: Any = agents
     going = valid  # [N, T - taken]: whether the step ``taken`` behind each is summed as well
     for taken in range(min(n, length)):
         if taken:
             # Step t + taken counts if the one before did not end the episode, and if it is there.
             going = going[:, :-1] & ~ended[:, taken - 1 : length - 1] & valid[:, taken:]
-        part = xp.where(beside(going, wide), discount**taken * wide[:, taken:], xp.zeros_like(wide[:, taken:]))
+        there = beside(going, wide)
+        if agents is not None and taken:
+            # An agent that ended within the steps before gets no further reward, and keeps its code.
+            alive = agents[:, : length - taken] == ALIVE
+            later = xp.where(going[..., None] & alive, codes[:, taken:], agents[:, : length - taken])
+            agents = xp.concat([later, agents[:, length - taken :]], axis=1)
+            there = there & beside(alive, wide)
+        part = xp.where(there, discount**taken * wide[:, taken:], xp.zeros_like(wide[:, taken:]))
         # Sums are over what is there: an infinite reward elsewhere must not become NaN.
         total = total + _ending_in_zeros(part, taken)
         steps = steps + _ending_in_zeros(xp.astype(going, steps.dtype), taken)
     floating = xp.isdtype(reward.dtype, "real floating")
-    return xp.astype(total, reward.dtype if floating else xp.float32), steps
+    return xp.astype(total, reward.dtype if floating else xp.float32), steps, agents
 
 
 def _ending_in_zeros(values: Array, count: int) -> Array:
@@ -608,8 +647,9 @@ class ReturnsToGo:
     ``G[t + 1]`` counts if step t + 1 is of the same episode: for "outgoing" rows ``r = reward[t]``, for "arrived" ones
     ``r = reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
 
-    Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole episodes, or compute the
-    returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
+    Vector rewards have vector sums. Rewards by agent are summed up to the end of the agent, if rows have ``agent_done``
+    as in ``NStep``. Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole episodes,
+    or compute the returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
 
     Args:
         discount: The discount of one step, in ``[0, 1]``.
@@ -644,13 +684,14 @@ class ReturnsToGo:
         codes = end_codes(batch, self.done, where="ReturnsToGo")
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
         reward = find(batch, place_of(batch, self.reward), where="ReturnsToGo")
-        xp = namespace(reward)
+        xp, agents = namespace(reward), agent_codes(batch, codes, reward)
+        alive = beside(codes == ALIVE if agents is None else agents == ALIVE, reward)
         wide = xp.astype(reward, widest(xp, "float64"))
         returns: list[Array] = []
         following = xp.zeros_like(wide[:, 0])
         last = codes.shape[1] - 1
         for step in range(last, -1, -1):
-            there, goes_on = (beside(flags, wide)[:, step] for flags in (valid, codes == ALIVE))
+            there, goes_on = beside(valid, wide)[:, step], alive[:, step]
             if self.takes == "outgoing":
                 following = wide[:, step] + xp.where(goes_on, self.discount * following, xp.zeros_like(following))
             elif step < last:

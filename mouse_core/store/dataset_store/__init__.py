@@ -419,6 +419,8 @@ class DatasetStore(Store):
           given.
         - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
+        - With flags of agents, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else 2.
+          ``agent_done`` has the same codes for each agent, and 3 in the transitions behind the end of the agent.
 
         Args:
             episode: A mapping with the other arguments, or an object with these attributes, such as an episode of
@@ -426,9 +428,9 @@ class DatasetStore(Store):
             observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list with such a dict
                 for each step.
             actions: Arrays ``[T, ...]``, likewise.
-            rewards: ``[T]``.
+            rewards: ``[T]``; for K objectives ``[T, K]``, for A agents ``[T, A]`` or ``[T, A, K]``.
             terminated, truncated: The end of the episode: a flag, or flags ``[T]``, of which only the last may be set.
-                None: False.
+                None: False. Flags ``[T, A]`` say when each agent ended, and give a column ``agent_done``.
             infos: Arrays ``[T + 1, ...]``, one for each observation, or ``[T, ...]``, one for each reward; likewise.
             **columns: Columns with one number or text for the episode, such as ``task`` or ``success``.
 
