@@ -1,20 +1,20 @@
 """Windows by field: batches in which some fields are delivered at offsets around anchor rows.
 
 A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor. The
-fields with equal offsets form an ``OffsetGroup``. Neighbouring offsets are read as one "run" of rows: anchor 7 with
-offsets -1 to 1 is the run of rows 6, 7, 8. A run may reach beyond the episode of its anchor. The rows beyond are masked
+fields with equal offsets share a pipeline. Neighbouring offsets are read as one "run" of rows: anchor 7 with offsets -1
+to 1 is the run of rows 6, 7, 8. A run may reach beyond the episode of its anchor. The rows beyond are masked
 as missing, and the nearest row of the episode is copied to their positions: if the episode ends with row 7, the values
 are those of rows 6, 7, 7.
 
-Each class here has the same interface as a class without offsets: ``OffsetBlocks`` as ``Blocks``, ``OffsetPipeline`` as
-``Pipeline``, ``OffsetReader`` as ``FieldReader``.
+Each class here has the same interface as a class without offsets: ``OffsetBlocks`` as ``PlannedBlocks``,
+``OffsetPipeline`` as ``Pipeline``, ``OffsetReader`` as ``FieldReader``.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -23,9 +23,9 @@ import numpy.typing as npt
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
 from mouse_core.batches._mask import Absent, check_fill
-from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
+from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._plan import BatchForm, MaskReader, Readers, copied_fields
-from mouse_core.batches._planner import Block, Planner
+from mouse_core.batches._planner import Block, PlannedBlocks, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.offsets import (
     Anchors,
@@ -40,32 +40,14 @@ from mouse_core.sampling.offsets import (
     times_of,
 )
 from mouse_core.sampling.plan import Blocks, Plan, Sampling, WindowSampler
-from mouse_core.sampling.windows import Boundary, EpisodeAnchors, Weighting, sampler_of
+from mouse_core.sampling.windows import Boundary, EpisodeAnchors, TransitionWindows, Weighting, sampler_of
 from mouse_core.spec import FieldSpec
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
 
-@dataclass(eq=False, kw_only=True)
-class OffsetBlock(Block):
-    """The rows around the anchors of a block, as a block whose windows are the runs.
-
-    Args:
-        absent: The missing rows, and the rows that copies of the nearest row replace.
-        refused: The error message of each batch that cannot be read, by the batch's number in the block.
-    """
-
-    absent: Absent
-    refused: Mapping[int, str]
-
-    def check(self, number: int) -> None:
-        """Raise DataError if batch ``number`` lacks a row for one of its offsets in seconds."""
-        if number in self.refused:
-            raise DataError(self.refused[number])
-
-
-class OffsetBlocks:
-    """The blocks of rows around the anchors of a source; has the interface of ``Blocks``.
+class OffsetBlocks(PlannedBlocks):
+    """The blocks of the rows around anchors: their windows are the runs of rows.
 
     Args:
         anchors: The blocks of anchors.
@@ -78,65 +60,53 @@ class OffsetBlocks:
     def __init__(
         self, anchors: PlannedBlocks, offsets: Offsets, shift: int, number: int, *, single: bool = False
     ) -> None:
-        self.anchors, self.offsets, self.shift, self.number, self.single = anchors, offsets, shift, number, single
-        self.planner, self.begin_with = anchors.planner, 1
-        self._lock = ProcessLock()
+        super().__init__(anchors.planner, ProcessLock())
+        self._anchors, self._offsets, self._shift, self._number, self._single = anchors, offsets, shift, number, single
 
     def on(self, anchors: PlannedBlocks) -> OffsetBlocks:
         """Return the same blocks around other anchors."""
-        return OffsetBlocks(anchors, self.offsets, self.shift, self.number, single=self.single)
+        return OffsetBlocks(anchors, self._offsets, self._shift, self._number, single=self._single)
 
-    @property
-    def without_runs(self) -> OffsetBlocks:
-        """Return the same blocks with each row read alone."""
-        return OffsetBlocks(self.anchors, self.offsets, self.shift, ~self.number, single=True)
-
-    def block_with(self, index: int) -> tuple[OffsetBlock, int]:
-        """See ``Blocks.block_with``."""
-        block, number = self.anchors.block_with(index)
+    def block_with(self, index: int) -> tuple[Block, int]:
+        """See ``PlannedBlocks.block_with``."""
+        block, number = self._anchors.block_with(index)
         return self.around(block), number
 
-    def behind(self, block: Block) -> OffsetBlock:
-        """See ``Blocks.behind``."""
-        return self.around(self.anchors.behind(block))
+    def behind(self, block: Block) -> Block:
+        """See ``PlannedBlocks.behind``."""
+        return self.around(self._anchors.behind(block))
 
-    def around(self, block: Block) -> OffsetBlock:
-        """Return the block of rows around the anchors of ``block``; the result is kept in ``block.around``."""
-        known = block.around.get(self.number)
+    def around(self, block: Block, *, single: bool = False) -> Block:
+        """Return the block of rows around the anchors of ``block``, kept in ``block.around``; ``single`` as above."""
+        key = ~self._number if single else self._number
+        known = block.around.get(key)
         if known is None:
             with self._lock:
-                known = block.around.get(self.number)
+                known = block.around.get(key)
                 if known is None:
-                    known = block.around[self.number] = self._make(block)
-        assert isinstance(known, OffsetBlock)
+                    known = block.around[key] = self._make_around(block, single=single or self._single)
         return known
 
-    def _make(self, block: Block) -> OffsetBlock:
+    def _make_around(self, block: Block, *, single: bool) -> Block:
         snapshot, windows = self.planner.snapshot, block.windows
         anchors = block.anchors = Anchors.of(windows, snapshot) if block.anchors is None else block.anchors
-        if isinstance(self.offsets, Seconds):
-            rows = rows_at(anchors, self.offsets, self.shift, times_of(snapshot, self.offsets))
+        if isinstance(self._offsets, Seconds):
+            rows = rows_at(anchors, self._offsets, self._shift, times_of(snapshot, self._offsets))
         else:
-            rows = rows_of(anchors, self.offsets, self.shift, single=self.single)
+            rows = rows_of(anchors, self._offsets, self._shift, single=single)
         # Windows have equally many runs: 20 runs for windows with bounds 0, 2, 4 give 5 each, and bounds 0, 10, 20.
         runs = len(rows.start) // len(windows) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
         refused: dict[int, str] = {}
         for row, message in rows.refused:
-            batch = int(np.searchsorted(ends, row, side="right")) - 1
-            refused.setdefault(batch, message)
-        return OffsetBlock(
-            first=block.first,
-            end=block.end,
-            step=block.step,
-            kind=block.kind,
-            windows=snapshot.locate(rows.start, rows.unit, bounds),
-            sizes=block.sizes,
-            planner=self.planner,
-            absent=Absent(rows.unit, ends, rows.missing, rows.target, rows.source),
-            refused=refused,
+            refused.setdefault(int(np.searchsorted(ends, row, side="right")) - 1, message)
+        located = snapshot.locate(rows.start, rows.unit, bounds)
+        made = Block(
+            block.first, block.end, block.step, block.kind, located, block.sizes, self.planner, refused=refused
         )
+        made.__dict__["absent"] = Absent(rows.unit, ends, rows.missing, rows.target, rows.source)
+        return made
 
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -154,69 +124,12 @@ class OffsetReader:
         name = reader.spec.name
         self.reader, self._identity = reader, windows.identity(name)
         self.spec = replace(reader.spec, shape=(*windows.axes(name), *reader.spec.shape))
+        self.check_fills, self.stored_dtype = reader.check_fills, reader.stored_dtype
 
     @property
     def identity(self) -> list[Any]:
         """The values that determine the field's content, without the delivered dtype."""
         return [*self.reader.identity, self._identity]
-
-    def check_fills(self, dtype: np.dtype[Any]) -> None:
-        """See ``FieldReader.check_fills``."""
-        self.reader.check_fills(dtype)
-
-    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """See ``FieldReader.stored_dtype``."""
-        return self.reader.stored_dtype(dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class OffsetGroup:
-    """The group of fields that are delivered at the same offsets.
-
-    Args:
-        pipeline: The pipeline of these fields and their masks, over ``blocks``.
-        blocks: The blocks of rows around anchors.
-    """
-
-    pipeline: Pipeline
-    blocks: OffsetBlocks
-
-    def take(self, anchors: Block, number: int) -> Batch:
-        """Return these fields of batch ``number`` of a block of anchors, ``[runs, unit, ...]``; masks ``[runs, unit]``.
-
-        If a row of a run that is not delivered raises DataError, each row is read alone instead.
-        """
-        block = self.blocks.around(anchors)
-        block.check(number)
-        try:
-            return self.pipeline.take_from(block, number)
-        except DataError:
-            return self.pipeline.finish(self._block_without_runs(anchors), number, None, stored=False, out=None)
-
-    def gather(self, anchors: Block, number: int, *, stored: bool, out: Arrays | None) -> Batch:
-        """Return the fields as ``take`` does, in delivered or stored dtypes, written into ``out`` if it is not None."""
-        block = self.blocks.around(anchors)
-        block.check(number)
-        try:
-            return self._finish_block(block, number, stored=stored, out=out)
-        except DataError:
-            return self._finish_block(self._block_without_runs(anchors), number, stored=stored, out=out)
-
-    def _block_without_runs(self, anchors: Block) -> OffsetBlock:
-        """Return the block that reads only the rows at the offsets, so that errors in other rows are ignored."""
-        return self.blocks.without_runs.around(anchors)
-
-    def _finish_block(self, block: OffsetBlock, number: int, *, stored: bool, out: Arrays | None) -> Batch:
-        targets = None
-        if out is not None:
-            rows = len(block.part(number)), block.windows.length
-            targets = {name: out[name].reshape(*rows, *shape) for name, shape in self.pipeline.form.shapes.items()}
-        return self.pipeline.finish(block, number, None, stored=stored, out=targets)
-
-    def forward(self, anchors: PlannedBlocks, growth: Growth) -> OffsetGroup:
-        """Return the group around anchors in a snapshot that has grown."""
-        blocks = self.blocks.on(anchors)
-        return OffsetGroup(self.pipeline.over(anchors.planner, growth, blocks), blocks)
 
 
 class OffsetPipeline:
@@ -224,14 +137,19 @@ class OffsetPipeline:
 
     Args:
         anchors: The pipeline of the fields without offsets.
-        groups: The fields with offsets.
+        groups: The pipelines of the fields at equal offsets and of their masks, with their blocks of rows.
         readers: The readers of all fields.
         form: The dtypes and shapes of the fields.
         windows: The offsets.
     """
 
     def __init__(
-        self, anchors: Pipeline, groups: Sequence[OffsetGroup], readers: Readers, form: BatchForm, windows: FieldWindows
+        self,
+        anchors: Pipeline,
+        groups: Sequence[tuple[Pipeline, OffsetBlocks]],
+        readers: Readers,
+        form: BatchForm,
+        windows: FieldWindows,
     ) -> None:
         self._anchors, self._groups, self._windows = anchors, groups, windows
         self.planner, self.readers, self.form, self.blocks = anchors.planner, readers, form, anchors.blocks
@@ -282,16 +200,17 @@ class OffsetPipeline:
             shapes = {name: one.spec.shape for name, one in masked.items()}  # the shape of one row
             part = BatchForm.of(masked, form.dtypes, shapes, windows.fill, is_padded=True)
             pipeline = Pipeline(planner, masked, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
-            groups.append(OffsetGroup(pipeline, blocks))
+            groups.append((pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Self:
         """See ``Pipeline.forward``."""
         anchors = self._anchors.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
-        groups = [group.forward(anchors.blocks, growth) for group in self._groups]
+        grown = [(group, blocks.on(anchors.blocks)) for group, blocks in self._groups]
+        groups = [(group.over(anchors.planner, growth, blocks), blocks) for group, blocks in grown]
         readers: dict[str, Any] = {**self.readers, **anchors.readers}
-        for group in groups:
-            for name, reader in group.pipeline.readers.items():
+        for group, _ in groups:
+            for name, reader in group.readers.items():
                 readers |= {name: OffsetReader(reader, self._windows)} if isinstance(reader, FieldReader) else {}
         readers = {name: readers[name] for name in self.readers}
         return type(self)(anchors, groups, readers, self.form, self._windows)
@@ -302,29 +221,39 @@ class OffsetPipeline:
 
     def take(self, index: int) -> Batch:
         """See ``Pipeline.take``."""
-        return self._take_from(*self._anchors.blocks.block_with(operator.index(index)))
+        return self._batch(*self._anchors.blocks.block_with(operator.index(index)), Pipeline.take_from)
 
     def take_of(self, plan: Plan) -> Batch:
         """See ``Pipeline.take_of``."""
-        return self._take_from(*self._anchors.block_of(plan))
-
-    def _take_from(self, block: Block, number: int) -> Batch:
-        batch = self._anchors.take_from(block, number)
-        for group in self._groups:
-            batch |= group.take(block, number)
-        return self._with_axes(batch, block, number)
+        return self._batch(*self._anchors.block_of(plan), Pipeline.take_from)
 
     def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
         """See ``Pipeline.gather``."""
-        block, number = self._anchors.block_of(plan)
-        targets = None
-        if out is not None:
-            rows = len(block.windows.part(number)), block.windows.length
-            shapes = self._anchors.form.shapes
-            targets = {name: out[name].reshape(*rows, *shapes[name]) for name in self._anchors.readers}
-        batch = self._anchors.finish(block, number, None, stored=stored, out=targets)
-        for group in self._groups:
-            batch |= group.gather(block, number, stored=stored, out=out)
+
+        def read(fields: Pipeline, block: Block, number: int) -> Batch:
+            targets = None
+            if out is not None:
+                axes = len(block.part(number)), block.windows.length
+                shapes = {name: shape for name, shape in fields.form.shapes.items() if name in fields.readers}
+                targets = {name: out[name].reshape(*axes, *shape) for name, shape in shapes.items()}
+            return fields.finish(block, number, None, stored=stored, out=targets)
+
+        return self._batch(*self._anchors.block_of(plan), read)
+
+    def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
+        """Return batch ``number`` of a block of anchors, whose fields ``read`` returns.
+
+        If a row of a run that is not delivered raises DataError, each row is read alone instead.
+        """
+        batch = read(self._anchors, block, number)
+        for group, blocks in self._groups:
+            around = blocks.around(block)
+            if number in around.refused:
+                raise DataError(around.refused[number])
+            try:
+                batch |= read(group, around, number)
+            except DataError:
+                batch |= read(group, blocks.around(block, single=True), number)
         return self._with_axes(batch, block, number)
 
     def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
@@ -348,24 +277,43 @@ def anchors_of(
     boundary: Boundary,
     weighting: Weighting,
     pad: bool | float | None,
+    *,
+    transitions: bool,
 ) -> tuple[WindowSampler, FieldWindows]:
     """Return the sampler of anchors, and the offsets around them; see ``BatchSource`` for the arguments.
 
     Raises:
         ConfigError: An option is invalid, or options contradict each other.
     """
-    if isinstance(windows, FieldWindows):
+    length, batch_dims = (1, 1) if sequence_length is None else (sequence_length, 2)
+    if isinstance(windows, FieldWindows):  # from a source that is restored with its sampler
         found = windows
+    elif transitions:
+        if windows is not None:
+            raise ConfigError("transitions: expected no windows, since transitions define their own, found windows")
+        if boundary not in ("stream", "episode"):
+            raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
+        if not isinstance(pad, bool | None):
+            raise ConfigError(f"pad: expected True or False with transitions, found {pad!r}")
+        offsets: dict[str, tuple[int, ...]] = {}
+        for name, field in snapshot.config.fields.items():
+            if name.startswith("next_"):
+                offsets[name] = (1,)
+            elif snapshot.alignment == "arrived" and field.is_of_transition:
+                offsets[name] = (0,)  # the row of the transition that leaves the anchor's observation
+        found = FieldWindows(offsets, True, batch_dims, has_axis=False)
     else:
-        single = sequence_length is None and (isinstance(sampling, str | Blocks) or sampling.sequence_length == 1)
-        found = field_windows(windows, pad, 1 if single else 2)
-    length = 1 if sequence_length is None else sequence_length
-    if not isinstance(sampling, str | Blocks):
-        if found.pad is False and not isinstance(windows, FieldWindows):
+        several = not isinstance(sampling, str | Blocks) and sampling.sequence_length > 1
+        found = field_windows(windows, pad, 2 if several else batch_dims)
+        if found.pad is False and not isinstance(sampling, str | Blocks):
             raise ConfigError(
                 "pad: expected True or a number with a custom sampler, which chooses the anchors itself, found False"
             )
+    if not isinstance(sampling, str | Blocks):
         return sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, None), found
+    if transitions:
+        padded = sequence_length is not None and pad is not False
+        return TransitionWindows(length, batch_size, sampling, weighting, padded, drop_last), found
     step_pad = pad if boundary != "stream" else None
     sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, step_pad)
     if found.pad is not False:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchMemory, layout_of
 from mouse_core.batches._plan import BatchForm, MaskReader, Readers
-from mouse_core.batches._planner import Block, Blocks, Planner
+from mouse_core.batches._planner import Block, PlannedBlocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError, StorageError
 from mouse_core.randomness import Key, Purpose
@@ -40,19 +40,6 @@ _FIRST_JOINT = 4
 _REMEMBERED_ALONE = 16
 
 
-class PlannedBlocks(Protocol):
-    """Chooses which batches are planned together, and lets a planner plan them, as ``Blocks`` does."""
-
-    planner: Planner
-    begin_with: int
-
-    def block_with(self, index: int) -> tuple[Block, int]:
-        """Return the block that contains batch ``index``, and the batch's number in the block."""
-
-    def behind(self, block: Block) -> Block:
-        """Return a block of the batches behind ``block``; it is not kept."""
-
-
 class Pipeline:
     """The batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its index.
 
@@ -66,7 +53,7 @@ class Pipeline:
         fields: Fields that can be copied directly from the stored bytes.
         chunks: Known addresses of the fields' chunks, from the pipeline of the earlier snapshot.
         memory, lock: Memory for batches and the lock, from the same earlier pipeline.
-        blocks: Plans the blocks; by default ``Blocks`` of ``planner``.
+        blocks: Plans the blocks; by default ``PlannedBlocks`` of ``planner``.
     """
 
     def __init__(
@@ -86,8 +73,7 @@ class Pipeline:
         self._masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
-        self.blocks: PlannedBlocks = Blocks(planner, self._lock) if blocks is None else blocks
-        # By index: batches that were copied with another one, and wait for ``take``; all their values are allowed.
+        self.blocks = PlannedBlocks(planner, self._lock) if blocks is None else blocks
         # By index: batches that were copied together with another batch and wait for ``take``; their values are valid.
         self._ready: dict[int, Batch] = {}
         # The indices of the latest batches that were copied alone: they were returned, so no joint copy needs them.

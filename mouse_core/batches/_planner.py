@@ -1,7 +1,7 @@
 """Plans several batches at once: the windows of each batch, and the rows' locations in storage.
 
-A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``Blocks`` chooses which batches
-are planned together, and keeps some blocks. Example: for batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
+A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``PlannedBlocks`` chooses which
+batches are planned together, and keeps some blocks. For batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Block:
         anchors: Steps of the windows, if fields have offsets around them.
         around: Blocks of the rows around the anchors, by the number of their offsets.
         stretches: Stretches of rows that are read as a whole, if the block has stretches instead of batches.
-        stretches: Stretches of rows that are read as a whole, where the block has these instead of batches.
+        refused: The error message of each batch that cannot be read, by the batch's number in the block.
     """
 
     first: int
@@ -83,6 +83,7 @@ class Block:
     anchors: Anchors | None = None
     around: dict[int, Block] = field(default_factory=dict)
     stretches: Stretches | None = None
+    refused: dict[int, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -300,7 +301,7 @@ class Planner:
         return starts.astype(np.int64, copy=False)
 
 
-class Blocks:
+class PlannedBlocks:
     """The blocks of one source over one snapshot; consecutive blocks grow.
 
     For batches 0, 1, 2, .. in turn it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.

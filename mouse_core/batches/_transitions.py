@@ -20,10 +20,9 @@ from mouse_core.batches._by_field import Arrays, OffsetPipeline, OffsetReader
 from mouse_core.batches._pipeline import Batch
 from mouse_core.batches._plan import BatchForm, MaskReader, Readers, choose_readers
 from mouse_core.batches._planner import Block, Planner
-from mouse_core.errors import ConfigError
 from mouse_core.sampling.offsets import FieldWindows, mask_of
-from mouse_core.sampling.plan import MASK, Blocks, Plan, Sampling, WindowSampler
-from mouse_core.sampling.windows import Boundary, TransitionWindows, Weighting, terminal_codes
+from mouse_core.sampling.plan import MASK, Plan
+from mouse_core.sampling.windows import terminal_codes
 from mouse_core.spec import FieldSpec, codes_called
 from mouse_core.statistics.normalizer import Normalizer
 from mouse_core.store.snapshot import Snapshot
@@ -31,44 +30,6 @@ from mouse_core.store.snapshot import Snapshot
 _FLAGS = ("terminated", "truncated")
 # Fields that are read but not delivered by default: the ends of episodes, and whether the next observation is missing.
 _READ = ("done", "next_done", "next_observation_missing")
-
-
-def transition_anchors(
-    windows: Any,
-    snapshot: Snapshot,
-    sampling: Sampling,
-    sequence_length: int | None,
-    batch_size: int,
-    drop_last: bool,
-    boundary: Boundary,
-    weighting: Weighting,
-    pad: bool | float | None,
-) -> tuple[WindowSampler, FieldWindows]:
-    """Return the sampler of transitions, and the offsets of their fields; see ``BatchSource`` for the arguments.
-
-    Raises:
-        ConfigError: An option is not supported with transitions.
-    """
-    if isinstance(windows, FieldWindows):  # from a source that is restored with its sampler
-        assert isinstance(sampling, WindowSampler)
-        return sampling, windows
-    if windows is not None:
-        raise ConfigError("transitions: expected no windows, since transitions define their own, found windows")
-    if boundary not in ("stream", "episode"):
-        raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
-    if not isinstance(pad, bool | None):
-        raise ConfigError(f"pad: expected True or False with transitions, found {pad!r}")
-    offsets: dict[str, tuple[int, ...]] = {}
-    for name, field in snapshot.config.fields.items():
-        if name.startswith("next_"):
-            offsets[name] = (1,)
-        elif snapshot.alignment == "arrived" and field.is_of_transition:
-            offsets[name] = (0,)  # the row of the transition that leaves the anchor's observation
-    found = FieldWindows(offsets, True, 1 if sequence_length is None else 2, has_axis=False)
-    if not isinstance(sampling, str | Blocks):
-        return sampling, found
-    length, filled = (1, False) if sequence_length is None else (sequence_length, pad is not False)
-    return TransitionWindows(length, batch_size, sampling, weighting, filled, drop_last), found
 
 
 def transition_readers(
@@ -132,7 +93,7 @@ class TransitionPipeline(OffsetPipeline):
             return super().gather(plan, stored=stored)
         axes = (len(plan.starts), plan.length)[: self._windows.batch_dims]
         targets = dict(out)
-        for part in (self._anchors, *(group.pipeline for group in self._groups)):
+        for part in (self._anchors, *(group for group, _ in self._groups)):
             for name, dtype in part.form.dtypes[stored].items():
                 if name not in out or name == MASK:
                     targets[name] = np.empty((*axes, *part.form.shapes[name]), dtype)

@@ -150,24 +150,17 @@ class BatchSource:
 
             padded_before = boundary != "stream" or windows is not None
             sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
-        if transitions:
-            from mouse_core.batches._transitions import transition_anchors  # loaded on demand
-
-            if lengths is not None or packed is not False:
-                option = "lengths" if lengths is not None else "packed"
-                raise ConfigError(f"{option}: expected none with transitions, found some")
-            sampler, around = transition_anchors(
-                *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
-            )
-        elif windows is None:
+        if transitions and (lengths is not None or packed is not False):
+            option = "lengths" if lengths is not None else "packed"
+            raise ConfigError(f"{option}: expected none with transitions, found some")
+        if windows is None and not transitions:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
         else:
             from mouse_core.batches._by_field import anchors_of  # loaded on demand
 
-            sampler, around = anchors_of(
-                *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
-            )
+            how = batch_size, drop_last, boundary, weighting, pad
+            sampler, around = anchors_of(windows, snapshot, sampling, sequence_length, *how, transitions=transitions)
         sampler = snapshot.sampled_by(sampler)
         sampler = sampler if cut is None else cut(sampler)
         has_steps = around is None or around.batch_dims == 2

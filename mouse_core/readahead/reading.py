@@ -53,7 +53,7 @@ class ReadAhead:
     Args:
         backings: Remote memory that may hold the bytes.
         files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
-        blocks: Plans blocks of batches, as ``batches._planner.Blocks`` does.
+        blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
         views: Returns the views by which a block is copied; None for a block that is not copied.
         gathered: Yields ranges of a batch that are read and not copied: first the known ones, then ranges that reading
             the first reveals.

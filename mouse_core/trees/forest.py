@@ -200,11 +200,43 @@ def transitions(rollouts: Any, names: Names, batch_dims: int | None) -> Transiti
     given = flatten(rollouts)
     rows = _Rows(given, _batch_dims(given, batch_dims))
     ahead = any(isinstance(key, tuple) and key[0] == "next" for key in given)
-    found = _of_ted(rows, names) if ahead else _of_arrived(rows, names)
-    wrong = np.flatnonzero(~np.isfinite(found.rewards))
+    seen, actions, extra = rows.fields(names.observation), rows.fields(names.action), rows.fields(names.extra)
+    if ahead:  # each row is a transition
+        after = {key: rows.field(("next", *path_of(key))) for key in names.observation}
+        places: list[FieldKey] = [("next", *path_of(names.reward)), names.reward]
+        dones = rows.dones(("next",))
+    else:  # a transition leads from each row to the next one of its episode, which has its action and reward
+        after, places, dones = seen, [names.reward], None
+    dones = rows.dones(()) if dones is None else dones
+    first, second = (slice(None), slice(None)) if ahead else (slice(None, -1), slice(1, None))
+    shape = next(iter(seen.values())).shape[:2]
+    reward = next(filter(rows.has, places), None)
+    rewards = np.zeros(shape) if reward is None else rows.number(reward)
+    chosen = np.ones(shape, np.bool_)[:, first]
+    if rows.mask is not None:
+        chosen &= rows.mask[:, first] & rows.mask[:, second]
+    if not ahead:
+        times = [rows.number(name) for name in _TIMES if rows.has(name)]
+        if dones is None and not times:
+            raise MissingFieldError(
+                f"rows: expected a field 'next', or one that says where episodes end ('done'), found {list(rows.given)}"
+            )
+        if dones is not None:
+            chosen &= dones[:, first] == 0
+        for time in times:
+            chosen &= time[:, second] != 0
+    rewards = rewards[:, second][chosen].astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(rewards))
     if wrong.size:
-        raise DataError(f"rows: {names.reward!r}: expected finite numbers, found {found.rewards[wrong[0]]}")
-    return found
+        raise DataError(f"rows: {names.reward!r}: expected finite numbers, found {rewards[wrong[0]]}")
+    return Transitions(
+        before={key: array[:, first][chosen] for key, array in seen.items()},
+        after={key: array[:, second][chosen] for key, array in after.items()},
+        actions={key: array[:, second][chosen] for key, array in actions.items()},
+        rewards=rewards,
+        dones=np.zeros(len(rewards), np.int8) if dones is None else dones[:, second][chosen],
+        extra={key: array[:, second][chosen] for key, array in extra.items()},
+    )
 
 
 class _Rows:
@@ -272,78 +304,6 @@ def _batch_dims(given: dict[FieldKey, Any], batch_dims: int | None) -> int:
     if batch_dims not in (0, 1, 2):
         raise ConfigError(f"batch_dims: expected 0, 1 or 2, found {batch_dims!r}")
     return batch_dims
-
-
-def _of_ted(rows: _Rows, names: Names) -> Transitions:
-    """Rows with "next": each is a transition by itself."""
-    before, actions = rows.fields(names.observation), rows.fields(names.action)
-    after = {key: rows.field(("next", *path_of(key))) for key in names.observation}
-    shape = next(iter(before.values())).shape[:2]
-    reward: FieldKey = ("next", *path_of(names.reward))
-    rewards = (
-        rows.number(reward if rows.has(reward) or not rows.has(names.reward) else names.reward)
-        if (rows.has(reward) or rows.has(names.reward))
-        else np.zeros(shape)
-    )
-    dones = rows.dones(("next",))
-    if dones is None:
-        dones = rows.dones(())
-    chosen = np.ones(shape, np.bool_) if rows.mask is None else rows.mask
-    return _chosen(
-        chosen,
-        chosen,
-        before,
-        after,
-        actions,
-        rewards,
-        np.zeros(shape, np.int8) if dones is None else dones,
-        rows.fields(names.extra),
-    )
-
-
-def _of_arrived(rows: _Rows, names: Names) -> Transitions:
-    """Rows of alignment "arrived": a transition leads from each row to the following one of its episode."""
-    seen, actions, extra = rows.fields(names.observation), rows.fields(names.action), rows.fields(names.extra)
-    shape = next(iter(seen.values())).shape[:2]
-    rewards = rows.number(names.reward) if rows.has(names.reward) else np.zeros(shape)
-    dones = rows.dones(())
-    times = [rows.number(name) for name in _TIMES if rows.has(name)]
-    if dones is None and not times:
-        raise MissingFieldError(
-            f"rows: expected a field 'next', or one that says where episodes end ('done'), found {list(rows.given)}"
-        )
-    goes_on = np.ones((shape[0], max(shape[1] - 1, 0)), np.bool_)
-    if dones is None:
-        dones = np.zeros(shape, np.int8)
-    goes_on &= dones[:, :-1] == 0
-    for time in times:
-        goes_on &= time[:, 1:] != 0
-    if rows.mask is not None:
-        goes_on &= rows.mask[:, :-1] & rows.mask[:, 1:]
-    first = np.concatenate([goes_on, np.zeros((shape[0], min(shape[1], 1)), np.bool_)], axis=1)
-    second = np.concatenate([np.zeros((shape[0], min(shape[1], 1)), np.bool_), goes_on], axis=1)
-    return _chosen(first, second, seen, seen, actions, rewards, dones, extra)
-
-
-def _chosen(
-    first: npt.NDArray[np.bool_],
-    second: npt.NDArray[np.bool_],
-    before: Fields,
-    after: Fields,
-    actions: Fields,
-    rewards: npt.NDArray[Any],
-    dones: npt.NDArray[np.int8],
-    extra: Fields,
-) -> Transitions:
-    """Transitions from the rows of ``first`` to those of ``second``, with what belongs to the latter."""
-    return Transitions(
-        before={key: array[first] for key, array in before.items()},
-        after={key: array[second] for key, array in after.items()},
-        actions={key: array[second] for key, array in actions.items()},
-        rewards=rewards[second].astype(np.float64),
-        dones=dones[second],
-        extra={key: array[second] for key, array in extra.items()},
-    )
 
 
 _NUMBERS = ("source", "target", "previous", "count", "terminated", "truncated")

@@ -47,28 +47,6 @@ class Steps(NamedTuple):
     actions: tuple[FieldKey, ...]
 
 
-def rows_of(taken: Steps, observations: Any, reward_key: FieldKey, steps: Any) -> Any:
-    """Steps as rows of TED.
-
-    Args:
-        taken: The steps.
-        observations: A tree of arrays, of which the steps name rows.
-        reward_key: What the reward is called, in "next".
-        steps: Which steps: an index of arrays.
-
-    Returns:
-        A nested dict of arrays ``[n, ...]``, with "count".
-    """
-    dones = taken.dones[steps]
-    rows = {key: array[steps] for key, array in taken.fields.items()}
-    for key, leaf in flatten(observations).items():
-        rows[key] = leaf[taken.sources[steps]]
-        rows["next", *path_of(key)] = leaf[taken.targets[steps]]
-    rows["next", *path_of(reward_key)] = taken.rewards[steps]
-    rows |= {("next", "done"): dones != 0, ("next", "terminated"): dones == 1, ("next", "truncated"): dones == 2}
-    return nest(rows | {"count": taken.counts[steps]})
-
-
 def as_arrays(rows: Any) -> Any:
     """Rows with lists of text or of values that differ in length as arrays, which an index picks from."""
     if isinstance(rows, dict):
@@ -143,30 +121,6 @@ class _Worth(NamedTuple):
     choices: Integers
 
 
-def values_of(tree: Tree, groups: list[list[int]], discount: float, best: bool, leaf_values: npt.ArrayLike) -> Any:
-    """See ``Tree.values``; ``groups`` of vertices that lead to each other, each behind those that it leads to."""
-    leaves = np.asarray(leaf_values, np.float64)
-    if leaves.shape not in ((), (len(tree),)):
-        raise SchemaError(f"leaf_values: expected shape {(len(tree),)}, found {leaves.shape}")
-    worth = _worth(tree, float(discount), best)
-    vertices = np.broadcast_to(leaves, (len(tree),)).tolist()
-    edges = list(zip(*(column.tolist() for column in worth), strict=True))
-    for group in groups:
-        leaving = tree.leaving(group[0])
-        if len(group) > 1 or (worth.shares[leaving] * (worth.children[leaving] == group[0])).any():
-            together = sorted(group)
-            for vertex, value in zip(together, _settled(tree, worth, together, vertices, discount), strict=True):
-                vertices[vertex] = value
-        elif leaving.size:
-            found: dict[int, float] = {}
-            for gain, share, child, weight, choice in edges[leaving[0] : leaving[-1] + 1]:
-                value = gain + share * vertices[child] if share else gain
-                found[choice] = found.get(choice, 0.0) + weight * value
-            vertices[group[0]] = max(found.values())
-    values = np.array(vertices)
-    return values, worth.gains + _times(worth.shares, values[worth.children])
-
-
 def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
     goes_on = (discount * (1.0 - tree.steps.terminated / tree.steps.counts)).tolist()
     rewards, bounds = tree.steps.rewards.tolist(), tree.bounds.tolist()
@@ -238,14 +192,6 @@ def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[flo
 
 Path = tuple[int, ...]
 Edges = list[list[tuple[int, int, bool]]]
-
-
-def leaving(tree: Tree) -> Edges:
-    """For each vertex the edges that leave it: number, child, and whether each episode terminated with it."""
-    edges: Edges = [[] for _ in range(len(tree))]
-    for edge, ((parent, child), ended) in enumerate(zip(tree.edges.tolist(), tree.ended.tolist(), strict=True)):
-        edges[parent].append((edge, child, ended))
-    return edges
 
 
 def components(edges: Edges) -> list[list[int]]:
@@ -362,28 +308,6 @@ def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, in
             passed.discard(vertex)
 
 
-def to_string(tree: Tree, format: Callable[[Tree, int], Any] | None) -> str:
-    """See ``Tree.to_string``."""
-    say = format or _observation
-    lines, shown = [], {0}
-    waiting: list[tuple[tuple[int, ...], int]] = []
-    waiting += [((number,), int(edge)) for number, edge in enumerate(tree.leaving(0))][::-1]
-    way = [0]  # the vertices of the path that a line is of
-    while waiting:
-        path, edge = waiting.pop()
-        del way[len(path) :]
-        lines.append(f"{' ' * (len(path) - 1)}{path} {say(tree, edge)}")
-        vertex = int(tree.edges[edge, 1])
-        leaving = () if tree.ended[edge] or vertex in way else tree.leaving(vertex)
-        way.append(vertex)
-        if len(leaving) and vertex in shown:
-            lines.append(f"{' ' * len(path)}...")
-            continue
-        shown |= {vertex} if len(leaving) else set()
-        waiting += [((*path, number), int(below)) for number, below in enumerate(leaving)][::-1]
-    return "\n".join(lines)
-
-
 def _observation(tree: Tree, edge: int) -> Any:
     return _plain(tree.observation(int(tree.edges[edge, 1])))
 
@@ -392,38 +316,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(child) for name, child in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
-def plot(tree: Tree, ax: Any, label: Callable[[Tree, int], Any] | None) -> Any:
-    """See ``Tree.plot``."""
-    if ax is None:
-        from matplotlib import pyplot
-
-        _, ax = pyplot.subplots()
-    across, down = _places(tree)
-    largest = max(int(tree.counts.max(initial=1)), 1)
-    for edge, (parent, child) in enumerate(tree.edges.tolist()):
-        ax.annotate(
-            "",
-            (across[child], -down[child]),
-            (across[parent], -down[parent]),
-            arrowprops={
-                "arrowstyle": "->",
-                "linewidth": 0.5 + 2.5 * float(tree.counts[edge]) / largest,
-                "linestyle": "--" if tree.ended[edge] or down[child] <= down[parent] else "-",
-                "color": "0.5",
-                "shrinkA": 8,
-                "shrinkB": 8,
-                # Edges that lead back are bent, so that they do not lie on those that lead there.
-                "connectionstyle": f"arc3,rad={0.2 if down[child] <= down[parent] else 0}",
-            },
-        )
-    ax.scatter(across, [-depth for depth in down], s=180, zorder=2)
-    for vertex in range(len(tree)):
-        text = str(vertex if label is None else label(tree, vertex))
-        ax.text(across[vertex], -down[vertex], text, ha="center", va="center", zorder=3, fontsize="small")
-    ax.set_axis_off()
-    return ax
 
 
 def _places(tree: Tree) -> tuple[list[float], list[int]]:
@@ -636,8 +528,16 @@ class Tree:
         return self.rows(np.concatenate([np.empty(0, np.int64), *steps]))
 
     def rows(self, steps: Any = slice(None)) -> Any:
-        """Steps by their numbers as rows of TED, all by default: a nested dict of arrays ``[n, ...]``."""
-        return rows_of(self.steps, self.observations, self.reward_key, steps)
+        """Return steps by their numbers as rows of TED, all by default: arrays ``[n, ...]``, with "count"."""
+        taken = self.steps
+        dones = taken.dones[steps]
+        rows = {key: array[steps] for key, array in taken.fields.items()}
+        for key, leaf in flatten(self.observations).items():
+            rows[key] = leaf[taken.sources[steps]]
+            rows["next", *path_of(key)] = leaf[taken.targets[steps]]
+        rows["next", *path_of(self.reward_key)] = taken.rewards[steps]
+        rows |= {("next", "done"): dones != 0, ("next", "terminated"): dones == 1, ("next", "truncated"): dones == 2}
+        return nest(rows | {"count": taken.counts[steps]})
 
     def values(
         self, discount: float = 1.0, *, best: bool = False, leaf_values: npt.ArrayLike = 0.0
@@ -662,8 +562,26 @@ class Tree:
             ConfigError: The values of a tree with cycles do not converge with this discount, for example 1.
             SchemaError: ``leaf_values`` is neither one value nor one value for each vertex.
         """
-        values, worth = values_of(self, self._groups, discount, best, leaf_values)
-        return values, worth
+        leaves = np.asarray(leaf_values, np.float64)
+        if leaves.shape not in ((), (len(self),)):
+            raise SchemaError(f"leaf_values: expected shape {(len(self),)}, found {leaves.shape}")
+        worth = _worth(self, float(discount), best)
+        vertices = np.broadcast_to(leaves, (len(self),)).tolist()
+        edges = list(zip(*(column.tolist() for column in worth), strict=True))
+        for group in self._groups:
+            leaving = self.leaving(group[0])
+            if len(group) > 1 or (worth.shares[leaving] * (worth.children[leaving] == group[0])).any():
+                together = sorted(group)
+                for vertex, value in zip(together, _settled(self, worth, together, vertices, discount), strict=True):
+                    vertices[vertex] = value
+            elif leaving.size:
+                found: dict[int, float] = {}
+                for gain, share, child, weight, choice in edges[leaving[0] : leaving[-1] + 1]:
+                    value = gain + share * vertices[child] if share else gain
+                    found[choice] = found.get(choice, 0.0) + weight * value
+                vertices[group[0]] = max(found.values())
+        values = np.array(vertices)
+        return values, worth.gains + _times(worth.shares, values[worth.children])
 
     # ------------------------------------------------------------------ to look at, and to keep
 
@@ -674,7 +592,24 @@ class Tree:
             format: A function ``format(tree, edge)`` that returns the text of an edge; by default the observation at
                 its end.
         """
-        return to_string(self, format)
+        say = format or _observation
+        lines, shown = [], {0}
+        waiting: list[tuple[tuple[int, ...], int]] = []
+        waiting += [((number,), int(edge)) for number, edge in enumerate(self.leaving(0))][::-1]
+        way = [0]  # the vertices of the path that a line shows
+        while waiting:
+            path, edge = waiting.pop()
+            del way[len(path) :]
+            lines.append(f"{' ' * (len(path) - 1)}{path} {say(self, edge)}")
+            vertex = int(self.edges[edge, 1])
+            leaving = () if self.ended[edge] or vertex in way else self.leaving(vertex)
+            way.append(vertex)
+            if len(leaving) and vertex in shown:
+                lines.append(f"{' ' * len(path)}...")
+                continue
+            shown |= {vertex} if len(leaving) else set()
+            waiting += [((*path, number), int(below)) for number, below in enumerate(leaving)][::-1]
+        return "\n".join(lines)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
         """Draw the tree with matplotlib: vertices by their depth, edges with a width by their count.
@@ -689,7 +624,31 @@ class Tree:
         Raises:
             ImportError: Matplotlib is not installed.
         """
-        return plot(self, ax, label)
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots()
+        across, down = _places(self)
+        largest = max(int(self.counts.max(initial=1)), 1)
+        for edge, (parent, child) in enumerate(self.edges.tolist()):
+            leads_back = down[child] <= down[parent]
+            style = {
+                "arrowstyle": "->",
+                "linewidth": 0.5 + 2.5 * float(self.counts[edge]) / largest,
+                "linestyle": "--" if self.ended[edge] or leads_back else "-",
+                "color": "0.5",
+                "shrinkA": 8,
+                "shrinkB": 8,
+                # Edges that lead back are bent, so that they do not cover the edges that lead there.
+                "connectionstyle": f"arc3,rad={0.2 if leads_back else 0}",
+            }
+            ax.annotate("", (across[child], -down[child]), (across[parent], -down[parent]), arrowprops=style)
+        ax.scatter(across, [-depth for depth in down], s=180, zorder=2)
+        for vertex in range(len(self)):
+            text = str(vertex if label is None else label(self, vertex))
+            ax.text(across[vertex], -down[vertex], text, ha="center", va="center", zorder=3, fontsize="small")
+        ax.set_axis_off()
+        return ax
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save the tree to a file; after an error the old file is unchanged.
@@ -723,7 +682,11 @@ class Tree:
 
     @cached_property
     def _leaving(self) -> Edges:
-        return leaving(self)
+        """For each vertex the edges that leave it: number, child, and whether each episode terminated with it."""
+        edges: Edges = [[] for _ in range(len(self))]
+        for edge, ((parent, child), ended) in enumerate(zip(self.edges.tolist(), self.ended.tolist(), strict=True)):
+            edges[parent].append((edge, child, ended))
+        return edges
 
     @cached_property
     def _groups(self) -> list[list[int]]:
