@@ -73,7 +73,7 @@ class TensorStorage(RingStorage):
         self._columns: dict[FieldKey, torch.Tensor] = {}
 
     def __repr__(self) -> str:
-        size = f"{self._size} of {self._capacity} rows, ndim={self._ndim}"
+        size = f"{self._size} of {self.capacity} rows, ndim={self.ndim}"
         return f"TensorStorage({size}, device={str(self._device)!r}, fields={self.keys})"
 
     @property
@@ -91,7 +91,7 @@ class TensorStorage(RingStorage):
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Append rows; without room, they overwrite the oldest rows. See ``Storage.append``."""
-        tensors, varying, n = self._checked(rows, self._ndim - 1 if one else self._ndim)
+        tensors, varying, n = self._checked(rows, self.ndim - 1 if one else self.ndim)
         if self._varying is not None:
             self._varying.append(varying, one=one)
         for slot, begin, count in self._pieces(n):
@@ -118,11 +118,11 @@ class TensorStorage(RingStorage):
         places = self._places(slots)
         for key, column in self._columns.items():
             column[places] = tensors[key]
-        self._changes += 1
+        self.changes += 1
 
     def check(self, rows: Any) -> None:
         """Raise the errors of ``append(rows)``, and write nothing."""
-        self._checked(rows, self._ndim, allocate=False)
+        self._checked(rows, self.ndim, allocate=False)
 
     def empty(self) -> None:
         """Remove all rows."""
@@ -137,15 +137,15 @@ class TensorStorage(RingStorage):
 
         All checks run before any memory changes.
         """
-        rows = self._whole(rows, lead, one=ndim is None and lead < self._ndim)
+        rows = self._whole(rows, lead, one=ndim is None and lead < self.ndim)
         # Dtypes and shapes are checked without looking at values, which may be on a device.
         shown = map_tree(_outline, rows)
-        schema = schema or self._schema or RowSchema.of(shown, lead, self._ndim, self._ragged)
+        schema = schema or self._schema or RowSchema.of(shown, lead, self.ndim, self._ragged)
         if schema.from_data:
             schema.take_nodes(shown)
-        arrays, n = schema.check(shown, lead, self._ndim if ndim is None else ndim)
+        arrays, n = schema.check(shown, lead, self.ndim if ndim is None else ndim)
         if self._schema is None:
-            schema.whole_steps(self._capacity)  # raises if no whole time step fits
+            schema.whole_steps(self.capacity)  # raises if no whole time step fits
         leaves = flatten(rows)
         tensors = {}
         for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
@@ -158,22 +158,22 @@ class TensorStorage(RingStorage):
         return tensors, {str(place): leaves[key] for place, key in enumerate(schema.varying)}, n
 
     def _allocate(self, schema: RowSchema) -> None:
-        asked, self._capacity = self._capacity, schema.whole_steps(self._capacity)
+        asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
         try:
             self._schema, self._columns = schema, self._empty(schema.fields)
         except BaseException:  # memory was too small; another first write may need less
-            self._capacity = asked
+            self.capacity = asked
             raise
         if schema.varying:
             ragged = [str(place) for place, kind in enumerate(schema.varying.values()) if kind.varies == "ragged"]
-            self._varying = ArrayStorage(self._capacity, self._ndim, alignment=self._alignment, ragged=ragged)
+            self._varying = ArrayStorage(self.capacity, self.ndim, alignment=self.alignment, ragged=ragged)
 
     def _empty(self, fields: Mapping[FieldKey, Any]) -> dict[FieldKey, torch.Tensor]:
         """Allocate memory for all rows of the fields of fixed shape."""
         # A tensor that is created in inference mode can be written only in inference mode.
         with torch.inference_mode(False):
             return {
-                key: torch.empty((self._capacity, *kind.shape), dtype=torch_dtype(kind.dtype), device=self._device)
+                key: torch.empty((self.capacity, *kind.shape), dtype=torch_dtype(kind.dtype), device=self._device)
                 for key, kind in fields.items()
                 if not kind.varies
             }
@@ -234,7 +234,7 @@ class TensorStorage(RingStorage):
     def __getstate__(self) -> dict[str, Any]:
         # Rows go through the host: torch would send tensors to other processes as shared memory, but cursors as copies.
         super().__getstate__()
-        kept = {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
+        kept = {"device": str(self._device), "changes": self.changes, "state": self.state(), "ragged": self._ragged}
         return kept | {"structure": None if self._schema is None else self._schema.structure}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ class TensorStorage(RingStorage):
         self.load(state)
         if self._schema is not None:
             self._schema.structure = kept["structure"]
-        self._changes = kept["changes"]
+        self.changes = kept["changes"]
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state; see ``Storage.load``."""
@@ -268,8 +268,8 @@ class TensorStorage(RingStorage):
                     {**state, **rows_state(self._varying, own, columns), "size": len(arrays[0]), "written": written}
                 )
         self._size = len(arrays[0]) if arrays else 0
-        self._written = written
-        self._changes += 1
+        self.written = written
+        self.changes += 1
 
 
 def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:

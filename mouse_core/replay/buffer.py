@@ -280,8 +280,8 @@ class BaseBuffer:
         digest: bool = False,
     ) -> None:
         self._set_transform(transform, alignment)
-        self._batch_size = None if batch_size is None else check_count("batch_size", batch_size)
-        self._seed = check_seed(seed)
+        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+        self.seed = check_seed(seed)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn: expected a function, found {collate_fn!r}")
         self._collate = collate_fn
@@ -305,16 +305,6 @@ class BaseBuffer:
     def transform(self) -> Transform | None:
         """The transforms of batches, composed."""
         return self._transform
-
-    @property
-    def batch_size(self) -> int | None:
-        """Windows in a batch if ``sample`` gets no ``batch_size``."""
-        return self._batch_size
-
-    @property
-    def seed(self) -> int:
-        """The seed of the draws."""
-        return self._seed
 
     @property
     def alignment(self) -> Alignment:
@@ -461,15 +451,15 @@ class BaseBuffer:
 
     def _next_key(self, seed: int | None) -> Key:
         """Return the key of the next sample's random numbers."""
-        return Key(self._seed if seed is None else seed, Purpose.REPLAY, self._samples)
+        return Key(self.seed if seed is None else seed, Purpose.REPLAY, self._samples)
 
     def _size(self, batch_size: int | None) -> int:
         """Return ``batch_size`` or, if None, the batch size of the buffer; ConfigError without either."""
         if batch_size is not None:
             return check_count("batch_size", batch_size)
-        if self._batch_size is None:
+        if self.batch_size is None:
             raise ConfigError("batch_size: expected one for the buffer or for this sample, found none")
-        return self._batch_size
+        return self.batch_size
 
     # ------------------------------------------------------------------ state
 
@@ -612,7 +602,7 @@ class ReplayBuffer(BaseBuffer):
             others = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
             transform = [Transitions(takes=rows.alignment), *others]
         super().__init__(transform, batch_size, seed, collate_fn, rows.alignment, digest)
-        self._priority_key, self._priority_reduction = priority_key, priority_reduction
+        self.priority_key, self.priority_reduction = priority_key, priority_reduction
         self._generations = Generations() if generations else None
         self._updates = 0
         self._hidden_begins: tuple[Any, bool] = (
@@ -637,10 +627,10 @@ class ReplayBuffer(BaseBuffer):
         check_writer(writer, storage, sampler, transform)
         check_slices(sampler, () if transform is None else transform.transforms)
         self._storage, self._sampler, self._writer = storage, sampler, writer
-        self._prioritized = hasattr(sampler, "update_priority")
+        self.prioritized = hasattr(sampler, "update_priority")
         self._inverse: Callable[[Any], Any] | None = getattr(transform, "inverse", None)
         # Without priorities and inverse transforms, dicts go to the storage unchanged.
-        self._prepares_rows = self._prioritized or self._inverse is not None
+        self._prepares_rows = self.prioritized or self._inverse is not None
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
         self._running_transforms: dict[str, Any] = getattr(
@@ -733,7 +723,7 @@ class ReplayBuffer(BaseBuffer):
 
     def __repr__(self) -> str:
         parts = f"{self._storage!r}, {self.sampler!r}, {self._writer!r}"
-        return f"{type(self).__name__}({parts}, seed={self._seed})"
+        return f"{type(self).__name__}({parts}, seed={self.seed})"
 
     def __len__(self) -> int:
         """The number of rows: all time steps of all environments."""
@@ -755,21 +745,6 @@ class ReplayBuffer(BaseBuffer):
     def writer(self) -> Writer:
         """The writer, which chooses the slots of rows."""
         return self._writer
-
-    @property
-    def prioritized(self) -> bool:
-        """Whether the sampler has priorities."""
-        return self._prioritized
-
-    @property
-    def priority_key(self) -> FieldKey:
-        """The field of a batch that ``update_priority(batch)`` reads."""
-        return self._priority_key
-
-    @property
-    def priority_reduction(self) -> str | None:
-        """The reduction of several priorities of a row to one."""
-        return self._priority_reduction
 
     @property
     def generations(self) -> bool:
@@ -907,10 +882,10 @@ class ReplayBuffer(BaseBuffer):
             rows = self._open_lists(rows, one=one)
         if self._inverse is not None:
             rows = self._inverse(rows)
-        if not self._prioritized:
+        if not self.prioritized:
             return rows, None
-        reduction = self._priority_reduction
-        return rows, priorities_in(rows, self._priority_key, one=one, ndim=storage.ndim, reduction=reduction)
+        reduction = self.priority_reduction
+        return rows, priorities_in(rows, self.priority_key, one=one, ndim=storage.ndim, reduction=reduction)
 
     def _open_lists(self, rows: Any, *, one: bool) -> Any:
         """Convert lists in rows to nodes or values, see ``mouse_core.nested.opened``; storages of objects keep them."""
@@ -1284,11 +1259,11 @@ class ReplayBuffer(BaseBuffer):
         refuse_traced("update_priority")
         if priority is None:
             batch = self._accept(index)
-            index, priority = (find(batch, key, where="update_priority") for key in ("index", self._priority_key))
+            index, priority = (find(batch, key, where="update_priority") for key in ("index", self.priority_key))
             if self.generations and generation is None:
                 generation = find(batch, "generation", where="update_priority")
             index = to_numpy(index)
-            priority = priorities_like(index, reduce_priorities(priority, index.ndim, self._priority_reduction))
+            priority = priorities_like(index, reduce_priorities(priority, index.ndim, self.priority_reduction))
             included = meant(np.ones(index.shape, np.bool_), batch, self._masks)
             if not included.all():
                 index, priority = index[included], priority[included]
@@ -1305,7 +1280,7 @@ class ReplayBuffer(BaseBuffer):
 
     def _not_overwritten(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
         """Return the slots and priorities of the rows that still have ``generation``; of all rows if it is None."""
-        priority = reduce_priorities(priority, np.ndim(index), self._priority_reduction)
+        priority = reduce_priorities(priority, np.ndim(index), self.priority_reduction)
         self._check_process()
         self._sync()
         slots, values = to_numpy(index), np.asarray(priority)
@@ -1323,7 +1298,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def _priority_sampler(self) -> Any:
-        if not self._prioritized:
+        if not self.prioritized:
             raise ConfigError(f"update_priority: expected a sampler that knows priorities, found {self._sampler!r}")
         return self._sampler
 
@@ -1483,7 +1458,7 @@ class ReplayBuffer(BaseBuffer):
                 index.settled(storage)
         state: dict[str, Any] = {
             "kind": "buffer",
-            "seed": self._seed,
+            "seed": self.seed,
             "samples": self._samples,
             "updates": self._updates,
             "writer": _stable_repr(self._writer),
@@ -1528,7 +1503,7 @@ class ReplayBuffer(BaseBuffer):
         self._writer.reset(self._storage)
         self._reset_others()
         self._generations = generations
-        self._seed, self._samples, self._updates = numbers["seed"], numbers["samples"], numbers["updates"]
+        self.seed, self._samples, self._updates = numbers["seed"], numbers["samples"], numbers["updates"]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

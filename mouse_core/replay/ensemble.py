@@ -81,7 +81,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         members = [buffer if isinstance(buffer, BaseBuffer) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
         if len({id(member) for member in members}) < len(members):
             raise ConfigError("buffers: expected each once, found one of them twice")
-        self._buffers: tuple[BaseBuffer, ...] = tuple(members)
+        self.buffers: tuple[BaseBuffer, ...] = tuple(members)
         alignments = [member.alignment for member in members]
         if len(set(alignments)) > 1:
             raise ConfigError(
@@ -104,7 +104,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _check_slices(self, behind: Sequence[Any]) -> None:
         """Raise ConfigError if the members' slices do not fit the members' transforms and those in ``behind``."""
-        for member in self._buffers:
+        for member in self.buffers:
             own = getattr(member.transform, "transforms", ())
             if isinstance(member, ReplayBufferEnsemble):
                 member._check_slices([*own, *behind])
@@ -112,16 +112,11 @@ class ReplayBufferEnsemble(BaseBuffer):
                 check_slices(member.sampler, [*own, *behind])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._buffers)} buffers, p={list(self.p)}, seed={self._seed})"
+        return f"{type(self).__name__}({len(self.buffers)} buffers, p={list(self.p)}, seed={self.seed})"
 
     def __len__(self) -> int:
         """The number of rows of all members."""
-        return sum(len(member) for member in self._buffers)
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        """The members."""
-        return self._buffers
+        return sum(len(member) for member in self.buffers)
 
     @property
     def p(self) -> tuple[float, ...]:
@@ -136,12 +131,12 @@ class ReplayBufferEnsemble(BaseBuffer):
     @property
     def ran_out(self) -> bool:
         """Whether the last sample was the last of an epoch of any member."""
-        return any(member.ran_out for member in self._buffers)
+        return any(member.ran_out for member in self.buffers)
 
     @property
     def counts(self) -> tuple[int, int]:
         """The number of rows ever written, and of updates of priorities, of all members."""
-        written, updates = zip(*[member.counts for member in self._buffers], strict=True)
+        written, updates = zip(*[member.counts for member in self.buffers], strict=True)
         return sum(written), sum(updates)
 
     def stats(self) -> dict[str, Any]:
@@ -149,7 +144,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {
             "size": len(self),
             "samples": self._samples,
-            "buffers": [member.stats() for member in self._buffers],
+            "buffers": [member.stats() for member in self.buffers],
         }
 
     # ------------------------------------------------------------------ batches
@@ -172,19 +167,19 @@ class ReplayBufferEnsemble(BaseBuffer):
                 shares = shares_of_all(self._p, size, key.uniform(1)[0])
             else:
                 shares = shares_of_some(self._p, size, key, self._num_buffer_sampled)
-            for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True)):
+            for number, (member, share) in enumerate(zip(self.buffers, shares, strict=True)):
                 if share and not len(member):
                     raise ConfigError(
                         f"sample: expected rows in every buffer with a share, found buffer {number} empty"
                     )
-            before = [member._mark() for member in self._buffers]
+            before = [member._mark() for member in self.buffers]
             parts = []
             try:
-                for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True)):
+                for number, (member, share) in enumerate(zip(self.buffers, shares, strict=True)):
                     if share:
                         parts.append((number, member.draw(share, seed=member_seed(key.seed, number))))
             except BaseException:
-                for member, mark in zip(self._buffers, before, strict=True):
+                for member, mark in zip(self.buffers, before, strict=True):
                     member._rewind(mark)
                 raise
             self._samples += 1
@@ -192,30 +187,30 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def _grows(self) -> bool:
-        return any(member._grows for member in self._buffers)
+        return any(member._grows for member in self.buffers)
 
     def _refresh(self) -> None:
         if not self._grows:
             raise no_store("members of which none has one")
-        for member in self._buffers:
+        for member in self.buffers:
             if member._grows:
                 member._refresh()
 
     def _mark(self) -> Any:
-        return self._samples, [member._mark() for member in self._buffers]
+        return self._samples, [member._mark() for member in self.buffers]
 
     def _rewind(self, mark: Any) -> None:
         self._samples, members = mark
-        for member, kept in zip(self._buffers, members, strict=True):
+        for member, kept in zip(self.buffers, members, strict=True):
             member._rewind(kept)
 
     def batch_of(self, drawn: Drawn) -> Any:
         """Return the transformed batch of what ``draw`` returned, before it is converted for a framework."""
-        batches = [self._buffers[number].batch_of(part) for number, part in drawn.rows]
+        batches = [self.buffers[number].batch_of(part) for number, part in drawn.rows]
         numbers = [number for number, _ in drawn.rows]
         for number, found in zip(numbers, batches, strict=True):
             # The numbers of a member that is an ensemble are replaced by those of this one.
-            own = isinstance(self._buffers[number], ReplayBufferEnsemble)
+            own = isinstance(self.buffers[number], ReplayBufferEnsemble)
             if isinstance(found, Mapping) and "buffer_ids" in found and not own:
                 raise reserved_error(f"buffer {number}", ["buffer_ids"])
         if self._collate is not None:
@@ -281,9 +276,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         count, routes = routes_of(rows, buffer_ids)
         parts: list[tuple[Any, Any, Slots]] = []
         for number, places in routes:
-            member = self._buffers[number] if 0 <= number < len(self._buffers) else None
+            member = self.buffers[number] if 0 <= number < len(self.buffers) else None
             if not isinstance(member, ReplayBuffer) or member.storage.ndim != 1:
-                last = len(self._buffers) - 1
+                last = len(self.buffers) - 1
                 raise ConfigError(f"extend: expected the number of a buffer with ndim=1, 0..{last}, found {number}")
             parts.append((member, take(rows, places), places))
         index = np.full(count, -1, np.int64)
@@ -320,12 +315,12 @@ class ReplayBufferEnsemble(BaseBuffer):
         if buffer_ids is None:
             raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
         ids, slots = to_numpy(buffer_ids), to_numpy(find(batch, "index", where="update_priority"))
-        if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self._buffers))):
-            last = len(self._buffers) - 1
+        if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self.buffers))):
+            last = len(self.buffers) - 1
             raise ConfigError(f"update_priority: expected buffer_ids in 0..{last} for every index")
         updates: list[tuple[Any, ...]] = []
         for number in np.unique(ids).tolist():
-            member: Any = self._buffers[number]
+            member: Any = self.buffers[number]
             if getattr(member, "prioritized", False):
                 mine = meant(ids == number, batch, member._masks)
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
@@ -341,8 +336,8 @@ class ReplayBufferEnsemble(BaseBuffer):
     # ------------------------------------------------------------------ state
 
     def _own_state(self) -> dict[str, Any]:
-        members = {str(number): member._state() for number, member in enumerate(self._buffers)}
-        numbers = {"seed": self._seed, "samples": self._samples}
+        members = {str(number): member._state() for number, member in enumerate(self.buffers)}
+        numbers = {"seed": self.seed, "samples": self._samples}
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
@@ -353,7 +348,7 @@ class ReplayBufferEnsemble(BaseBuffer):
     def _shared(self) -> Any:
         """The locks of all members, in their order."""
         held = ExitStack()
-        for member in self._buffers:
+        for member in self.buffers:
             held.enter_context(member._lock)
             held.enter_context(member._shared())
         return held
@@ -367,13 +362,11 @@ class ReplayBufferEnsemble(BaseBuffer):
             "p": {first: tuple(weights) for first, weights in stages.items()},
             "num_buffer_sampled": state.get("num_buffer_sampled"),
         }
-        if len(members) != len(self._buffers) or found != own:
-            raise StateError(
-                f"state: expected an ensemble of {len(self._buffers)} with the shares {own}, found {found}"
-            )
+        if len(members) != len(self.buffers) or found != own:
+            raise StateError(f"state: expected an ensemble of {len(self.buffers)} with the shares {own}, found {found}")
         before: list[tuple[BaseBuffer, dict[str, Any]]] = []
         try:
-            for number, member in enumerate(self._buffers):
+            for number, member in enumerate(self.buffers):
                 kept = member.state_dict()
                 member._load(part_of(members, str(number), {}))
                 before.append((member, kept))
@@ -381,7 +374,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             for member, kept in before:
                 member._load(kept)
             raise
-        self._seed, self._samples = numbers["seed"], numbers["samples"]
+        self.seed, self._samples = numbers["seed"], numbers["samples"]
 
 
 def check_weights(p: Any, n: int) -> Floats:

@@ -55,7 +55,7 @@ class Forgetful(ArrayStorage):
     """Wrong on purpose: rows beyond the end are taken from the wrong place, and refused ones change the cursor."""
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        self._written += 1
+        self.written += 1
         first, n = super().append(rows, one=one)
         return first - 1, n
 
@@ -95,9 +95,9 @@ class PutsHalf(ArrayStorage):
 
 class LoadsUnseen(ArrayStorage):
     def load(self, state: Any) -> None:
-        changes = self._changes
+        changes = self.changes
         super().load(state)
-        self._changes = changes
+        self.changes = changes
 
 
 class IgnoresAlignment(ArrayStorage):
@@ -119,8 +119,8 @@ class HalfATimeStep(ArrayStorage):
     """Takes as many time steps as fit, and is smaller than it was said to be."""
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        if self._ndim == 2 and not len(self):
-            self._capacity -= self._capacity % len(rows["reward"])
+        if self.ndim == 2 and not len(self):
+            self.capacity -= self.capacity % len(rows["reward"])
         return super().append(rows, one=one)
 
 

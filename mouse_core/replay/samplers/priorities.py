@@ -305,15 +305,10 @@ class PrioritizedSampler(BaseSampler):
     def beta(self, beta: Beta) -> None:
         self._beta = beta if callable(beta) else check_number("beta", beta)
 
-    @property
-    def max_priority(self) -> float:
-        """The priority of new rows: the largest so far, at least 1; or the largest current priority."""
-        return self._max_priority
-
     def _set_largest(self, largest: float) -> None:
         bits = weighing.sums_of(weighing.narrowed(np.array([largest])), self._eps)
         self._weight_of_new = int(weighing.weights_of(bits, self._powers)[0])
-        self._max_priority = largest
+        self.max_priority = largest
 
     def _set_largest_weight(self, weight: int) -> None:
         """Set the weight of new rows to the largest current weight; rows that replace others do not change it."""
@@ -321,7 +316,7 @@ class PrioritizedSampler(BaseSampler):
             self._set_largest(1.0)
             return
         self._weight_of_new = weight
-        self._max_priority = max((weight / weighing.UNIT) ** (1 / self._alpha) - self._eps, 0.0) if self._alpha else 1.0
+        self.max_priority = max((weight / weighing.UNIT) ** (1 / self._alpha) - self._eps, 0.0) if self._alpha else 1.0
 
     @property
     def _powers(self) -> weighing.Powers:
@@ -430,7 +425,7 @@ class PrioritizedSampler(BaseSampler):
         tree.set(slots, weights)
         if self._within:
             self._set_largest_weight(int(tree.weights.max()))
-        elif largest > self._max_priority:
+        elif largest > self.max_priority:
             self._set_largest(largest)
 
     def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:

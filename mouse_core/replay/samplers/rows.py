@@ -77,18 +77,13 @@ class Epochs(BaseSampler):
 
     def _begin_anew(self) -> None:
         self._over = 0  # the rows of the epoch, or the steps of its slices
-        self._began, self._position, self._ran_out = 0, 0, False
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw was the last of its epoch, if the next draw has the same batch size."""
-        return self._ran_out
+        self._began, self._position, self.ran_out = 0, 0, False
 
     def _begins(self, key: Key, over: int, total: int, count: int) -> bool:
         """Begin an epoch if the last one was over another number of rows, or cannot fill a batch of ``count``."""
         if over == self._over and not self._is_over(total, count):
             return False
-        self._over, self._began, self._position, self._ran_out = over, key.index, 0, False
+        self._over, self._began, self._position, self.ran_out = over, key.index, 0, False
         return True
 
     def _is_over(self, total: int, count: int) -> bool:
@@ -98,16 +93,16 @@ class Epochs(BaseSampler):
         """Return the next ``count`` numbers of the epoch, or the remaining ones."""
         ranks = np.arange(self._position, min(self._position + count, total))
         self._position += len(ranks)
-        self._ran_out = self._is_over(total, count)
+        self.ran_out = self._is_over(total, count)
         return _order(replace(key, index=self._began), total)(ranks) if self.shuffle else ranks
 
     def _state(self) -> dict[str, Any]:
         place = {"over": self._over, "began": self._began, "position": self._position}
-        return {**place, "ran_out": int(self._ran_out)}
+        return {**place, "ran_out": int(self.ran_out)}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
         self._over, self._began, self._position = values["over"], values["began"], values["position"]
-        self._ran_out = bool(values["ran_out"])
+        self.ran_out = bool(values["ran_out"])
 
 
 @lru_cache(maxsize=16)
@@ -279,7 +274,7 @@ class ConsumingSampler(BaseSampler):
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._left = np.zeros(0, np.int64)  # how often the row in each slot is still drawn
         self._rows = 0  # how many slots have one; there may be more room
-        self._ran_out = False
+        self.ran_out = False
 
     def __repr__(self) -> str:
         return f"ConsumingSampler(times={self.times}, shuffle={self.shuffle}, drop_last={self.drop_last})"
@@ -288,11 +283,6 @@ class ConsumingSampler(BaseSampler):
     def left(self) -> int:
         """The number of rows that are still to be drawn, without rows written since the last draw."""
         return int(np.count_nonzero(self._left))
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether no row is left after the last draw."""
-        return self._ran_out
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Count the written rows as new; rows that are changed in place keep their counts."""
@@ -306,7 +296,7 @@ class ConsumingSampler(BaseSampler):
 
     def reset(self, storage: Storage) -> None:
         """Treat all rows as new."""
-        self._rows, self._ran_out = len(storage), False
+        self._rows, self.ran_out = len(storage), False
         self._left = np.full(self._rows, self.times, np.int64)
 
     def grew(self, storage: Storage) -> None:
@@ -340,7 +330,7 @@ class ConsumingSampler(BaseSampler):
         slots = there[:count]
         left = self._left.copy()  # a draw that is taken back finds the one before
         left[slots] -= 1
-        self._left, self._ran_out = left, bool(np.count_nonzero(left) < fewest)
+        self._left, self.ran_out = left, bool(np.count_nonzero(left) < fewest)
         return Draw(slots)
 
     def _least_drawn(self, there: Slots, count: int, key: Key) -> Slots:
@@ -357,13 +347,13 @@ class ConsumingSampler(BaseSampler):
         return np.concatenate(found)
 
     def _state(self) -> dict[str, Any]:
-        return {"left": self._left[: self._rows].copy(), "ran_out": int(self._ran_out)}
+        return {"left": self._left[: self._rows].copy(), "ran_out": int(self.ran_out)}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
         left = values["left"].astype(np.int64)
         if left.size and not 0 <= left.min() <= left.max() <= self.times:
             raise StateError(f"sampler: expected rows left for 0..{self.times} draws, found {left.min()}..{left.max()}")
-        self._left, self._rows, self._ran_out = left, len(left), bool(values["ran_out"])
+        self._left, self._rows, self.ran_out = left, len(left), bool(values["ran_out"])
 
 
 class ReverseSampler(BaseSampler):

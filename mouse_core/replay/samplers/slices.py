@@ -60,7 +60,7 @@ class SliceSampling(BaseSampler):
         dilation: int = 1,
         burn_in: int = 0,
     ) -> None:
-        self._dilation, self._burn_in = check_count("dilation", dilation), check_count("burn_in", burn_in, 0)
+        self.dilation, self._burn_in = check_count("dilation", dilation), check_count("burn_in", burn_in, 0)
         # Rows of an episode that a slice spans, without the steps to burn in: 4 steps with a dilation of 2 span 7 rows.
         length = (check_count("sequence_length", sequence_length) - burn_in - 1) * dilation + 1
         if length < 1:
@@ -86,12 +86,7 @@ class SliceSampling(BaseSampler):
     @property
     def sequence_length(self) -> int:
         """Steps in a slice."""
-        return self._burn_in + (self._rule.length - 1) // self._dilation + 1
-
-    @property
-    def dilation(self) -> int:
-        """The distance of consecutive steps, in rows."""
-        return self._dilation
+        return self._burn_in + (self._rule.length - 1) // self.dilation + 1
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -124,7 +119,7 @@ class SliceSampling(BaseSampler):
         # Only values that are not the default.
         for name, value, default in (
             ("period", self._rule.every, 1),
-            ("dilation", self._dilation, 1),
+            ("dilation", self.dilation, 1),
             ("burn_in", self._burn_in, 0),
         ):
             span += f", {name}={value}" if value != default else ""
@@ -139,16 +134,16 @@ class SliceSampling(BaseSampler):
         step 200, so these are 98, 99, 100 and 101 in it; the last two are 100 too many: the slots 98, 99, 0, 1.
         """
         rule, (env, start, begin, end, traj_id) = self._rule, windows
-        before = self._burn_in * self._dilation
+        before = self._burn_in * self.dilation
         if self._pad is not False and (end - begin < rule.length).all():
             self.episodes.warn_of_turns(storage)
         origin = begin - begin % episodes.steps
         slots, mask = (start - origin)[:, None] + np.arange(-before, rule.length), None
         if not rule.strict or rule.left or rule.right or before:
             mask = self._keep_within(slots, windows, origin, before)
-        if self._dilation > 1:
-            slots = slots[:, :: self._dilation].copy()
-            mask = None if mask is None else mask[:, :: self._dilation].copy()
+        if self.dilation > 1:
+            slots = slots[:, :: self.dilation].copy()
+            mask = None if mask is None else mask[:, :: self.dilation].copy()
         if slots[:, -1].max() >= episodes.steps:
             slots -= episodes.steps * (slots >= episodes.steps)
         if episodes.num_envs > 1:
@@ -309,7 +304,7 @@ class SliceSampler(SliceSampling):
     def gives_windows(self) -> bool:
         """Whether slices are windows of one length that begin in their episode, and may end after it."""
         rule = self._rule
-        moved = self._dilation > 1 or self._burn_in
+        moved = self.dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
 
     def is_whole(self, storage: Storage) -> bool:

@@ -150,14 +150,9 @@ class RowStorage:
     def __init__(self, ndim: Any, ragged: Iterable[FieldKey]) -> None:
         if isinstance(ndim, bool) or ndim not in (1, 2):
             raise ConfigError(f"ndim: expected 1 or 2, found {ndim!r}")
-        self._ndim = int(ndim)
+        self.ndim = int(ndim)
         self._ragged = check_list("ragged", ragged)
         self._schema: RowSchema | None = None
-
-    @property
-    def ndim(self) -> int:
-        """1, or 2 for ``[time, env]``."""
-        return self._ndim
 
     @property
     def num_envs(self) -> int:
@@ -184,12 +179,10 @@ class RingStorage(RowStorage):
     """Base class of a ring of rows: sizes, counters, and the checks before rows are written or read.
 
     A subclass keeps the rows in the memory of this process. It defines ``append``, ``put``, ``get``, ``read``,
-    ``state`` and ``load`` of ``mouse_core.replay.Storage``. These methods may use the following names, although they
-    begin with ``_``. ``_pieces(n)`` returns the slots of the next ``n`` rows, ``_appended(n)`` counts the rows, and
-    ``_check_slots(slots)`` checks slots. ``_capacity``, ``_ndim`` and ``_alignment`` are constant. ``_size`` is the
-    number of rows and ``_written`` the number of rows ever appended; ``load`` sets both. ``_schema`` is the
-    ``RowSchema`` of the first write, if rows have one. ``put`` and ``load`` add 1 to ``_changes``, so that samplers
-    read the rows again.
+    ``state`` and ``load`` of ``mouse_core.replay.Storage``. ``_pieces(n)`` returns the slots of the next ``n`` rows,
+    ``_appended(n)`` counts the rows, and ``_check_slots(slots)`` checks slots. ``_size`` is the number of rows, and
+    ``_schema`` the ``RowSchema`` of the first write, if rows have one. ``load`` sets ``_size`` and ``written``. ``put``
+    and ``load`` add 1 to ``changes``, so that samplers read the rows again.
 
     Args:
         capacity: The most rows.
@@ -202,41 +195,18 @@ class RingStorage(RowStorage):
         ConfigError: An argument is out of range.
     """
 
+    writable = True
+
     def __init__(
         self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
     ) -> None:
         super().__init__(ndim, ragged)
-        self._capacity = check_count("capacity", capacity)
-        self._alignment = check_alignment(alignment, "outgoing")
-        self._written = self._size = self._changes = 0
+        self.capacity = check_count("capacity", capacity)
+        self.alignment = check_alignment(alignment, "outgoing")
+        self.written = self._size = self.changes = 0
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def capacity(self) -> int:
-        """The capacity of the storage in rows."""
-        return self._capacity
-
-    @property
-    def alignment(self) -> Alignment:
-        """The alignment: the transition that a row's action, reward and done belong to."""
-        return self._alignment
-
-    @property
-    def writable(self) -> bool:
-        """Whether rows may be written."""
-        return True
-
-    @property
-    def written(self) -> int:
-        """The number of rows ever appended."""
-        return self._written
-
-    @property
-    def changes(self) -> int:
-        """The number of changes to rows other than ``append``."""
-        return self._changes
 
     def lock(self) -> None:
         """Return None: no other process writes here."""
@@ -244,8 +214,8 @@ class RingStorage(RowStorage):
 
     def empty(self) -> None:
         """Remove all rows."""
-        self._written = self._size = 0
-        self._changes += 1
+        self.written = self._size = 0
+        self.changes += 1
 
     def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
         """Return where the next ``n`` rows go: for each run of slots the first slot, the first row, and the count.
@@ -254,15 +224,15 @@ class RingStorage(RowStorage):
         to 5, which are the appended rows 1 to 4, are written to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3,
         2)``.
         """
-        lost = max(0, n - self._capacity)
-        for slot, begin, count in ring_pieces(self._written + lost, n - lost, self._capacity):
+        lost = max(0, n - self.capacity)
+        for slot, begin, count in ring_pieces(self.written + lost, n - lost, self.capacity):
             yield slot, lost + begin, count
 
     def _appended(self, n: int) -> int:
         """Count ``n`` rows as appended, and return the number of the first."""
-        first = self._written
-        self._written = first + n
-        self._size = min(self._size + n, self._capacity)
+        first = self.written
+        self.written = first + n
+        self._size = min(self._size + n, self.capacity)
         return first
 
     def _check_slots(self, slots: Slots) -> None:
@@ -354,31 +324,26 @@ class ArrayStorage(RingStorage):
         super().__init__(capacity if arrays is None else 1, ndim, alignment, ragged)
         self._memory: Columns | None = None
         self._single: list[Any] = []
-        self._writable = True
+        self.writable = True
         if arrays is not None:
             self._wrap(arrays)
 
     def _wrap(self, arrays: Any) -> None:
-        arrays = whole(arrays, None, ndim=self._ndim, ragged=self._ragged)
-        schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
-        columns, n = schema.check(map_tree(_as_given, arrays), self._ndim, self._ndim)
+        arrays = whole(arrays, None, ndim=self.ndim, ragged=self._ragged)
+        schema = RowSchema.of(arrays, self.ndim, self.ndim, self._ragged)
+        columns, n = schema.check(map_tree(_as_given, arrays), self.ndim, self.ndim)
         if not n:
             raise SchemaError("ArrayStorage: expected arrays with rows, found none")
-        self._capacity = self._size = self._written = n
+        self.capacity = self._size = self.written = n
         if schema.varying:  # references replace the values, so the arrays cannot be the memory
             self._take_memory(self._allocate(schema))
             self._memory.write(0, self._memory.values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
             return
-        self._writable = all(column.flags.writeable for column in columns)
+        self.writable = all(column.flags.writeable for column in columns)
         self._take_memory(Columns.wrap(schema, columns))
 
     def __repr__(self) -> str:
-        return f"ArrayStorage({len(self)} of {self._capacity} rows, ndim={self._ndim}, fields={self.keys})"
-
-    @property
-    def writable(self) -> bool:
-        """Whether rows may be written; False over read-only ``arrays``."""
-        return self._writable
+        return f"ArrayStorage({len(self)} of {self.capacity} rows, ndim={self.ndim}, fields={self.keys})"
 
     @property
     def nbytes(self) -> int:
@@ -389,14 +354,14 @@ class ArrayStorage(RingStorage):
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Append rows, and overwrite the oldest rows of a full ring; see ``Storage.append``."""
-        if one and self._writable and self._append_single(rows):
+        if one and self.writable and self._append_single(rows):
             return self._appended(1), 1
         self._check_writable()
-        schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
+        schema, arrays, n = checked(rows, self._schema, one=one, ndim=self.ndim, ragged=self._ragged)
         if self._memory is None:
             self._begin(schema)
         assert self._memory is not None
-        lost = max(0, n - self._capacity)  # rows that would be overwritten at once
+        lost = max(0, n - self.capacity)  # rows that would be overwritten at once
         kept = self._memory.values.keep(schema, [array[lost:] for array in arrays] if lost else arrays, self._refs)
         for slot, begin, count in self._pieces(n):
             self._memory.write(slot, kept, begin - lost, count)
@@ -416,7 +381,7 @@ class ArrayStorage(RingStorage):
             elif kind not in scalars or (kind is float and dtype.itemsize < 8 and not (-3e38 < value < 3e38)):
                 return False
             values.append(value)
-        slot = self._written % self._capacity
+        slot = self.written % self.capacity
         for column, value in zip(self._memory.columns, values, strict=True):  # type: ignore[union-attr]
             column[slot] = value
         return True
@@ -440,12 +405,12 @@ class ArrayStorage(RingStorage):
             self._take_memory(self._allocate(more))
         memory = self._memory
         memory.put(slots, memory.values.keep(memory.schema, arrays, self._refs if more is None else list))
-        self._changes += 1
+        self.changes += 1
 
     def check(self, rows: Any) -> None:
         """Raise the errors of ``append(rows)`` without writing."""
         self._check_writable()
-        checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
+        checked(rows, self._schema, one=False, ndim=self.ndim, ragged=self._ragged)
 
     def empty(self) -> None:
         """Remove all rows."""
@@ -486,26 +451,26 @@ class ArrayStorage(RingStorage):
             self._memory.values = Values()
             self._memory.write(0, self._memory.values.keep(schema, arrays, list), 0, len(arrays[0]))
         self._size = len(arrays[0]) if arrays else 0
-        self._written = written
-        self._changes += 1
+        self.written = written
+        self.changes += 1
 
     def _begin(self, schema: RowSchema) -> None:
         """Allocate memory for the capacity, rounded down to whole time steps."""
-        asked, self._capacity = self._capacity, schema.whole_steps(self._capacity)
+        asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
         try:
             self._take_memory(self._allocate(schema))
         except BaseException:  # there is too little memory, and another first write may need less
-            self._capacity = asked
+            self.capacity = asked
             raise
 
     def _allocate(self, schema: RowSchema) -> Columns:
-        return Columns.allocate(schema, self._capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
+        return Columns.allocate(schema, self.capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()
         ragged = {"ragged": self._ragged} if self._ragged else {}
         nodes = {} if self._schema is None else {"structure": self._schema.structure}
-        return {"writable": self._writable, "changes": self._changes, "state": self.state(), **ragged, **nodes}
+        return {"writable": self.writable, "changes": self.changes, "state": self.state(), **ragged, **nodes}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         state = kept["state"]
@@ -513,16 +478,16 @@ class ArrayStorage(RingStorage):
         self.load(state)
         if self._schema is not None and "structure" in kept:
             self._schema.structure = kept["structure"]
-        self._writable, self._changes = kept["writable"], kept["changes"]
+        self.writable, self.changes = kept["writable"], kept["changes"]
 
     def _take_memory(self, memory: Columns) -> None:
         self._memory, self._schema, self._single = memory, memory.schema, []
-        if self._ndim == 1 and memory.schema.plain and not memory.schema.varying:
+        if self.ndim == 1 and memory.schema.plain and not memory.schema.varying:
             for key, kind in memory.schema.fields.items():
                 self._single.append((key, kind.dtype, kind.shape, _scalars(kind.dtype, kind.shape)))
 
     def _check_writable(self) -> None:
-        if not self._writable:
+        if not self.writable:
             raise ConfigError("storage: expected arrays that may be written, found read-only ones")
 
 

@@ -242,7 +242,7 @@ class ListStorage(RingStorage):
         self._items: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"ListStorage({len(self)} of {self._capacity} rows)"
+        return f"ListStorage({len(self)} of {self.capacity} rows)"
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write objects after the newest row; a full storage overwrites its oldest rows. See ``Storage.append``.
@@ -256,8 +256,8 @@ class ListStorage(RingStorage):
         for item in items:
             _check_row(item)
         items = [copied(item) for item in items]
-        for number, item in enumerate(items, self._written):
-            slot = number % self._capacity
+        for number, item in enumerate(items, self.written):
+            slot = number % self.capacity
             if slot == len(self._items):
                 self._items.append(item)
             else:
@@ -280,7 +280,7 @@ class ListStorage(RingStorage):
         for slot, item in zip(slots.reshape(-1).tolist(), [copied(item) for item in items], strict=True):
             self._items[slot] = item
             self._signatures.mark_changed(slot)
-        self._changes += 1
+        self.changes += 1
 
     def get(self, slots: Slots) -> list[Any]:
         """Return the objects in ``slots`` as a list; for slots ``[B, S]``, as a list of B lists."""
@@ -321,10 +321,10 @@ class ListStorage(RingStorage):
             raise DataError(f"ListStorage: expected objects that can be pickled, found {error}") from error
         return {
             "kind": "objects",
-            "capacity": self._capacity,
-            "alignment": self._alignment,
+            "capacity": self.capacity,
+            "alignment": self.alignment,
             "size": len(self._items),
-            "written": self._written,
+            "written": self.written,
             "items": np.frombuffer(pickled, np.uint8),
         }
 
@@ -341,8 +341,8 @@ class ListStorage(RingStorage):
         self._signatures = Signatures(self._ragged)
         for slot in range(len(items)):
             self._signatures.mark_changed(slot)
-        self._written, self._size = int(state["written"]), len(items)
-        self._changes += 1
+        self.written, self._size = int(state["written"]), len(items)
+        self.changes += 1
 
 
 def _check_row(tree: Any) -> None:

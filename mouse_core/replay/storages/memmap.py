@@ -619,7 +619,7 @@ class MemmapStorage(RowStorage):
             make_folder(path, sync=sync != "none")
             self._lock = FileLock(path / "lock")
             with self._lock:
-                self._head = Head(path / "head", capacity, self._ndim, outgoing)
+                self._head = Head(path / "head", capacity, self.ndim, outgoing)
         with self._lock:
             if not self._head.is_of_this_boot and not self._head.closed:
                 self._recover()
@@ -633,10 +633,10 @@ class MemmapStorage(RowStorage):
         return min(self._head.written, self.capacity)
 
     def __repr__(self) -> str:
-        return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self._ndim})"
+        return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self.ndim})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sizes = (self._head.capacity, str(self.path), self._ndim)
+        sizes = (self._head.capacity, str(self.path), self.ndim)
         return partial(MemmapStorage, *sizes, alignment=self.alignment, ragged=self._ragged, sync=self._sync), ()
 
     @property
@@ -696,7 +696,7 @@ class MemmapStorage(RowStorage):
         """Write rows behind the last one, over the oldest ones in a full ring; StorageError: no room on the disk."""
         with self._lock:
             now = self._writing()
-            schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
+            schema, arrays, n = checked(rows, self._schema, one=one, ndim=self.ndim, ragged=self._ragged)
             if not n and self._schema is None:
                 return 0, 0
             memory, now = self._reserve(schema, arrays, n, now)
@@ -744,7 +744,7 @@ class MemmapStorage(RowStorage):
         """Raise the error that ``append(rows)`` raises; write nothing."""
         with self._lock:
             self._catch_up()
-            checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
+            checked(rows, self._schema, one=False, ndim=self.ndim, ragged=self._ragged)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
