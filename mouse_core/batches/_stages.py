@@ -35,19 +35,16 @@ class Stage(Protocol):
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
         """The fields of a batch after this stage."""
-        ...
 
     @property
     def identity(self) -> list[Any]:
         """Return the values that determine the stage, for the fingerprint: lists, texts and numbers."""
-        ...
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """Return the dtypes in which batches must arrive, given the ``dtypes`` that they have without this stage.
 
         A source calls it twice: with the delivered dtypes, and with the stored dtypes, which a device converts later.
         """
-        ...
 
     def __call__(
         self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
@@ -60,7 +57,6 @@ class Stage(Protocol):
             stored: Whether fields have the stored dtypes of ``spec``, instead of the delivered ones.
             apart: Whether each view that this stage creates needs its own arrays; False if all views are copied later.
         """
-        ...
 
 
 def staged(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -601,9 +600,12 @@ class Mixture(Store):
         field: The field of batches with the member of each window, int64 ``[B, S]``: its position in ``names``.
             None: no such field. Mixtures that are members must have the same field, or none.
 
+    Attributes:
+        members: The members by name.
+        names: The members' names, in the order of the codes in batches.
+
     Raises:
         ConfigError: There are no members, names or weights are invalid, or an option is out of range.
-        ConfigError: No members, names or weights that are none, or an option out of range.
     """
 
     has_shares = True
@@ -631,9 +633,9 @@ class Mixture(Store):
             raise ConfigError(f"temperature: expected a number above 0, found {temperature!r}")
         if field is not None and (not isinstance(field, str) or not field):
             raise ConfigError(f"field: expected a name or None, found {field!r}")
-        names = tuple(stores)
+        self.names = names = tuple(stores)
+        self.members: Mapping[str, Store | Snapshot] = dict(stores)
         self._mix = Mix(names, checked_stages(weights, names), per, float(temperature), field)
-        self._members = dict(stores)
         self._codes: dict[int, npt.NDArray[np.int64]] = {}
         self._kept: MixtureSnapshot | None = None
         self._lock = ProcessLock()
@@ -643,17 +645,7 @@ class Mixture(Store):
 
     def __len__(self) -> int:
         """Return the number of rows of all members together."""
-        return sum(len(member) for member in self._members.values())
-
-    @property
-    def members(self) -> Mapping[str, Store | Snapshot]:
-        """The members by name."""
-        return MappingProxyType(self._members)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The members' names, in the order of the codes in batches."""
-        return self._mix.names
+        return sum(len(member) for member in self.members.values())
 
     def shares_at(self, batch: int = 0) -> dict[str, float]:
         """Return each member's share of the windows of a batch, by name; the sum is 1.
@@ -678,7 +670,7 @@ class Mixture(Store):
         """
         if rows is not None:
             check_rows(rows, self.names)
-        taken = [_taken(member, None if rows is None else rows[name]) for name, member in self._members.items()]
+        taken = [_taken(member, None if rows is None else rows[name]) for name, member in self.members.items()]
         with self._lock:
             kept = self._kept
             if kept is not None and all(map(lambda one, other: one is other, kept.members, taken)):
@@ -698,7 +690,7 @@ class Mixture(Store):
 
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, Mixture]:  # type: ignore[override]
         """Split each member into parts without common episodes; return a mixture for each part by name."""
-        parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self._members.items()}
+        parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self.members.items()}
         names = next(iter(parts.values()))
         # A member of few episodes may have none in a part.
         return {part: self._of({name: some[part] for name, some in parts.items()}, skips_empty=True) for part in names}
@@ -711,7 +703,7 @@ class Mixture(Store):
         )
 
     def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
-        members = {name: choose(_store(name, member)) for name, member in self._members.items()}
+        members = {name: choose(_store(name, member)) for name, member in self.members.items()}
         return self._of(members)
 
     def _of(self, members: Mapping[str, Store], **changes: Any) -> Mixture:

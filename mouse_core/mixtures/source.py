@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,10 @@ class MixtureSource:
         batch_size: Number of windows in a batch; None: as in the first member.
         field: The field with the member of each window, int64: its position in the names. None: no such field.
 
+    Attributes:
+        members: The members by name.
+        names: The members' names, in the order of the codes in batches.
+
     Raises:
         ConfigError: There are no members, a member is not a source, or weights are invalid.
         SchemaError: The specs of members differ; the message names the field.
@@ -60,26 +63,18 @@ class MixtureSource:
             sources = {str(number): source for number, source in enumerate(listed("sources", sources))}
         if not sources:
             raise ConfigError("mixture: expected at least one source, found none")
-        self._members = {str(name): _checked(str(name), source) for name, source in sources.items()}
-        self._mix = Mix(tuple(self._members), checked_stages(weights, list(self._members)), field=field)
+        members = {str(name): _checked(str(name), source) for name, source in sources.items()}
+        self.members: Mapping[str, Source] = members
+        self.names = names = tuple(members)
+        self._mix = Mix(names, checked_stages(weights, names), field=field)
         self._size = None if batch_size is None else check_count("batch_size", batch_size)
         self._sizes: dict[int, int] = {}
         self._kept: OrderedDict[tuple[int, int], Views] = OrderedDict()
         self._lock = ProcessLock()
-        self.spec = _joined(self._members, field)
+        self.spec = _joined(self.members, field)
 
     def __repr__(self) -> str:
         return f"MixtureSource({self._mix!r})"
-
-    @property
-    def members(self) -> Mapping[str, Source]:
-        """The members by name."""
-        return MappingProxyType(self._members)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The members' names, in the order of the codes in batches."""
-        return self._mix.names
 
     @property
     def batch_size(self) -> int:
@@ -89,14 +84,14 @@ class MixtureSource:
     @property
     def fingerprint(self) -> str:
         """A digest of the members' fingerprints, their names and weights, and the batch size."""
-        parts = [[name, source.fingerprint] for name, source in self._members.items()]
+        parts = [[name, source.fingerprint] for name, source in self.members.items()]
         said = ["mixture", parts, repr(self._mix), self._mix.field, self.batch_size]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
         """Return the number of batches that contain an epoch of each member with a share."""
         windows = 0
-        for number, source in enumerate(self._members.values()):
+        for number, source in enumerate(self.members.values()):
             if any(weights[number] for _, weights in self._mix.stages):
                 windows += len(source) * self._windows_of(number)
         return -(-windows // self.batch_size)
@@ -151,7 +146,7 @@ class MixtureSource:
                 self._kept.move_to_end((number, index))
                 return kept
         name = self.names[number]
-        batch = self._members[name][index]
+        batch = self.members[name][index]
         views = batch if isinstance(batch, tuple) else (batch,)
         size = len(next(iter(views[0].values())))
         with self._lock:
@@ -159,12 +154,12 @@ class MixtureSource:
                 wanted = f"batches of {self._sizes[number]} windows of member {name!r}"
                 raise ConfigError(f"mixture: expected {wanted}, found one of {size}")
             self._kept[number, index] = views
-            while len(self._kept) > _KEPT * len(self._members):
+            while len(self._kept) > _KEPT * len(self.members):
                 self._kept.popitem(last=False)
         return views
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._members, self._mix, self._size)
+        return _restored, (self.members, self._mix, self._size)
 
 
 def _restored(members: Mapping[str, Source], mix: Mix, size: int | None) -> MixtureSource:

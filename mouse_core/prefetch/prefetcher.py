@@ -88,14 +88,9 @@ class Prefetcher(ABC, Generic[T]):
     """
 
     def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
-        self._next_index = first
+        self.next_index = first
         self._take = take
         self._error: BaseException | None = None
-
-    @property
-    def next_index(self) -> int:
-        """The index of the item that ``get`` returns next."""
-        return self._next_index
 
     @property
     def ready(self) -> int:
@@ -112,7 +107,7 @@ class Prefetcher(ABC, Generic[T]):
         if self._error is not None:
             raise self._error
         # Count before waiting: if an interrupt loses the item, the index shows it.
-        self._next_index += 1
+        self.next_index += 1
         outcome = self._take()
         if outcome is None:
             raise ClosedError("loader: expected an open loader, found it closed")
@@ -179,7 +174,7 @@ class OrderedPrefetcher(Prefetcher[T]):
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
         """Compute other items; see ``Prefetcher``."""
-        self._next_index, self._error = first, None
+        self.next_index, self._error = first, None
         self._queue.begin(make, first, until)
 
 

@@ -34,7 +34,6 @@ class Source(Protocol):
     @property
     def spec(self) -> Spec:
         """The fields of a batch in order, with their dtypes and the shapes of a step."""
-        ...
 
     @property
     def fingerprint(self) -> str:
@@ -42,11 +41,9 @@ class Source(Protocol):
 
         A loader accepts only states with the fingerprint of its source.
         """
-        ...
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, from 1."""
-        ...
 
     def __getitem__(self, index: int) -> Any:
         """Return batch ``index``, an integer from 0, ``{field: ndarray [B, S, *shape]}``. The epochs have no end.
@@ -56,7 +53,6 @@ class Source(Protocol):
         The caller owns the arrays: their memory is never written again. A tuple of such dicts is a batch in several
         views.
         """
-        ...
 
 
 class _Around:

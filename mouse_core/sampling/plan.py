@@ -60,20 +60,16 @@ class WindowSampler(Protocol):
     @property
     def sequence_length(self) -> int:
         """Number of steps in a window."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """Number of windows in a whole batch, over all shards."""
-        ...
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """Return the number of batches in an epoch, from 1; raise ConfigError if the snapshot has too few rows."""
-        ...
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
         """Return the first rows of the windows of whole batch ``index``, int64 ``[b]``, ``b <= batch_size``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,6 @@ class ReadsBlocks(Protocol):
         Returns:
             The stretches. None: no row is read before its batch.
         """
-        ...
 
 
 @runtime_checkable
@@ -178,11 +173,9 @@ class PaddedSampler(WindowSampler, Protocol):
     @property
     def fill(self) -> float | None:
         """The value of all fields in missing steps; None: copies of the window's last step."""
-        ...
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
         """Return the number of present steps, from 1, of the windows at ``starts``; both int64 ``[n]``."""
-        ...
 
 
 def starts_by_epochs(

@@ -373,10 +373,9 @@ class ByPriority(DeviceSampler):
         found = super().host_state(state, ring, sampler, batch_size)
         if not isinstance(sampler, PrioritizedSampler):
             return found
-        end = max(found["begin"], found["end"])
         units = state["weights"]["sums"].reshape(-1)[: ring.rows].copy()
         largest = float(state["weights"]["largest"])
-        return found | {"weights": units, "max_priority": largest, "begin": end, "end": end}
+        return found | {"weights": units, "max_priority": largest}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.columns.memory import ring_pieces
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, RowIndexError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers import weighing
 from mouse_core.replay.samplers.rows import BaseSampler, rows_in
-from mouse_core.spec import check_number
+from mouse_core.spec import check_count, check_number
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -222,8 +221,7 @@ class LinearSchedule:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.start) and math.isfinite(self.end)):
             raise ConfigError(f"LinearSchedule: expected finite numbers, found {self.start}, {self.end}")
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int | np.integer) or self.samples < 1:
-            raise ConfigError(f"LinearSchedule: expected at least 1 sample, found {self.samples!r}")
+        check_count("LinearSchedule: samples", self.samples)
 
     def __call__(self, sample: Any) -> Any:
         """Return the value at ``sample``, an integer or a (possibly traced) array ``[]`` of any framework."""
@@ -260,7 +258,7 @@ class PrioritizedSampler(BaseSampler):
         ConfigError: A number is out of range.
     """
 
-    _kinds: Mapping[str, type | str] = {"weights": "i", "max_priority": float, "begin": int, "end": int, "beta": float}
+    _kinds: Mapping[str, type | str] = {"weights": "i", "max_priority": float, "beta": float}
 
     def __init__(
         self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8, *, max_priority_within_buffer: bool = False
@@ -270,10 +268,9 @@ class PrioritizedSampler(BaseSampler):
         self.beta = beta
         self._set_largest(1.0)
         self._tree: SumTree | None = None
-        self._loaded: Int64s | None = None  # the weights of a state, until the storage's capacity is known
-        # The numbers of new rows whose weights are not yet in the tree.
-        self._begin = self._end = 0
-        self._size = 0  # rows there were when the tree was last complete
+        # The weights of the first rows until the tree is made, which needs the storage's capacity; other rows are new.
+        self._known: Int64s = np.zeros(0, np.int64)
+        self._size = 0  # the number of rows with weights in the tree
 
     def __repr__(self) -> str:
         return f"PrioritizedSampler(alpha={self.alpha}, beta={self.beta!r}, eps={self.eps}{self._shown_within()})"
@@ -328,29 +325,24 @@ class PrioritizedSampler(BaseSampler):
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Set the largest priority for the written rows."""
-        slots, first, capacity = write.slots, write.first, storage.capacity
+        slots = write.slots
         if not len(slots):
             return
-        if first is None or slots[0] != first % capacity or slots[-1] != (first + len(slots) - 1) % capacity:
-            self._settle(storage).set(slots, min(self._weight_of_new, self._most(capacity)))
-        elif first == self._end:
-            self._end += len(slots)
+        tree = self._settle(storage)
+        weight = min(self._weight_of_new, self._most(tree.size))
+        if (np.diff(slots) == 1).all():
+            tree.fill(int(slots[0]), int(slots[-1]) + 1, weight)
         else:
-            self._settle(storage)
-            self._begin, self._end = first, first + len(slots)
+            tree.set(slots, weight)
+        self._size = len(storage)
 
     def reset(self, storage: Storage) -> None:
         """Reset all rows to new rows without a priority."""
         self._set_largest(1.0)
-        self._tree = self._loaded = None
-        self._end = storage.written
-        self._size = len(storage)
-        self._begin = self._end - self._size
+        self._tree, self._known = None, np.zeros(0, np.int64)
 
     def grew(self, storage: Storage) -> None:
-        """Extend the state to a larger capacity; see ``Sampler``."""
-        if self._tree is not None:
-            self._tree = self._tree.grown(storage.capacity, self._most(storage.capacity))
+        """Do nothing for more capacity; see ``Sampler``. The next call makes a larger tree."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``.
@@ -358,40 +350,26 @@ class PrioritizedSampler(BaseSampler):
         If three rows have the priorities 5, 1, 3, the first row is dropped and two rows are new, the priorities are 1,
         3, 5, 5.
         """
-        known = self._loaded if self._tree is None else self._tree.weights
-        self._loaded = np.zeros(0, np.int64) if known is None else known[rows : self._begin].copy()
-        self._tree, self._begin = None, len(self._loaded)
-        self._end, self._size = storage.written, len(storage)
+        self._tree, self._known = None, self._weights()[rows:].copy()
         if self._within:
-            self._set_largest_weight(int(self._loaded.max(initial=0)))
+            self._set_largest_weight(int(self._known.max(initial=0)))
+
+    def _weights(self) -> Int64s:
+        """Return the weights of the first rows; rows after them are new."""
+        return self._known if self._tree is None else self._tree.weights[: self._size]
 
     def _settle(self, storage: Storage) -> SumTree:
         """Return the tree with the weights of all rows."""
-        tree = self._tree
-        if tree is None or tree.size != storage.capacity:
-            tree = SumTree(storage.capacity)
-            if self._loaded is not None:
-                if len(self._loaded) > tree.size:
-                    raise StateError(f"sampler: expected {tree.size} weights or fewer, found {len(self._loaded)}")
-                tree.assign(np.minimum(self._loaded, self._most(tree.size)))
-                self._loaded = None
-            self._tree = tree
-        self._add_new(tree)
-        self._size = len(storage)
-        return tree
-
-    def _add_new(self, tree: SumTree) -> None:
-        """Set the weights of the rows that were written since the last call."""
-        if self._begin == self._end:
-            return
-        weight = min(self._weight_of_new, self._most(tree.size))
-        begin = max(self._begin, self._end - tree.size)
-        for slot, _, count in ring_pieces(begin, self._end - begin, tree.size):
-            if count == 1:
-                tree.set(np.array([slot]), weight)
-            else:
-                tree.fill(slot, slot + count, weight)
-        self._begin = self._end
+        if self._tree is None or self._tree.size != storage.capacity:
+            known, tree = self._weights(), SumTree(storage.capacity)
+            if len(known) > tree.size:
+                raise StateError(f"sampler: expected {tree.size} weights or fewer, found {len(known)}")
+            most = self._most(tree.size)
+            tree.assign(np.minimum(known, most))
+            if len(known) < len(storage):
+                tree.fill(len(known), len(storage), min(self._weight_of_new, most))
+            self._tree, self._size = tree, len(storage)
+        return self._tree
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Draw ``batch_size`` slots in proportion to their weights, with importance weights float32 ``[batch_size]``.
@@ -458,13 +436,8 @@ class PrioritizedSampler(BaseSampler):
 
     def _state(self) -> dict[str, Any]:
         """The weights of all rows in units, the largest priority, and beta, which is 0 for a schedule."""
-        if self._tree is not None:
-            self._add_new(self._tree)
-            weights = self._tree.weights[: max(self._size, self._end)].copy()
-        else:
-            weights = np.zeros(0, np.int64) if self._loaded is None else self._loaded
-        numbers = {"max_priority": self.max_priority, "begin": self._begin, "end": self._end}
-        return {"weights": weights, **numbers, "beta": 0.0 if callable(self._beta) else self._beta}
+        beta = 0.0 if callable(self._beta) else self._beta
+        return {"weights": self._weights().copy(), "max_priority": self.max_priority, "beta": beta}
 
     def _config(self) -> dict[str, str]:
         schedule = "a schedule" if callable(self._beta) else "a number"
@@ -476,14 +449,12 @@ class PrioritizedSampler(BaseSampler):
         if weights.size and weights.min() < 0:
             raise StateError("sampler: expected weights that are finite and not negative")
         lowest = 0 if self._within else 1
-        if not (values["begin"] <= values["end"] and values["max_priority"] >= lowest):
-            raise StateError(f"sampler: expected begin <= end, and max_priority from {lowest}")
+        if values["max_priority"] < lowest:
+            raise StateError(f"sampler: expected max_priority from {lowest}, found {values['max_priority']}")
         self._set_largest(values["max_priority"])
         if self._within and weights.size:
             self._set_largest_weight(int(weights.max()))
-        self._tree, self._loaded = None, weights
-        self._begin, self._end = values["begin"], values["end"]
-        self._size = len(weights)
+        self._tree, self._known = None, weights
         self._beta = self._beta if callable(self._beta) else values["beta"]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -313,7 +312,7 @@ class Rename:
         check_keys([*names, *names.values()], where="Rename")
         if len({path_of(new) for new in names.values()}) != len(names):
             raise ConfigError(f"Rename: expected a name of its own for each field, found {names}")
-        vars(self).update(names=MappingProxyType(names))
+        vars(self).update(names=names)
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with the new names."""
@@ -325,9 +324,6 @@ class Rename:
         lacking = {new: old for old, new in self.names.items() if path_of(old) in moved or find_any(rows, old) is None}
         found = {new: (old, find_any(rows, new)) for new, old in lacking.items()}
         return _renamed(rows, {new: pair for new, pair in found.items() if pair[1] is not None})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Rename, (dict(self.names),)
 
 
 def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
@@ -422,7 +418,7 @@ class Cast:
             else:
                 check_keys(list(given), where=where)
             made[name] = {key: check_dtype(dtype, where=f"{where}[{key!r}]") for key, dtype in given.items()}
-        vars(self).update({name: MappingProxyType(dtypes) for name, dtypes in made.items()})
+        vars(self).update(made)
         # By what torch calls them, too, whose compiler follows no mapping from dtypes.
         vars(self)["_every"] = {str(old): new for old, new in made["every"].items()}
 
@@ -445,9 +441,6 @@ class Cast:
             key: _converted(as_array(find(rows, key, where="Cast")), dtype, key) for key, dtype in self.stored.items()
         }
         return replaced(rows, changes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Cast, (dict(self.dtypes), dict(self.stored), dict(self.every))
 
 
 def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
@@ -494,7 +487,7 @@ class Apply:
             for key, function in given.items():
                 if not callable(function):
                     raise ConfigError(f"Apply: {name}[{key!r}]: expected a function, found {function!r:.80}")
-            vars(self)[name] = MappingProxyType(given)
+            vars(self)[name] = given
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with the changed fields."""
@@ -503,9 +496,6 @@ class Apply:
     def inverse(self, rows: Any) -> Any:
         """Return the rows to store."""
         return replaced(rows, {key: _applied(rows, key, function) for key, function in self.stored.items()})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Apply, (dict(self.functions), dict(self.stored))
 
 
 def _applied(batch: Any, key: FieldKey, function: Callable[[Array], Array]) -> Array:
