@@ -24,7 +24,7 @@ from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
 from mouse_core.batches._mask import Absent, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline
-from mouse_core.batches._plan import BatchForm, MaskReader, Readers, copied_fields
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, PlannedBlocks, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.offsets import (
@@ -189,7 +189,7 @@ class OffsetPipeline:
             if not isinstance(reader, OffsetReader) and name not in masks
         }
         part = BatchForm.of(plain, form.dtypes, form.shapes, form.fill, is_padded=form.is_padded)
-        anchors = Pipeline(planner, plain, part, fields=copied_fields(plain, part.shapes))
+        anchors = Pipeline(planner, plain, part)
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
             # Decoding rows that are not delivered costs more than locating each row alone.
@@ -199,7 +199,7 @@ class OffsetPipeline:
             masked |= {mask: MaskReader(FieldSpec(mask, np.dtype(np.bool_), ())) for mask in map(mask_of, fields)}
             shapes = {name: one.spec.shape for name, one in masked.items()}  # the shape of one row
             part = BatchForm.of(masked, form.dtypes, shapes, windows.fill, is_padded=True)
-            pipeline = Pipeline(planner, masked, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
+            pipeline = Pipeline(planner, masked, part, blocks=blocks)
             groups.append((pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)
 

@@ -17,7 +17,7 @@ from mouse_core._arrow.gathering import ranges_of
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchMemory, layout_of
-from mouse_core.batches._plan import BatchForm, MaskReader, Readers
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers, copied_fields
 from mouse_core.batches._planner import Block, PlannedBlocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError, StorageError
@@ -50,7 +50,7 @@ class Pipeline:
         planner: Chooses and locates the windows of the batches.
         readers: Readers by field.
         form: Dtypes and shapes of the fields.
-        fields: Fields that can be copied directly from the stored bytes.
+        fields: Fields that can be copied directly from the stored bytes; None: they are found among ``readers``.
         chunks: Known addresses of the fields' chunks, from the pipeline of the earlier snapshot.
         memory, lock: Memory for batches and the lock, from the same earlier pipeline.
         blocks: Plans the blocks; by default ``PlannedBlocks`` of ``planner``.
@@ -62,14 +62,15 @@ class Pipeline:
         readers: Readers,
         form: BatchForm,
         *,
-        fields: Sequence[CopiedField],
+        fields: Sequence[CopiedField] | None = None,
         chunks: FieldChunks | None = None,
         memory: BatchMemory | None = None,
         lock: ProcessLock | None = None,
         blocks: PlannedBlocks | None = None,
     ) -> None:
         self.planner, self.readers, self.form = planner, readers, form
-        self._fields, self._chunks = fields, chunks
+        self._fields = copied_fields(readers, form.shapes) if fields is None else fields
+        self._chunks = chunks
         self._masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock

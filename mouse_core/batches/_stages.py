@@ -59,35 +59,6 @@ class Stage(Protocol):
         """
 
 
-def staged(
-    stages: Sequence[Stage],
-    batch: Batch,
-    plan: Plan,
-    *,
-    stored: bool,
-    out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None,
-) -> Any:
-    """Apply stages to a batch and return it, or a tuple of its views.
-
-    Args:
-        stages: The stages, in order.
-        batch: The plan's batch, in the dtypes that the first stage needs; stages may modify it.
-        plan: The windows of the batch.
-        stored: Whether to return fields in their stored dtypes.
-        out: Arrays by field to write to: a sequence with one mapping for each view, or a mapping for a single view.
-    """
-    views: tuple[Batch, ...] = (batch,)
-    for stage in stages:
-        views = stage(views, plan, stored=stored, apart=out is None or stage is not stages[-1])
-    if out is not None:
-        targets = (out,) if isinstance(out, Mapping) else out
-        for view, target in zip(views, targets, strict=True):
-            for name, values in view.items():
-                np.copyto(target[name], values, casting="no")
-        views = tuple(dict(target) for target in targets)
-    return views[0] if len(views) == 1 else cast(Any, views)
-
-
 Per = Literal["batch", "rows", "window"]
 
 # Distance between the call numbers of two views of a batch: larger than the number of windows in any batch.

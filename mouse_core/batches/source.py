@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import BatchLayout
 from mouse_core.batches._pipeline import Batch, Pipeline
-from mouse_core.batches._plan import BatchPlan, Readers, choose_readers, copied_fields, planned_windows
+from mouse_core.batches._plan import BatchPlan, Readers, choose_readers, planned_windows
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
@@ -240,8 +241,7 @@ class BatchSource:
             transitions=transitions,
         )
         if around is None:
-            copied = copied_fields(readers, plan.form.shapes)
-            self._set(plan, Pipeline(planner, readers, plan.form, fields=copied))
+            self._set(plan, Pipeline(planner, readers, plan.form))
         elif transitions:
             from mouse_core.batches._transitions import TransitionPipeline
 
@@ -362,14 +362,22 @@ class BatchSource:
         return self._staged(self._pipeline.gather(plan, stored=stored), plan, stored=stored, out=out)
 
     def _staged(self, batch: Batch, plan: Plan, *, stored: bool = False, out: Any = None) -> Batch:
-        """Return a gathered batch after all stages and packing; see ``gather``."""
-        from mouse_core.batches._stages import staged  # loaded on demand
-
-        made_of = self.batch_plan
+        """Return a gathered batch, or a tuple of its views, after all stages and packing; see ``gather``."""
+        stages, packing = self.batch_plan.stages, self.batch_plan.packing
         # The input of a user's function does not depend on a later transfer.
-        stored, packing = stored and made_of.map is None, made_of.packing
-        made: Batch = staged(made_of.stages, batch, plan, stored=stored, out=out if packing is None else None)
-        return made if packing is None else packing(made, made_of.planner.lengths(plan), out)
+        stored, targets = stored and self.batch_plan.map is None, out if packing is None else None
+        views: tuple[Batch, ...] = (batch,)
+        for stage in stages:
+            views = stage(views, plan, stored=stored, apart=targets is None or stage is not stages[-1])
+        if targets is not None:
+            several = (targets,) if isinstance(targets, Mapping) else targets
+            for view, target in zip(views, several, strict=True):
+                for name, values in view.items():
+                    np.copyto(target[name], values, casting="no")
+            views = tuple(dict(target) for target in several)
+        made: Any = views[0] if len(views) == 1 else views
+        packed: Batch = made if packing is None else packing(made, self.batch_plan.planner.lengths(plan), out)
+        return packed
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
         """Return the layout of one contiguous memory for the fields of a number of windows, or of a plan.

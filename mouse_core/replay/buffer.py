@@ -72,7 +72,8 @@ from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import check_keys, replaced
 from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo, Transitions
-from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter, check_rows, check_writer
+from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter, check_writer
+from mouse_core.sampling.plan import remembered
 from mouse_core.spec import Alignment, check_count
 
 if TYPE_CHECKING:
@@ -605,10 +606,6 @@ class ReplayBuffer(BaseBuffer):
         self.priority_key, self.priority_reduction = priority_key, priority_reduction
         self._generations = Generations() if generations else None
         self._updates = 0
-        self._hidden_begins: tuple[Any, bool] = (
-            None,
-            False,
-        )  # a snapshot, and whether its rows hide where episodes begin
         self._take_parts(rows, sampler, writer)
 
     def _as_storage(self, storage: Any) -> Storage:
@@ -943,7 +940,10 @@ class ReplayBuffer(BaseBuffer):
             if priority is not None:
                 self._check_priorities(None, priority)
             check_names(rows, self._reserved, one=False)
-            check_rows(self._writer, self._storage, rows)
+            if isinstance(self._writer, MaxValueWriter):
+                self._writer.check(self._storage, rows)
+            if hasattr(self._storage, "check"):
+                self._storage.check(rows)
 
     def __setitem__(self, index: Any, rows: Any) -> None:
         """Overwrite stored rows in place, without inverse transforms; cursor and length stay the same.
@@ -1056,24 +1056,16 @@ class ReplayBuffer(BaseBuffer):
 
     # ------------------------------------------------------------------ reports of writes
 
-    def _sync(self, sample: int | None = None) -> None:
-        """Report the rows that any process wrote since the last report to sampler, transforms and episode index.
-
-        Args:
-            sample: The number of the next sample; None: unknown.
-        """
+    def _sync(self) -> None:
+        """Report the rows that any process wrote since the last report to sampler, transforms and episode index."""
         storage, written = self._storage, self._storage.written
         if self._changes != storage.changes:
-            if self._recorded_slices is not None:
-                self._recorded_slices.forget()
             self._changes, self._reported = storage.changes, written
             self._sampler.reset(storage)
             self._writer.reset(storage)
             self._reset_others()
         elif written != self._reported:
             n = min(written - self._reported, len(storage))
-            if self._recorded_slices is not None:
-                self._recorded_slices.grew(sample)
             self._report(ring_slots(written - n, n, storage.capacity), written - n)
 
     def _report(self, slots: Slots, first: int | None) -> None:
@@ -1142,8 +1134,9 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def _counters(self) -> list[Any]:
-        """The transforms with running numbers, and the generations."""
-        return [*self._running_transforms.values(), *([] if self._generations is None else [self._generations])]
+        """The transforms with running numbers, the generations, and the slices of recorded rows."""
+        optional = (self._generations, self._recorded_slices)
+        return [*self._running_transforms.values(), *(part for part in optional if part is not None)]
 
     @property
     def _sampler_episodes(self) -> Any:
@@ -1160,13 +1153,11 @@ class ReplayBuffer(BaseBuffer):
         if changes != storage.changes:
             for part in self._running_transforms.values():
                 part.dropped(storage, gone or first)
-            if self._recorded_slices is not None:
-                self._recorded_slices.forget()
             if gone and hasattr(self._sampler, "dropped"):
                 self._sampler.dropped(storage, gone)
                 self._reset_others()
                 self._changes, self._reported = storage.changes, storage.written
-        self._sync(self._samples)
+        self._sync()
 
     # ------------------------------------------------------------------ sampling
 
@@ -1192,7 +1183,7 @@ class ReplayBuffer(BaseBuffer):
     def _choose_and_gather(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
         """Choose rows and gather them."""
         storage: Any = self._storage
-        self._sync(key.index)
+        self._sync()
         if not len(storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
         collated, rows = self._collate is not None, None
@@ -1383,11 +1374,11 @@ class ReplayBuffer(BaseBuffer):
         return rows
 
     def _hides_begins(self) -> bool:
-        """Whether the storage is a store whose columns do not show where each episode begins; cached by snapshot."""
-        snapshot = getattr(self._storage, "snapshot", None)
-        if snapshot is not self._hidden_begins[0]:
-            self._hidden_begins = snapshot, _hides_begins(self._storage)
-        return self._hidden_begins[1]
+        """Whether the storage is a store whose columns do not show where each episode begins."""
+        storage = self._storage
+        if not isinstance(storage, DatasetStorage):
+            return False
+        return remembered(storage.snapshot, "hides begins", lambda: _hides_begins(storage))
 
     def rows_for(self, label: str, alignment: Alignment | None, ndim: int) -> Any:
         """Return all stored rows in order, to copy into a buffer of ``alignment`` and ``ndim``; see ``extend``."""
@@ -1497,8 +1488,6 @@ class ReplayBuffer(BaseBuffer):
             raise
         if isinstance(self._sampler, SliceSampling):
             self._sampler.episodes.resume(self._storage)
-        if self._recorded_slices is not None:
-            self._recorded_slices.forget()
         self._changes, self._reported = self._storage.changes, self._storage.written
         self._writer.reset(self._storage)
         self._reset_others()
@@ -1572,7 +1561,7 @@ def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
     return numbers
 
 
-def _hides_begins(storage: Any) -> bool:
+def _hides_begins(storage: DatasetStorage) -> bool:
     """Whether the fields of a store's rows hide where some of its episodes begins."""
     # Each begin and the row before it: for episodes that start at rows 0, 5 and 9, rows 4, 5, 8, 9.
     starts = storage.snapshot.episode_starts[1:]

@@ -198,15 +198,6 @@ def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: 
         raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
 
 
-def check_rows(writer: Writer, storage: Storage, rows: Any) -> None:
-    """Raise the errors of a write of many rows that writer and storage can check before the write."""
-    if isinstance(writer, MaxValueWriter):
-        writer.check(storage, rows)
-    check = getattr(storage, "check", None)
-    if check is not None:
-        check(rows)
-
-
 def take(rows: Any, numbers: Slots) -> Any:
     """Return the rows with the given numbers."""
     if isinstance(rows, list):

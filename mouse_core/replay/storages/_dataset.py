@@ -16,7 +16,7 @@ from mouse_core.episodes import Windows
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
 from mouse_core.metadata import joined, read_metadata
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.protocols import EPISODE, Draw, FieldKey, Slots, Storage
+from mouse_core.replay.protocols import EPISODE, Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.storages.array import check_slots
 from mouse_core.sampling import Plan, RandomWindows
@@ -110,15 +110,15 @@ class DatasetStorage:
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Always raises ConfigError."""
-        raise _refusal()
+        raise ConfigError("write: expected a storage that may be written to, found recorded data")
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Always raises ConfigError."""
-        raise _refusal()
+        self.append(rows)
 
     def empty(self) -> None:
         """Always raises ConfigError."""
-        raise _refusal()
+        self.append(None)
 
     def get(self, slots: Slots) -> dict[str, npt.NDArray[Any]]:
         """The rows in ``slots``, in fresh memory; see ``Storage.get``."""
@@ -227,10 +227,6 @@ def no_store(found: str) -> ConfigError:
     return ConfigError(f"refresh: expected a buffer over a DatasetStore, found one over {found}")
 
 
-def _refusal() -> ConfigError:
-    return ConfigError("write: expected a storage that may be written to, found recorded data")
-
-
 def as_storage(storage: Any) -> Storage:
     """Return the storage itself, or one over a store, a snapshot, a dataset or a table, in its alignment.
 
@@ -269,9 +265,8 @@ class RecordedSlices:
         self._storage = storage
         self._sampler = sampler
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
-        # Sources of an earlier snapshot, replaced when they are next used; and the first sample of the later one.
+        # Sources of an earlier snapshot, replaced when they are next used.
         self._before: dict[tuple[Any, ...], BatchSource] = {}
-        self._first_sample = 0
         self._known_whole: bool | None = None
 
     @property
@@ -295,7 +290,7 @@ class RecordedSlices:
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
         """
-        source = self._source(batch_size, key.seed)
+        source = self._source(batch_size, key)
         slices: Any = source.sampler
         try:
             rows = source[key.index]
@@ -308,37 +303,31 @@ class RecordedSlices:
             del rows[MASK]  # which is in the draw
         return rows, slices.draw(key)
 
-    def _source(self, batch_size: int, seed: int) -> BatchSource:
-        name = (batch_size, seed, self._sampler.weighting)
+    def _source(self, batch_size: int, key: Key) -> BatchSource:
+        """Return the source of the samples from number ``key.index`` on."""
+        name = (batch_size, key.seed, self._sampler.weighting)
         source = self._sources.get(name)
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            source = self._sources[name] = self._made(name, batch_size, seed)
+            kind, before = _Slices if self._is_whole else _PaddedSlices, self._before.pop(name, None)
+            if before is None or type(before.sampler) is not kind:
+                windows = kind(self._storage, self._sampler, batch_size)
+                source = BatchSource(self._storage.snapshot, sampling=windows, seed=key.seed)
+            else:
+                before.sampler.forget()
+                source = before.with_snapshot(self._storage.snapshot, epoch_start=key.index)
+            self._sources[name] = source
         return source
 
-    def _made(self, name: tuple[Any, ...], batch_size: int, seed: int) -> BatchSource:
-        kind = _Slices if self._is_whole else _PaddedSlices
-        before = self._before.pop(name, None)
-        if before is None or type(before.sampler) is not kind:
-            windows = kind(self._storage, self._sampler, batch_size)
-            return BatchSource(self._storage.snapshot, sampling=windows, seed=seed)
-        before.sampler.forget()
-        return before.with_snapshot(self._storage.snapshot, epoch_start=self._first_sample)
-
-    def grew(self, sample: int | None) -> None:
-        """Use the later rows from sample number ``sample`` on; None: the number is unknown."""
-        if sample is None:
-            self.forget()
-            return
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Draw the next samples from the later rows of the store, too."""
         self._before |= self._sources
-        self._sources, self._first_sample, self._known_whole = {}, sample, None
+        self._sources, self._known_whole = {}, None
 
-    def forget(self) -> None:
+    def reset(self, storage: Storage) -> None:
         """Plan all samples again."""
-        self._sources.clear()
-        self._before.clear()
-        self._known_whole = None
+        self._sources, self._before, self._known_whole = {}, {}, None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}, "_before": {}}
