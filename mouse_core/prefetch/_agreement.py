@@ -3,10 +3,6 @@
 Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read its result.
 No collective call is used, so that the exchange cannot interfere with the program's own collective calls. A rank that
 is about to deliver a batch writes its index, so that the other ranks see that it will not join the exchange.
-
-A restarted process finds the notes of the process before it. If the other ranks continue to deliver batches, it
-continues with them without a comparison. If they do not, all ranks may have been restarted, and it waits for a limited
-time.
 """
 
 from __future__ import annotations
@@ -28,16 +24,8 @@ _DIGESTS = ("fingerprint", "data")
 _MOST_RANKS, _MOST_WORDS = 4, 6
 # Seconds between two polls (shortest and longest), and seconds until a warning about the wait.
 _SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
-# The start time distinguishes two processes with the same process number.
-_STARTED = time.time_ns()
-# Seconds that a restarted process waits, and number of earlier loaders whose notes it watches.
-_RETURNED_SECONDS, _WATCHED = 300.0, 8
 # Seconds that rank 0 waits for the others to read an error: its process may hold the notes.
 _STAYS = 5.0
-
-
-class _Alone(Exception):
-    """Raised when the other ranks continue without this rank, with a loader of the given name."""
 
 
 class Agreement:
@@ -54,8 +42,6 @@ class Agreement:
         self._name = ""
         self._held, self._refreshes = 0, 0
         self._is_pending = True
-        # The notes of earlier loaders that a restarted process found; None: this process was not restarted.
-        self._before: dict[tuple[str, int], str | None] | None = None
 
     def deliver(self, feed: Any, index: int) -> None:
         """Before batch ``index`` is delivered: check that all ranks begin with it, and write the index of this rank.
@@ -83,12 +69,6 @@ class Agreement:
         """
         if not self._meets():
             return
-        try:
-            self._hold(call, feed, next_index, at)
-        except _Alone as others:
-            self._go_on(str(others), next_index)
-
-    def _hold(self, call: str, feed: Any, next_index: int, at: int) -> None:
         board, ranks, name = self._board, self.ranks, f"{self._name}/{self._held}"
         refreshes = self._refreshes + (call == "refresh()")
         board.put(f"{name}/{ranks.rank}", json.dumps(words_of(feed, next_index, call, refreshes, ranks.count)))
@@ -112,7 +92,7 @@ class Agreement:
             else:
                 self._stay(name)
             raise ConfigError(found)
-        self._refreshes, self._is_pending, self._before = refreshes, False, None
+        self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
         """Return whether other ranks and a way to exchange notes exist; both may appear after the loader was made."""
@@ -124,38 +104,10 @@ class Agreement:
         if now.count == 1 or now.board is None:
             return False
         # The number of loaders of this rank that have agreed: all ranks count their loaders in the same order.
-        started = f"{os.getpid()}-{_STARTED}"
-        number, _, by = (now.board.get(f"mouse/loaders/{now.rank}") or f"0 {started}").partition(" ")
-        now.board.put(f"mouse/loaders/{now.rank}", f"{int(number) + 1} {started}")
+        number = int(now.board.get(f"mouse/loaders/{now.rank}") or 0)
+        now.board.put(f"mouse/loaders/{now.rank}", str(number + 1))
         self._board, self._name = now.board, f"mouse/{number}"
-        if by != started:
-            names = [f"mouse/{one}" for one in range(max(0, int(number) - _WATCHED), int(number))]
-            others = [rank for rank in range(now.count) if rank != now.rank][:_MOST_RANKS]
-            self._before = {(name, rank): now.board.get(f"{name}/at/{rank}") for name in names for rank in others}
         return True
-
-    def _check_alone(self) -> None:
-        """Raise ``_Alone`` if another rank delivers batches of an earlier loader."""
-        for (name, rank), note in (self._before or {}).items():
-            if self._board.get(f"{name}/at/{rank}") != note:
-                raise _Alone(name)
-
-    def _go_on(self, name: str, next_index: int) -> None:
-        """Join the ranks that continue with an earlier loader."""
-        board, own = self._board, self.ranks.rank
-        board.remove(f"{self._name}/{self._held}/{own}")
-        number = self._name.rpartition("/")[2]
-        board.put(f"mouse/loaders/{own}", f"{number} {os.getpid()}-{_STARTED}")
-        rank = next(rank for of, rank in self._before or () if of == name)
-        held, _, index = (board.get(f"{name}/at/{rank}") or "1 0").partition(" ")
-        said = json.loads(board.get(f"{name}/{int(held) - 1}/{own}") or "{}")
-        self._name, self._held, self._refreshes = name, int(held), int(said.get("refreshes", 0))
-        self._before, self._is_pending = None, False
-        warnings.warn(
-            f"rank {own} of {self.ranks.count} was restarted, and the others were not: it continues with batch "
-            f"{next_index}, while rank {rank} is at batch {index}, and their data and options were not compared",
-            stacklevel=2,
-        )
 
     def _found_now(self) -> Ranks:
         """Return the ranks that are found now; they must equal the ranks that the loader was created for."""
@@ -187,7 +139,6 @@ class Agreement:
             missing = [0 if part == "found" else part for part in parts if part not in notes]
             if not missing:
                 return [notes[part] for part in parts]
-            self._check_alone()
             if call == "refresh()":
                 self._check_gone_on(missing, at)
             waited = time.monotonic() - begin
@@ -218,18 +169,12 @@ class Agreement:
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
         """Raise ConfigError after the time limit; before that, warn once with the names of the missing ranks."""
-        seconds, again = self._board.seconds, ""
-        if self._before:
-            seconds = min(seconds, _RETURNED_SECONDS)
-            again = (
-                f"; rank {self.ranks.rank} was restarted (notes of an earlier process exist), and the others deliver "
-                "no batches: restart all of them, or give this one its shard as (rank, count)"
-            )
+        seconds = self._board.seconds
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
             raise ConfigError(
                 f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not come "
-                f"in {seconds:.0f} s{again}"
+                f"in {seconds:.0f} s"
             )
         if tell:
             warnings.warn(

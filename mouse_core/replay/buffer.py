@@ -94,20 +94,19 @@ class Generations:
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Count the rows of a write. Each slot counts at most once, as a write has at most ``capacity`` rows."""
-        if write.first is None or not write.slots.size:
-            return
-        size = int(write.slots.max()) + 1
-        if size > len(self._counts):
-            more = max(size, min(2 * len(self._counts), storage.capacity)) - len(self._counts)
-            self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
-        self._counts[write.slots] += 1
+        if write.first is not None and write.slots.size:
+            self._make_room(int(write.slots.max()) + 1)
+            self._counts[write.slots] += 1
 
     def reset(self, storage: Storage) -> None:
         """Count every row as replaced, as all rows may differ."""
+        self._make_room(len(storage))
         self._counts = self._counts + 1
-        size = len(storage)
-        if size > len(self._counts):
-            self._counts = np.concatenate([self._counts, np.ones(size - len(self._counts), np.int64)])
+
+    def _make_room(self, size: int) -> None:
+        more = size - len(self._counts)
+        if more > 0:  # at least twice as long, so that it is copied seldom
+            self._counts = np.append(self._counts, np.zeros(max(more, len(self._counts)), np.int64))
 
     def of(self, storage: Storage, index: Any) -> Int64s:
         """Return the generation of the row in each slot, int64 of the same shape; -1 for a slot without a row.

@@ -230,56 +230,6 @@ def test_a_rank_that_never_comes_is_named_after_the_time_of_the_group() -> None:
     assert isinstance(found[2], ConfigError)
 
 
-def test_a_rank_that_comes_back_alone_goes_on_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which deliver batches meanwhile; what all do later they do together."""
-    board, turns = Notes(seconds=2), [threading.Barrier(3, timeout=10), threading.Barrier(3, timeout=10)]
-    is_back = threading.Event()
-
-    def work(ranks: Ranks) -> Any:
-        store = example_store(100)
-        loader, found = PrefetchBatchifier(store, 8, 6, shard=ranks, seed=1), []
-        found += rewards(loader, 2)
-        state = loader.state_dict()
-        turns[0].wait()
-        if ranks.rank == 1:
-            loader.close()
-            monkeypatch.setattr("mouse_core.prefetch._agreement._STARTED", 5)
-            loader = PrefetchBatchifier(store, 8, 6, shard=ranks, seed=1)
-            try:
-                with pytest.warns(UserWarning, match="rank 1 of 3 was restarted, .* continues with batch 2, while"):
-                    loader.load_state_dict(state)
-            finally:
-                is_back.set()
-        else:
-            while not is_back.wait(0.01):
-                loader.next_batch()
-        turns[1].wait()
-        store.extend(example_columns(20, first=100))
-        loader.load_state_dict({**state, "next_index": 9})
-        loader.refresh()
-        found += rewards(loader, 1)
-        loader.close()
-        return found
-
-    assert not [one for one in run(work, 3, board) if isinstance(one, Exception)]
-
-
-def test_a_rank_that_comes_back_to_others_that_stand_still_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    board, turn = Notes(seconds=0.3), threading.Barrier(2, timeout=10)
-
-    def work(ranks: Ranks) -> Any:
-        loader = PrefetchBatchifier(example_store(100), 8, 6, shard=ranks)
-        rewards(loader, 2)
-        turn.wait()
-        if ranks.rank:
-            monkeypatch.setattr("mouse_core.prefetch._agreement._STARTED", 5)
-            PrefetchBatchifier(example_store(100), 8, 6, shard=ranks).next_batch()
-
-    _, found = run(work, 2, board)
-    assert "rank 0 did not come in 0 s; rank 1 was restarted" in str(found)
-    assert "give this one its shard as (rank, count)" in str(found)
-
-
 def test_several_loaders_are_told_apart_by_the_order_in_which_they_are_used() -> None:
     def work(ranks: Ranks) -> Any:
         store = example_store()

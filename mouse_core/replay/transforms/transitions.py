@@ -240,18 +240,15 @@ class HindsightRelabel:
             everywhere = np.flatnonzero(valid)
             pick = (uniform[1] * len(everywhere)).astype(np.int64)
             return chosen, everywhere[pick] if len(everywhere) else np.zeros_like(pick)
-        step = np.arange(length)
         # A step is the last known of its episode if it ends it, or if the next one is not there.
         closes = codes != ALIVE
         closes[:, :-1] |= ~valid[:, 1:]
-        closes[:, -1] = True
-        last = np.minimum.accumulate(np.where(closes, step, length)[:, ::-1], axis=1)[:, ::-1]
-        first = np.broadcast_to(step, codes.shape)
-        if self.strategy == "episode":
-            opens = np.ones_like(closes)
-            opens[:, 1:] = closes[:, :-1]
-            first = np.maximum.accumulate(np.where(opens, step, 0), axis=1)
-        return chosen, np.arange(count)[:, None] * length + self._pick(first, last, uniform[1])
+        episodes = EpisodeIndex(count, length)
+        episodes.extend(closes.T, None)
+        env, step = np.divmod(np.arange(count * length).reshape(codes.shape), length)
+        begin, end, _ = episodes.episode_of(step, env)
+        first = begin if self.strategy == "episode" else step
+        return chosen, env * length + self._pick(first, end - 1, uniform[1])
 
     def _pick(
         self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], uniform: npt.NDArray[np.float64]
