@@ -1,4 +1,4 @@
-"""Windows by field: batches in which some fields are delivered at offsets around anchor rows.
+"""Windows by field, and transitions: batches in which some fields are delivered at offsets around anchor rows.
 
 A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor. The
 fields with equal offsets share a pipeline. Neighbouring offsets are read as one "run" of rows: anchor 7 with offsets -1
@@ -13,8 +13,10 @@ Each class here has the same interface as a class without offsets: ``OffsetBlock
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any, Self
 
 import numpy as np
@@ -22,9 +24,10 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
 from mouse_core.batches._mask import Absent, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline
-from mouse_core.batches._plan import BatchForm, MaskReader, Readers
+from mouse_core.batches._plan import BatchForm, MaskReader, Readers, choose_readers
 from mouse_core.batches._planner import Block, PlannedBlocks, Planner
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.offsets import (
@@ -39,9 +42,16 @@ from mouse_core.sampling.offsets import (
     rows_of,
     times_of,
 )
-from mouse_core.sampling.plan import Blocks, Plan, Sampling, WindowSampler
-from mouse_core.sampling.windows import Boundary, EpisodeAnchors, TransitionWindows, Weighting, sampler_of
-from mouse_core.spec import FieldSpec
+from mouse_core.sampling.plan import MASK, Blocks, Plan, Sampling, WindowSampler
+from mouse_core.sampling.windows import (
+    Boundary,
+    EpisodeAnchors,
+    TransitionWindows,
+    Weighting,
+    sampler_of,
+    terminal_codes,
+)
+from mouse_core.spec import FieldSpec, codes_called
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
@@ -371,3 +381,105 @@ def shift_of(snapshot: Snapshot, name: str) -> int:
     """
     field = snapshot.config.fields.get(name)
     return int(snapshot.alignment == "arrived" and field is not None and field.is_of_transition)
+
+
+# ---------------------------------------------------------------------- transitions
+
+# Transitions are anchors, too. Each observation column has a second field, ``next_...``. With alignment "arrived" and
+# the anchor in row t, the observation is in row t, and all other fields are in row t + 1. With "outgoing", the next
+# observation is in row t + 1, and all other fields are in row t.
+_FLAGS = ("terminated", "truncated")
+# Fields that are read but not delivered by default: the ends of episodes, and whether the next observation is missing.
+_READ = ("done", "next_done", "next_observation_missing")
+
+
+def transition_readers(
+    snapshot: Snapshot, names: tuple[str, ...] | None, required: tuple[str, ...], windows: FieldWindows
+) -> Readers:
+    """Return the readers of the fields of transitions.
+
+    Raises:
+        MissingFieldError: A named field does not exist.
+    """
+    made = (*_FLAGS, MASK)
+    own = None
+    if names is not None:
+        own = (*(name for name in names if name not in made), *(name for name in _READ if name in snapshot.readers))
+    found = choose_readers(snapshot, own, tuple(name for name in required if name not in made), masked=True)
+    delivered: dict[str, Any] = {}
+    for name, reader in _with_offsets(found, windows).items():
+        if name not in _READ or (names is not None and name in names):
+            delivered[name] = reader
+        if name == "done":
+            flags = [flag for flag in _FLAGS if names is None or flag in names]
+            delivered |= {flag: MaskReader(FieldSpec(flag, np.dtype(np.bool_), ())) for flag in flags}
+    return delivered
+
+
+def _with_offsets(readers: Mapping[str, Any], windows: FieldWindows) -> dict[str, Any]:
+    return {name: OffsetReader(one, windows) if name in windows.offsets else one for name, one in readers.items()}
+
+
+def also_next(options: Any, fields: Container[str]) -> Any:
+    """Return options by field, in which the option of an observation also applies to its next observation."""
+    from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
+
+    names = {name: f"next_{name}" for name in options}
+    more = {other: options[name] for name, other in names.items() if other in fields and other not in options}
+    if not more:
+        return options
+    return Normalizer({**options, **more}) if isinstance(options, Normalizer) else {**options, **more}
+
+
+class TransitionPipeline(OffsetPipeline):
+    """The pipeline of batches of transitions; has the interface of ``Pipeline``."""
+
+    @classmethod
+    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
+        """Return the pipeline of ``readers``, which also reads the fields that the flags and the mask are made of."""
+        own = {name: reader for name, reader in planner.snapshot.readers.items() if name in _READ}
+        delivered = {name: reader for name, reader in readers.items() if name not in _FLAGS}
+        read: dict[str, Any] = {**_with_offsets(own, windows), **delivered}
+        dtypes, shapes = [dict(one) for one in form.dtypes], dict(form.shapes)
+        for name, reader in read.items():
+            for one, dtype in zip(dtypes, (reader.spec.dtype, reader.spec.stored_dtype), strict=True):
+                one.setdefault(name, dtype)
+                one[mask_of(name)] = np.dtype(np.bool_)
+            shapes.setdefault(name, reader.spec.shape)
+        whole = replace(form, dtypes=(dtypes[0], dtypes[1]), shapes=shapes)
+        pipeline = super().of(planner, read, whole, windows)
+        pipeline.readers, pipeline.form = readers, form
+        return pipeline
+
+    def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
+        """See ``Pipeline.gather``."""
+        if out is None:
+            return super().gather(plan, stored=stored)
+        axes = (len(plan.starts), plan.length)[: self._windows.batch_dims]
+        targets = dict(out)
+        for part in (self._anchors, *(group for group, _ in self._groups)):
+            for name, dtype in part.form.dtypes[stored].items():
+                if name not in out or name == MASK:
+                    targets[name] = np.empty((*axes, *part.form.shapes[name]), dtype)
+        batch = super().gather(plan, stored=stored, out=targets)
+        for name in batch.keys() & {*_FLAGS, MASK}:
+            np.copyto(out[name], batch[name])
+            batch[name] = out[name]
+        return batch
+
+    @memo
+    def _codes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The codes of ``done`` that mark a terminal step, and the codes that mark a truncated one."""
+        config = self.planner.snapshot.config
+        return terminal_codes(config), codes_called(config.fields["done"], "truncated") or (2,)
+
+    def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
+        done, there = batch["done"].reshape(-1), batch[mask_of("next_done")].reshape(-1)
+        terminal, truncated = (reduce(or_, [done == code for code in codes]) for codes in self._codes)
+        if self.planner.snapshot.alignment == "outgoing":
+            there = there | (terminal & batch[MASK].reshape(-1))
+        missing = batch.get("next_observation_missing")
+        if missing is not None:
+            there = there & (terminal | (missing.reshape(-1) == 0))
+        batch |= {"terminated": terminal & there, "truncated": truncated & there, MASK: there}
+        return super()._with_axes(batch, block, number)

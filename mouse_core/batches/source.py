@@ -179,12 +179,10 @@ class BatchSource:
         required = (required_fields,) if isinstance(required_fields, str) else tuple(required_fields)
         masked = (padded is not None and not packs_first) or uneven == "pad"
         readers: Readers
-        read: Readers = {}
-        if transitions:
-            from mouse_core.batches._transitions import also_next, transition_readers
+        if around is not None and transitions:
+            from mouse_core.batches._by_field import also_next, transition_readers
 
-            assert around is not None
-            readers, read = transition_readers(snapshot, names, required, around)
+            readers = transition_readers(snapshot, names, required, around)
             dtypes, normalize = (also_next(given, readers) for given in (dtypes or {}, normalize or {}))
         else:
             readers = choose_readers(snapshot, names, required, masked=masked)
@@ -242,14 +240,11 @@ class BatchSource:
         )
         if around is None:
             self._set(plan, Pipeline(planner, readers, plan.form))
-        elif transitions:
-            from mouse_core.batches._transitions import TransitionPipeline
-
-            self._set(plan, TransitionPipeline.of_transitions(planner, readers, read, plan.form, around))
         else:
-            from mouse_core.batches._by_field import OffsetPipeline
+            from mouse_core.batches._by_field import OffsetPipeline, TransitionPipeline
 
-            self._set(plan, OffsetPipeline.of(planner, readers, plan.form, around))
+            kind = TransitionPipeline if transitions else OffsetPipeline
+            self._set(plan, kind.of(planner, readers, plan.form, around))
 
     def _set(self, plan: BatchPlan, pipeline: Pipeline | OffsetPipeline) -> None:
         planner = plan.planner

@@ -16,8 +16,7 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.columns.memory import RowSchema
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.maps._rows import KeyRows, fields_of, filled, last_of, pick, schema_words
-from mouse_core.maps.hashing import hash_rows
+from mouse_core.maps.hashing import KeyRows, fields_of, filled, hash_rows, last_of, pick, schema_words
 from mouse_core.nested import FieldKey, as_lists, copied, flatten, is_varying, map_tree
 from mouse_core.randomness import check_seed
 from mouse_core.replay.protocols import Storage
