@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, SchemaError, StateError
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, as_array, flatten, nest, path_of, stack
+from mouse_core.replay.transforms.fields import end_codes
 from mouse_core.spec import check_list
 from mouse_core.trees.tree import Steps, Tree, as_arrays, keys_of, paths_of, read_saved, write_saved
 
@@ -245,7 +246,7 @@ class _Rows:
     def __init__(self, given: dict[FieldKey, Any], batch_dims: int) -> None:
         self.given, self.batch_dims = given, batch_dims
         self.shape: tuple[int, ...] | None = None
-        self.mask = self._flag("mask") if "mask" in given else None
+        self.mask = self.number("mask") != 0 if "mask" in given else None
 
     def has(self, key: FieldKey) -> bool:
         return key in self.given
@@ -277,25 +278,11 @@ class _Rows:
             )
         return array.reshape(array.shape[:2])
 
-    def _flag(self, key: FieldKey) -> npt.NDArray[np.bool_]:
-        return np.asarray(self.number(key) != 0)
-
     def dones(self, prefix: tuple[str, ...]) -> npt.NDArray[np.int8] | None:
-        """0, 1 or 2 ``[B, T]`` of done, terminated and truncated under a prefix; None where there is none of them."""
-        done, terminated, truncated = ((*prefix, name) if prefix else name for name in _DONE)
-        if not any(map(self.has, (done, terminated, truncated))):
-            return None
-        if self.has(done) and not self.has(terminated) and not self.has(truncated):
-            codes = self.number(done)
-            if not np.isin(codes, (0, 1, 2)).all():
-                raise DataError(f"rows: {done!r}: expected 0, 1 or 2, found {np.setdiff1d(codes, (0, 1, 2))[0]}")
-            return codes.astype(np.int8)
-        cut = self._flag(truncated) if self.has(truncated) else np.False_
-        if self.has(terminated):
-            over = self._flag(terminated)
-        else:
-            over = self._flag(done) & ~cut if self.has(done) else np.zeros_like(cut)
-        return np.where(over, np.int8(1), np.where(cut, np.int8(2), np.int8(0)))
+        """Return the codes 0, 1 or 2 ``[B, T]`` of the flags under a prefix; None without flags."""
+        keys = {name: (*prefix, name) if prefix else name for name in _DONE}
+        flags = {name: self.number(key) for name, key in keys.items() if self.has(key)}
+        return end_codes(flags, "done", where="rows") if flags else None
 
 
 def _batch_dims(given: dict[FieldKey, Any], batch_dims: int | None) -> int:

@@ -554,7 +554,7 @@ def test_what_does_not_fit_is_told_and_changes_nothing(forest: Forest) -> None:
             "expected finite numbers, found nan",
         ),
         (rows | {"next": rows["next"] | {"reward": np.zeros((2, 3))}}, SchemaError, "expected a number in each row"),
-        ({"observation": [5, 6], "action": [0, 0], "done": [0, 3]}, DataError, "expected 0, 1 or 2, found 3"),
+        ({"observation": [5, 6], "action": [0, 0], "done": [0, 3]}, DataError, r"'done': expected 0 .*, found 3"),
     ]
     for unlike, error, message in wrong:
         with pytest.raises(error, match=message):

@@ -255,8 +255,8 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
     for code in (done.min().item(), done.max().item()):
         if not ALIVE <= code <= TRUNCATED:
             raise DataError(
-                f"{where}: {key!r}: expected 0 (alive), 1 (terminal) and 2 (truncated), found {code}; a function "
-                "before this transform says which of them it is"
+                f"{where}: {key!r}: expected 0 (alive), 1 (terminal) and 2 (truncated), found {code}; convert other "
+                "codes first"
             )
 
 
