@@ -249,6 +249,7 @@ class BatchSource:
     def _set(self, plan: BatchPlan, pipeline: Pipeline | OffsetPipeline) -> None:
         planner = plan.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
+        self.sequence_length, self.batch_size = self.sampler.sequence_length, self.sampler.batch_size
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
         self.views, self.ranks, self.uneven, self.packed = plan.views, plan.ranks, planner.uneven, plan.packed
         self.batch_plan, self._pipeline = plan, pipeline
@@ -264,16 +265,6 @@ class BatchSource:
     def spec(self) -> Spec:
         """The spec of a batch, known before the first batch is read."""
         return self.batch_plan.spec
-
-    @property
-    def sequence_length(self) -> int:
-        """Number of steps in a window."""
-        return self.sampler.sequence_length
-
-    @property
-    def batch_size(self) -> int:
-        """Number of windows in a whole batch, over all shards."""
-        return self.sampler.batch_size
 
     @property
     def normalizer(self) -> Normalizer:

@@ -63,11 +63,6 @@ def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
     return tuple(key for key in keys if path_of(key)[0] != NEXT or path_of(key)[1:] not in named)
 
 
-def leaves(batch: Any) -> list[tuple[Path, Array]]:
-    """Return the fields of a batch with their paths, in order."""
-    return [(path_of(key), values) for key, values in flatten(batch).items()]
-
-
 def find_any(batch: Any, key: FieldKey) -> Array | None:
     """Return a field, or a node above fields, or None."""
     node = batch
@@ -112,7 +107,7 @@ def removed(batch: Any, key: FieldKey) -> Any:
     return replaced(batch, {path[:-1]: kept}) if kept else removed(batch, path[:-1])
 
 
-def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
+def only(tree: Any, fields: Mapping[FieldKey, Array], path: Path = ()) -> Any:
     """Return the part of a tree at ``path`` with these fields, in the same nesting; None if it has none of them.
 
     Raises:
@@ -128,7 +123,7 @@ def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
             kind = _kind(tree)
             raise SchemaError(f"fields: expected all or none of the {kind} {key_of(path)!r}, found {left_out} left out")
         return None if left_out or not items else rebuilt(tree, items)
-    return fields.get(path)
+    return fields.get(key_of(path))
 
 
 def _kind(node: Any) -> str:
@@ -220,10 +215,9 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         codes = _cut_short(batch, None)
         if codes is not None:
             return codes
-        there = [key_of(path) for path, _ in leaves(batch)]
         raise MissingFieldError(
             f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', or the number of a trajectory, "
-            f"found {there}"
+            f"found {list(flatten(batch))}"
         )
     shape = steps_of(find(batch, next(iter(fields.values())), where=where), where=where, key=done)
     flags = {
@@ -364,8 +358,9 @@ class Select(_OfFields):
         """Return the batch with these fields, in the order of the batch."""
         for key in self.keys:
             find(batch, key, where="Select")
-        wanted = [path_of(key) for key in self.keys] + [(name,) for name in BOOKKEEPING]
-        kept = {path: values for path, values in leaves(batch) if any(path[: len(start)] == start for start in wanted)}
+        wanted = [path_of(key) for key in (*self.keys, *BOOKKEEPING)]
+        fields = flatten(batch)
+        kept = {key: fields[key] for key in fields if any(path_of(key)[: len(start)] == start for start in wanted)}
         return only(batch, kept) or {}
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import is_tensor, namespace, widest
 from mouse_core.episodes import EpisodeIndex
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import find, key_of, path_of
+from mouse_core.nested import find, flatten, key_of, path_of
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.replay.transforms.fields import (
@@ -32,7 +32,6 @@ from mouse_core.replay.transforms.fields import (
     end_codes,
     end_fields,
     find_any,
-    leaves,
     on_host,
     only,
     place_of,
@@ -360,27 +359,25 @@ class NextView:
         if find_any(batch, NEXT) is not None:
             made = find_any(batch, "relabelled") is not None
             hint = "; HindsightRelabel makes it: put NextView before it, or leave it out" if made else ""
-            raise SchemaError(
-                f"NextView: expected rows without {NEXT!r}, found {[key_of(p) for p, _ in leaves(batch)]}{hint}"
-            )
+            raise SchemaError(f"NextView: expected rows without {NEXT!r}, found {list(flatten(batch))}{hint}")
         codes = end_codes(batch, self.done, where="NextView")
         valid = valid_steps(batch, codes, self.mask, where="NextView")
         return (self._arrived if self.takes == "arrived" else self._outgoing)(batch, codes, valid)
 
     def _arrived(self, batch: Any, codes: Array, valid: Array) -> Any:
-        rows: dict[Path, Array] = {}
-        after: dict[Path, Array] = {}
-        for path, values in leaves(batch):
+        rows: dict[FieldKey, Array] = {}
+        after: dict[FieldKey, Array] = {}
+        for key, values in flatten(batch).items():
             if not runs(values, codes.shape):
-                rows[path] = values
-            elif key_of(path) in self.action:
-                rows[path] = values[:, 1:]
-            elif key_of(path) in self.outcome:
-                after[path] = values[:, 1:]
+                rows[key] = values
+            elif key in self.action:
+                rows[key] = values[:, 1:]
+            elif key in self.outcome:
+                after[key] = values[:, 1:]
             else:
-                rows[path] = values[:, :-1]
-                if not self._stays(path):
-                    after[path] = values[:, 1:]
+                rows[key] = values[:, :-1]
+                if not self._stays(key):
+                    after[key] = values[:, 1:]
         whole = valid[:, :-1] & valid[:, 1:] & (codes[:, :-1] == ALIVE)
         return self._batch(batch, rows, after, whole)
 
@@ -388,26 +385,27 @@ class NextView:
         xp = namespace(codes)
         there = xp.concat([valid[:, 1:], xp.zeros_like(valid[:, :1])], axis=1)
         followed = (codes == ALIVE) & there
-        rows: dict[Path, Array] = {}
-        after: dict[Path, Array] = {}
-        for path, values in leaves(batch):
-            if runs(values, codes.shape) and key_of(path) in self.outcome:
-                after[path] = values
+        rows: dict[FieldKey, Array] = {}
+        after: dict[FieldKey, Array] = {}
+        for key, values in flatten(batch).items():
+            has_steps = runs(values, codes.shape)
+            if has_steps and key in self.outcome:
+                after[key] = values
                 continue
-            rows[path] = values
-            if runs(values, codes.shape) and not self._stays(path):
+            rows[key] = values
+            if has_steps and not self._stays(key):
                 # Text and ragged rows lie on the host, and what is made of them, where others are tensors.
                 own = namespace(values)
                 flags = followed if own is xp else own.asarray(on_host(followed))
                 shifted = own.concat([values[:, 1:], values[:, -1:]], axis=1)
-                after[path] = own.where(beside(flags, values), shifted, values)
+                after[key] = own.where(beside(flags, values), shifted, values)
         return self._batch(batch, rows, after, valid & (followed | (codes == TERMINAL)))
 
-    def _stays(self, path: tuple[str | int, ...]) -> bool:
-        added = path[0] in BOOKKEEPING or str(path[0]).startswith(BEFORE)
-        return added or key_of(path) in (*self.action, *self.keep, self.mask)
+    def _stays(self, key: FieldKey) -> bool:
+        root = path_of(key)[0]
+        return root in BOOKKEEPING or str(root).startswith(BEFORE) or key in (*self.action, *self.keep, self.mask)
 
-    def _batch(self, batch: Any, rows: dict[Path, Array], after: dict[Path, Array], whole: Array) -> Any:
+    def _batch(self, batch: Any, rows: dict[FieldKey, Array], after: dict[FieldKey, Array], whole: Array) -> Any:
         return replaced(only(batch, rows) or {}, {NEXT: only(batch, after) or {}, self.mask: whole})
 
 
@@ -549,11 +547,8 @@ class NStep:
         return replaced(batch, changes if agents is None else {**changes, agents_place: agents})
 
     def _shifted(self, batch: Any) -> list[FieldKey]:
-        return [
-            key_of(path)
-            for path, _ in leaves(batch)
-            if path[0] == NEXT or (isinstance(path[-1], str) and path[-1].startswith("next_"))
-        ]
+        paths = {key: path_of(key) for key in flatten(batch)}
+        return [key for key, path in paths.items() if path[0] == NEXT or str(path[-1]).startswith("next_")]
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
