@@ -10,7 +10,7 @@ by ``locate_values`` when a chunk is first used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -227,9 +227,11 @@ def _check_values(array: pa.Array) -> None:
         _check_values(array.values.slice(first, last - first))
 
 
-def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
-    """Return the address, count and dtype of ``array``'s list offsets, for each level that has them."""
-    found = []
+def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
+    """Yield the address, count and dtype of ``array``'s list offsets, for each level that has them.
+
+    The offsets of a level are read when the next level is asked for.
+    """
     n, first = len(array), array.offset
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -238,50 +240,68 @@ def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
         if pa.types.is_fixed_size_list(array.type):
             n, first = n * array.type.list_size, first * array.type.list_size
         else:
-            offsets = _offsets(array)[first : first + n + 1]
-            found.append((array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype))
-            first, n = int(offsets[0]), int(offsets[-1] - offsets[0])
+            offsets = _offsets(array)
+            yield array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype
+            ends = offsets[first : first + n + 1]
+            first, n = int(ends[0]), int(ends[-1] - ends[0])
         array = array.values
         first += array.offset
-    return found
 
 
-def ranges_in(array: pa.Array, first: int, count: int, *, deep: bool) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end addresses of the byte ranges of ``count`` rows from ``first`` on.
+def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yield the byte ranges of rows, level by level: the begin and end address of each.
 
-    Without ``deep``, yield the ranges that are known without reading; with ``deep``, yield the other ranges: of lists,
-    strings and bytes, whose positions are in their offsets.
+    The ranges of a level are known without reading, or from bytes of the level before: the values of lists, strings and
+    bytes follow from offsets, which are read when the next level is asked for.
+
+    Args:
+        rows: Arrays, each with the first of the rows and the number of rows.
+
+    Raises:
+        DataError: Offsets lie outside of the memory of their values.
     """
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    data_type, buffers, begin = array.type, array.buffers(), array.offset + first
-    if not deep and buffers[0] is not None:
-        yield _bits_of(buffers[0], begin, count, 1)
-    if pa.types.is_struct(data_type):
-        for number in range(data_type.num_fields):
-            yield from ranges_in(array.field(number), first, count, deep=deep)
-    elif pa.types.is_fixed_size_list(data_type):
-        size = data_type.list_size
-        yield from ranges_in(array.values, begin * size, count * size, deep=deep)
-    elif len(buffers) < 2 or buffers[1] is None:
-        return
-    elif width := _offset_bytes(data_type):
-        if deep:
-            yield from _ranges_behind(array, np.frombuffer(buffers[1], f"i{width}")[[begin, begin + count]].tolist())
-        else:
-            yield _bits_of(buffers[1], begin, count + 1, 8 * width)
-    elif not deep and len(buffers) == 2:
-        yield _bits_of(buffers[1], begin, count, data_type.bit_width)
+    while rows:
+        ranges, level, open_rows = [], [], [one for one in rows if one[2]]
+        while open_rows:
+            array, first, count = open_rows.pop()
+            array = array.storage if isinstance(array, pa.ExtensionArray) else array
+            data_type, buffers, begin = array.type, array.buffers(), array.offset + first
+            if buffers and buffers[0] is not None:
+                ranges.append(_bits_of(buffers[0], begin, count, 1))
+            if pa.types.is_struct(data_type):
+                open_rows += [(array.field(number), first, count) for number in range(data_type.num_fields)]
+            elif pa.types.is_fixed_size_list(data_type):
+                size = data_type.list_size
+                open_rows += [(array.values, begin * size, count * size)] if size else []
+            elif len(buffers) > 1 and buffers[1] is not None:
+                if width := _offset_bytes(data_type):
+                    ranges.append(_bits_of(buffers[1], begin, count + 1, 8 * width))
+                    level.append((array, begin, count, width))
+                elif len(buffers) == 2:
+                    ranges.append(_bits_of(buffers[1], begin, count, data_type.bit_width))
+        yield ranges
+        rows = [_values_of(*one) for one in level]
 
 
-def _ranges_behind(array: pa.Array, offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the byte ranges of lists, strings or bytes between two offsets."""
-    low, high = offsets
+def _values_of(array: pa.Array, begin: int, count: int, width: int) -> tuple[pa.Array, int, int]:
+    """Return the values of lists, or the bytes of strings, with the first one and the number of those of some rows.
+
+    Args:
+        array: The lists or strings.
+        begin: The position of the first row among the offsets.
+        count: Number of rows.
+        width: Bytes of an offset.
+    """
+    buffers = array.buffers()
+    low, high = np.frombuffer(buffers[1], f"i{width}")[[begin, begin + count]].tolist()
     if is_list(array.type):
-        for deep in (False, True):
-            yield from ranges_in(array.values, low, high - low, deep=deep)
-    elif (values := array.buffers()[2]) is not None:
-        yield values.address + low, values.address + high
+        values = array.values
+    else:
+        memory = pa.py_buffer(b"") if buffers[2] is None else buffers[2]
+        values = pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory])
+    if not 0 <= low <= high <= len(values):
+        raise DataError(f"expected rows among {len(values)} values, found rows at {low}..{high}; it is damaged")
+    return values, low, high - low
 
 
 def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int, int]:

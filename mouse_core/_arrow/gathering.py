@@ -69,7 +69,8 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
 def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the byte ranges that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
 
-    The ranges that are known without reading come first; then the ranges of lists and bytes, which depend on the first.
+    The ranges that are known without reading come first; then the ranges of lists and bytes, level by level, which
+    depend on the ranges before them.
     """
     chunk, row, size = (part[windows.number] for part in windows.every.pieces)
     begins, ends, later = [], [], []
@@ -84,8 +85,7 @@ def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple
             part, local = column.part_of(number)
             if count and part.backing is None:  # remote parts fetch their own ranges
                 later.append((part.chunk(local), at, count))
-    for deep in (False, True):
-        found = [one for array, at, count in later for one in ranges_in(array, at, count, deep=deep)]
+    for found in ranges_in(later) if later else [[]]:
         more = np.array(found, np.int64).reshape(-1, 2)
         yield np.concatenate([*begins, more[:, 0]]), np.concatenate([*ends, more[:, 1]])
         begins, ends = [], []

@@ -118,24 +118,6 @@ class ColumnPlace:
     levels: tuple[tuple[int, int], ...]
     memory: tuple[Memory, ...]
 
-    @property
-    def values(self) -> tuple[int, int] | None:
-        """Return the first byte of the values and their number in a row, if all are numbers and contiguous.
-
-        None if some are null or booleans, or if only "ends" give the length of a row: the caller reads the ends first.
-        """
-        data_type, width = self.type, 1
-        while pa.types.is_fixed_size_list(data_type):
-            data_type, width = data_type.value_type, width * data_type.list_size
-        if any(nulls for _, nulls in self.levels) or not _is_number(data_type) or not width:
-            return None
-        rows, (count, _), values = self.levels[0][0], self.levels[-1], self.memory[-1]
-        if count < rows * width or values.size < count * data_type.bit_width // 8:
-            raise DataError(
-                f"expected {rows} rows of {width} values, found memory of {values.size} bytes; it is damaged"
-            )
-        return values.begin, width
-
     def array(self, read: Read) -> pa.Array:
         """Read all memory of the column, and return the column as an array.
 
@@ -210,10 +192,6 @@ class Head(NamedTuple):
             if not isinstance(data_type, pa.DictionaryType):
                 found[name] = ColumnPlace(data_type, tuple(map(tuple, there)), tuple(pieces))
         return found
-
-
-def _is_number(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type))
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
