@@ -264,10 +264,9 @@ class Statistics(Mapping[str, FieldStatistics]):
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Return the statistics of a store whose first rows these are, to the bit those that ``statistics`` returns.
 
-        Only rows that came since are read, and before them fewer than a block (about a million numbers), or than a
-        sixteenth of one, where these were counted here and not loaded. That the
-        others are the same is seen by their number and a few of them, as a loader's state sees it. Fields that were
-        not counted here, of which a file of LeRobot's said something, are left out.
+        Only later rows are read, and before them less than a block, about a million numbers. The number of the earlier
+        rows and a few of them are compared, as in a loader's state. Fields that come from a file of LeRobot, and were
+        not counted here, are left out.
 
         Raises:
             ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
@@ -448,14 +447,10 @@ def _planned(
         reader = snapshot.readers[name]
         layout = layout_of(reader.spec, dtype_of(reader), quantiles=bool(shares))
         known = None if before is None else before.parts[name]
-        done, whole, pieces = 0, Counted.nothing(layout), Counted.nothing(layout)
+        done, whole = 0, Counted.nothing(layout)
         if before is not None and known is not None and known.whole is not None and known.layout == layout:
             done, whole = before.rows // layout.block_rows * layout.block_rows, deepcopy(known.whole)
-            if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
-                done, pieces = before.rows // layout.piece_rows * layout.piece_rows, deepcopy(known.pieces)
-        parts[name] = PartialMoments(
-            layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces
-        )
+        parts[name] = PartialMoments(layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None)
         dropped, with_nulls = marks.dropped(name, begin + done), reader_with_nulls(snapshot, reader)
         blocks += [
             Block(name, layout, begin + first, begin + last, dropped, with_nulls)

@@ -300,9 +300,8 @@ class Tally:
         return np.asarray(lower + (upper - lower) * (ranks - np.floor(ranks)))
 
 
-# Numbers in a block, approximately: the number of its rows is a power of two. The rows behind the last whole block are
-# counted in pieces; this number of pieces makes a block.
-_BLOCK, _PIECES = 1 << 20, 16
+# Numbers in a block, approximately: the number of its rows is a power of two.
+_BLOCK = 1 << 20
 # Of longer rows there are no quantiles, images aside.
 MOST_PLACES = 1024
 
@@ -331,21 +330,15 @@ class Layout(NamedTuple):
         fitting = max(64, _BLOCK // max(1, self.width * self.beside))
         return 1 << (fitting.bit_length() - 1)
 
-    @property
-    def piece_rows(self) -> int:
-        """Rows of a piece of the block that is not whole yet."""
-        return self.block_rows // _PIECES
-
     def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Rows that are counted together, from the beginning of a block or of a piece of the last one.
+        """Yield the rows that are counted together: of 300 rows in blocks of 128, two blocks and 44 rows.
 
-        Of 300 rows in blocks of 128 and pieces of 8 these are two blocks, five pieces from row 256 on, and 4 rows.
+        Args:
+            begin: The first row of a block.
+            end: The row behind the last.
         """
-        whole = end // self.block_rows * self.block_rows
-        for first in range(begin, whole, self.block_rows):
-            yield first, first + self.block_rows
-        for first in range(max(begin, whole), end, self.piece_rows):
-            yield first, min(first + self.piece_rows, end)
+        for first in range(begin, end, self.block_rows):
+            yield first, min(first + self.block_rows, end)
 
 
 def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> Layout:
@@ -403,10 +396,9 @@ class PartialMoments(NamedTuple):
     Args:
         layout: How.
         whole: Of its whole blocks, so that more rows can follow; None where that is not known.
-        all: Of all rows; while they are counted, of those behind the last whole piece.
+        all: Of all rows; while they are counted, of those behind the last whole block.
         is_image: Whether they are images.
         said_error: The share by which the ranks of those quantiles may be wrong.
-        pieces: Of the whole pieces behind the whole blocks, so that few rows are read again; None: not known.
         said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
         has_count: Whether it is known how many numbers they were; a file may not say it.
     """
@@ -417,23 +409,19 @@ class PartialMoments(NamedTuple):
     is_image: bool
     said: Mapping[float, Floats] | None = None
     has_count: bool = True
-    pieces: Counted | None = None
     said_error: float = 0.0
 
     def with_stretch(self, found: Counted, rows: int) -> PartialMoments:
         """Return the counts with those of the next stretch, of ``rows`` rows."""
-        known = {self.layout.block_rows: self.whole, self.layout.piece_rows: self.pieces}.get(rows)
-        if known is None:
+        if rows < self.layout.block_rows or self.whole is None:
             return self._replace(all=found)
-        known.merge(found)
+        self.whole.merge(found)
         return self
 
     def summed(self) -> PartialMoments:
         """Return the counts with the sum over all rows."""
         total = Counted.nothing(self.layout) if self.whole is None else deepcopy(self.whole)
-        for one in (self.pieces, self.all):
-            if one is not None:
-                total.merge(one)
+        total.merge(self.all)
         return self._replace(all=total)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import configparser
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mouse_core._base.locks import ProcessLock, forks
@@ -400,7 +400,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 # Largest number of concurrent calls in a helper; each may have many ranges.
 _THREADS = 32
-_HEAD = 8
 
 
 class Helper:
@@ -416,13 +415,12 @@ class Helper:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock, self._number = threading.Lock(), 0
-        _send(self._into, (sys.path, client))
-        threading.Thread(target=self._read, daemon=True, name="mouse-remote").start()
-
-    @property
-    def _into(self) -> BinaryIO:
         assert self._process.stdin is not None
-        return self._process.stdin  # type: ignore[return-value]
+        assert self._process.stdout is not None
+        self._into = Connection(os.dup(self._process.stdin.fileno()), readable=False)
+        self._from = Connection(os.dup(self._process.stdout.fileno()), writable=False)
+        self._into.send((sys.path, client))
+        threading.Thread(target=self._read, daemon=True, name="mouse-remote").start()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a method of the client, or raise its error."""
@@ -430,14 +428,13 @@ class Helper:
         with self._lock:
             self._number += 1
             self._waiting[self._number] = future
-            _send(self._into, (self._number, method, arguments))
+            self._into.send((self._number, method, arguments))
         return future.result()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         try:
             while True:
-                number, result, error = _receive(self._process.stdout)  # type: ignore[arg-type]
+                number, result, error = self._from.recv()
                 future = self._waiting.pop(number)
                 if error is None:
                     future.set_result(result)
@@ -448,26 +445,13 @@ class Helper:
                 future.set_exception(StorageError("the process that reads elsewhere has ended"))
 
 
-def _send(stream: BinaryIO, value: Any) -> None:
-    content = pickle.dumps(value)
-    stream.write(len(content).to_bytes(_HEAD, "little") + content)
-    stream.flush()
-
-
-def _receive(stream: BinaryIO) -> Any:
-    head = stream.read(_HEAD)
-    if len(head) < _HEAD:
-        raise EOFError
-    return pickle.loads(stream.read(int.from_bytes(head, "little")))
-
-
 def main() -> None:
     """Answer requests until the input ends."""
-    paths, (kind, url, options) = _receive(sys.stdin.buffer)
-    sys.path[:] = paths
+    requests, answers = (Connection(os.dup(stream.fileno())) for stream in (sys.stdin, sys.stdout))
+    sys.path[:], (kind, url, options) = requests.recv()
     from mouse_core.remote.clients.options import StorageOptions
 
-    client, lock, answers = kind(url, StorageOptions(options)), threading.Lock(), sys.stdout.buffer
+    client, lock = kind(url, StorageOptions(options)), threading.Lock()
 
     def work(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         result, error = None, None
@@ -478,12 +462,12 @@ def main() -> None:
         except Exception as failed:
             error = failed
         with lock:
-            _send(answers, (number, result, error))
+            answers.send((number, result, error))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
             while True:
-                pool.submit(work, *_receive(sys.stdin.buffer))
+                pool.submit(work, *requests.recv())
         except EOFError:
             pass
 
