@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields
 from mouse_core.store._segments import Segment
-from mouse_core.store.evidence import AppendedRows, check_flags, flags_in
+from mouse_core.store.evidence import check_flags, flags_in, warn_of_appended
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
@@ -390,15 +390,20 @@ class StoreBackend:
         schema: The store's schema, which learns the columns of the first row.
         budget: The limit of dense copies.
         error: Returns the error that every append raises, for a read-only store; None: appends are allowed.
+        path: The folder or the address that the rows lie in; None: in memory.
     """
 
-    #: The folder that the rows lie in.
-    path: str | None = None
     #: See ``DatasetStore.open``.
     sync: str = "none"
 
-    def __init__(self, schema: StoreSchema, budget: DenseBudget, error: Callable[[], Exception] | None = None) -> None:
-        self.schema, self.budget, self.error = schema, budget, error
+    def __init__(
+        self,
+        schema: StoreSchema,
+        budget: DenseBudget,
+        error: Callable[[], Exception] | None = None,
+        path: str | None = None,
+    ) -> None:
+        self.schema, self.budget, self.error, self.path = schema, budget, error, path
         self.segments: list[Segment] = []
         self.count = self._cleared = 0
         self._extent: Extent | None = None
@@ -406,16 +411,15 @@ class StoreBackend:
         self._flags: tuple[str, str] | None = None
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
-        #: Evidence from the first appended rows; None: later rows are not inspected.
-        self.evidence: AppendedRows | None = AppendedRows()
+        # Whether no more appended rows are inspected for rewards that contradict the alignment.
+        self._is_inspected = False
 
     def warn_of_rewards(self, *, stacklevel: int) -> None:
-        """Warn once if the first appended rows contradict the alignment; see ``AppendedRows``."""
-        evidence = self.evidence
-        if evidence is not None and self.schema.alignment == "arrived":
+        """Warn once if the first appended rows have rewards where episodes begin, against the alignment "arrived"."""
+        if self._extent is not None and not self._is_inspected and self.schema.alignment == "arrived":
             where = "the rows that were appended" if self.path is None else f"store {self.path}"
-            if evidence.warn(where, stacklevel=stacklevel + 1):
-                self.evidence = None
+            found = warn_of_appended(self._extent, self.schema.fields, where, stacklevel=stacklevel + 1)
+            self._is_inspected = found
 
     @property
     def end(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,15 @@ from mouse_core.errors import AlignmentWarning, DataError
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.store._segments import Segment
 
+if TYPE_CHECKING:
+    from mouse_core.columns.appended import Extent
+
 # The inspected fields, and their default columns.
 _COLUMNS = {field.name: field.column for field in STANDARD_FIELDS if field.name in ("reward", "done", "time")}
 # Inspecting more rows would take longer for a large dataset than for a small one. Shuffled rows lie all over the file.
 _ROWS, _SCATTERED_ROWS = 4096, 64
-# Fewer appended rows are inspected, because it takes a third of the time of an append; 64 rows suffice for a warning.
-_APPENDED_ROWS, _ENOUGH_ROWS = 1024, 64
+# Appended rows are inspected until there are this many.
+_APPENDED_ROWS = 1024
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
@@ -38,12 +41,35 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *
     _warn(rows, columns, label, in_order=segment.indices is None, stacklevel=stacklevel + 1)
 
 
-def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> None:
-    """Warn if rows have rewards where episodes begin; ``columns`` are the names of their columns, by field."""
+def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> bool:
+    """Inspect appended rows like ``warn_of_rewards``; return whether later rows need no inspection."""
+    columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in extent.extents}
+    count = min(extent.count, _APPENDED_ROWS)
+    rows = pa.table({column: extent.extents[column].to_arrow(count) for column in columns.values()})
+    return _warn(rows, columns, label, in_order=True, stacklevel=stacklevel + 1) or count == _APPENDED_ROWS
+
+
+def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> bool:
+    """Warn if rows have rewards where episodes begin, and return whether they have.
+
+    Args:
+        rows: The rows.
+        columns: The names of their columns, by field.
+        label, stacklevel: See ``warn_of_rewards``.
+        in_order: Whether rows stand as they were recorded.
+    """
     found = {name: rows.column(column) for name, column in columns.items()}
-    begins, rewarded = rewards_at_starts(found, in_order=in_order)
+    begins, rewarded = _rewards_at_starts(found, in_order=in_order)
     if rewarded:
-        warnings.warn(against_arrived(begins, rewarded, rows.num_rows, label), AlignmentWarning, stacklevel + 1)
+        warnings.warn(
+            f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in "
+            f"{rewarded:,} of the {begins:,} rows that begin an episode among the first {rows.num_rows:,}; rows that "
+            "hold the transition that leaves their observation have the alignment 'outgoing', which their metadata "
+            "should state",
+            AlignmentWarning,
+            stacklevel + 1,
+        )
+    return rewarded > 0
 
 
 class FirstRows:
@@ -72,62 +98,6 @@ class FirstRows:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
             _warn(rows, columns, label, in_order=True, stacklevel=stacklevel + 1)
-
-
-class AppendedRows:
-    """The first rows that are appended to a store of alignment "arrived", inspected as they arrive."""
-
-    def __init__(self) -> None:
-        self._rows = self._begins = self._rewarded = 0
-        self._before: Any = 0  # the done code of the row before
-
-    def add(self, columns: Mapping[str, Any], fields: Mapping[str, Field], n: int) -> None:
-        """Inspect ``n`` appended rows, ``[n, ...]`` of each column; ``fields`` are the store's fields."""
-        found = {}
-        for name in _COLUMNS:
-            try:
-                found[name] = _floats(columns[fields[name].column][: _ROWS - self._rows])
-            except (KeyError, TypeError, ValueError):
-                continue  # an optional column that is missing, or no numbers
-        if "done" in found:  # including the row before
-            self._before, done = found["done"][-1], np.append(self._before, found["done"])
-            found = {name: np.append(1.0, values) for name, values in found.items()} | {"done": done}
-        begins, rewarded = rewards_at_starts(found)
-        self._count(n, begins, rewarded)
-
-    def add_row(self, row: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
-        """Inspect an appended row."""
-        self._rows += 1
-        before, self._before = self._before, row[fields["done"].column]
-        time = row.get(fields["time"].column)
-        try:
-            if time == 0 if time is not None else before != 0:
-                reward = float(row[fields["reward"].column])
-                self._count(0, 1, bool(reward) and reward == reward)  # NaN is no evidence
-        except (TypeError, ValueError):
-            pass  # arrays of several numbers
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether enough rows were inspected for a conclusion."""
-        return self._rows >= _ENOUGH_ROWS and self._rewarded > 0
-
-    def _count(self, rows: int, begins: int, rewarded: int) -> None:
-        self._rows += rows
-        self._begins += begins
-        self._rewarded += rewarded
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no more rows are inspected."""
-        return self._rows >= _APPENDED_ROWS
-
-    def warn(self, label: str, *, stacklevel: int) -> bool:
-        """Warn if there are rewards where episodes begin, and return whether there are."""
-        if self._rewarded:
-            text = against_arrived(self._begins, self._rewarded, min(self._rows, _ROWS), label)
-            warnings.warn(text, AlignmentWarning, stacklevel + 1)
-        return self._rewarded > 0
 
 
 # ---------------------------------------------------------------------- done codes beside flags
@@ -215,24 +185,14 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
     check_flags(marked, done, lambda row: f"at row {numbers[row].as_py()} of {label}")
 
 
-def against_arrived(begins: int, rewarded: int, rows: int, label: str) -> str:
-    """Return the text of the warning."""
-    return (
-        f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in {rewarded:,} "
-        f"of the {begins:,} rows that begin an episode among the first {rows:,}; rows that hold the transition that "
-        "leaves their observation have the alignment 'outgoing', which their metadata should state"
-    )
-
-
-def rewards_at_starts(columns: Mapping[str, Any], *, in_order: bool = True) -> tuple[int, int]:
+def _rewards_at_starts(columns: Mapping[str, pa.ChunkedArray], *, in_order: bool) -> tuple[int, int]:
     """Return the number of rows that begin an episode, and how many of them have a reward.
 
     Args:
         columns: "reward", and "time" or "done", if they exist.
         in_order: Whether rows stand as they were recorded. The first row begins an episode only if "time" says so.
     """
-    values = {name: column if isinstance(column, np.ndarray) else _numbers(column) for name, column in columns.items()}
-    reward, time, done = values.get("reward"), values.get("time"), values.get("done")
+    reward, time, done = (_numbers(columns[name]) if name in columns else None for name in ("reward", "time", "done"))
     if reward is None or not len(reward):
         return 0, 0
     if time is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from io import BufferedReader
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.remote.clients.options import ObjectInfo
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.remote.files import ArrowFile, Objects, Place, Range
-from mouse_core.store.remote.rows import DecodedFiles, FileRows, ObjectStream, ParquetObjects, infos_of
+from mouse_core.store.remote.rows import DecodedFiles, FileRows, ParquetObjects, infos_of, object_stream
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
@@ -270,8 +271,8 @@ class _ObjectPath:
     def stat(self) -> Any:
         return SimpleNamespace(st_size=self._objects.infos[self._numbers[self._path]].size)
 
-    def open(self, mode: str = "rb") -> ObjectStream:
-        return ObjectStream(self._objects, self._numbers[self._path])
+    def open(self, mode: str = "rb") -> BufferedReader:
+        return object_stream(self._objects, self._numbers[self._path])
 
     def read_bytes(self) -> bytes:
         size = self.stat().st_size

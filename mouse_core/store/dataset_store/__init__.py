@@ -272,7 +272,7 @@ class DatasetStore(Store):
         field; both must read the same column in the same shape. A width may be larger than in the metadata.
 
         Rewards where episodes begin, among the first rows, contradict the alignment "arrived" and cause an
-        ``AlignmentWarning``. The same holds for appended rows.
+        ``AlignmentWarning``. Appended rows are inspected when a snapshot is taken, at ``flush()`` and at ``close()``.
 
         Args:
             dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
@@ -357,17 +357,6 @@ class DatasetStore(Store):
             except BaseException:
                 rows.recount()
                 raise
-            # Only the first rows are inspected, so that later appends take no longer.
-            if rows.evidence is not None:
-                self._look_at(fields)
-
-    def _look_at(self, row: Mapping[str, Any]) -> None:
-        """Inspect one of the first appended rows; see ``StoreBackend.evidence``."""
-        evidence: Any = self._rows.evidence
-        evidence.add_row(row, self._rows.schema.fields)
-        if evidence.is_whole or evidence.is_enough:
-            self._rows.warn_of_rewards(stacklevel=3)
-            self._rows.evidence = None
 
     def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add many steps at once, column by column.
@@ -385,15 +374,8 @@ class DatasetStore(Store):
         for name, values in fields.items():
             if isinstance(values, pa.Array | pa.ChunkedArray):
                 check_rows(values, f"column {name!r}", whole=False)
-        rows = self._rows
         if n:
-            with rows.lock:
-                rows.extend(fields, n)
-                if rows.evidence is not None:
-                    rows.evidence.add(fields, rows.schema.fields, n)
-            rows.warn_of_rewards(stacklevel=2)
-            if rows.evidence is not None and rows.evidence.is_whole:
-                rows.evidence = None
+            self._rows.extend(fields, n)
 
     def add_episode(
         self,

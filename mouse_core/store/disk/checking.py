@@ -33,7 +33,7 @@ from mouse_core.store.disk.folder import (
     parse_manifest,
 )
 from mouse_core.store.disk.segments import SealedFile, write_segment
-from mouse_core.store.disk.tail import TailFile, TailReader
+from mouse_core.store.disk.tail import TailReader
 from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"
@@ -259,10 +259,10 @@ class _Repair:
         """
         path = self.folder / tail.name
         if tail.name not in self.wrong:
-            file = TailFile.recover(path, identity=tail.identity)
-            rows = file.extent.count
-            self._add(file.extent.to_table(rows), None, path)
-            file.close()
+            reader = TailReader(path, identity=tail.identity)
+            rows = reader.left()
+            self._add(reader.extent(rows).to_table(rows), None, path)
+            reader.close()
             return rows
         known, at, said, tables = tail.rows, 0, len(self.said), []
         with suppress(ConfigError, DataError, pa.ArrowException):

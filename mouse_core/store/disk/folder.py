@@ -583,8 +583,8 @@ class WrittenFolder:
         self.manifest = Manifest()
         # The number of the next file, and the lock for taking it.
         self._next, self._numbers = 0, threading.Lock()
-        # Files named by a manifest that may be on the disk although memory holds another one.
-        self._doubted: frozenset[int] = frozenset()
+        # Whether the disk may hold another manifest than memory.
+        self._is_doubted = False
         file = path / NAME
         with storing(f"store {path}"):
             if not file.exists():
@@ -624,10 +624,9 @@ class WrittenFolder:
         """
         before = self.manifest
         self.check_there()
-        if self._doubted:
-            # The disk may hold another manifest than memory; from here on both are the same.
+        if self._is_doubted:
             write_manifest(self.path, before)
-            self._doubted = frozenset()
+            self._is_doubted = False
         manifest = replace(manifest, next_number=max(self._next, before.next_number))
         dropped = before.file_numbers() - manifest.file_numbers()
         if dropped and manifest.next_number == before.next_number:
@@ -636,7 +635,7 @@ class WrittenFolder:
         try:
             write_manifest(self.path, manifest)
         except BaseException:
-            self._put_back(before, manifest)
+            self._put_back(before)
             raise
         self.manifest = manifest
         if manifest.next_number != before.next_number:
@@ -645,20 +644,17 @@ class WrittenFolder:
             if number in dropped:
                 self._unneeded.add(self.path / name, number, before.next_number)
 
-    def _put_back(self, before: Manifest, failed: Manifest) -> None:
+    def _put_back(self, before: Manifest) -> None:
         """Restore the previous manifest after the new one took its place but may not be on the disk."""
-        self._doubted = frozenset(failed.file_numbers() - before.file_numbers())
-        with suppress(OSError):
-            if (self.path / NAME).read_bytes() == before.to_bytes():
-                self._doubted = frozenset()
-                return
-        with suppress(StorageError):
-            write_manifest(self.path, before)
-            self._doubted = frozenset()
+        self._is_doubted = True
+        with suppress(OSError, StorageError):
+            if (self.path / NAME).read_bytes() != before.to_bytes():
+                write_manifest(self.path, before)
+            self._is_doubted = False
 
     def may_name(self, number: int) -> bool:
         """Whether the manifest on the disk may name a file, even if the manifest in memory does not."""
-        return number in self._doubted or number in self.manifest.file_numbers()
+        return self._is_doubted or number in self.manifest.file_numbers()
 
     def clean(self) -> None:
         """Remove files that no manifest names any more and no reader needs."""

@@ -6,10 +6,10 @@ change no file. Rows are dropped a whole file at a time, the oldest first::
     max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
     -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
 
-A file that is much larger than an eighth of the limit, as a writer without that limit may have left it, is cut. Its
-newest rows are written again in files that are small enough::
+A file that is much larger than an eighth of the limit, as a writer without that limit may have left it, is written
+again when the folder is opened, in files that are small enough::
 
-    max_rows=300, one file of 400 rows, room for 37 more   137 go, and 263 stay in files of 37
+    max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
 Eight or more neighbouring files are merged if no file among them is as large as the others together. So a row is only
 ever copied into a file at least twice as large as its previous file::
@@ -84,8 +84,8 @@ class FolderRows(StoreBackend):
     """
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
-        super().__init__(told, budget)
-        self.folder_path, self.path = folder, str(folder)
+        super().__init__(told, budget, path=str(folder))
+        self.folder_path = folder
         self._told, self._verify = told, verify
         # See ``Segment.place``.
         self._token = object()
@@ -278,10 +278,8 @@ class Limits:
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
-    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> tuple[int, int]:
-        """Return how many of the oldest files to drop, and how many rows to cut from the next file.
-
-        Rows are cut from a file that is too large to drop. The newest file stays, or a part of it.
+    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> int:
+        """Return how many of the oldest files to drop; the newest file stays.
 
         Args:
             files: Rows and bytes of each file, the oldest first.
@@ -289,24 +287,19 @@ class Limits:
             size: Bytes outside of `files` that count towards the limit.
         """
         rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
-        for number, (of_rows, of_bytes) in enumerate(files):
-            cut = 0 if self.max_rows is None else rows - self.max_rows
-            if self.max_bytes is not None:
-                # All rows of a file are assumed to have equal size.
-                cut = max(cut, -((self.max_bytes - size) * of_rows // max(of_bytes, 1)))
-            if cut <= 0:
-                return number, 0
-            if cut < of_rows and self._is_large(of_rows, of_bytes):
-                return number, cut
-            if number == len(files) - 1:
-                return number, 0
+        for number, (of_rows, of_bytes) in enumerate(files[:-1]):
+            if not self._is_above(rows, size):
+                return number
             rows, size = rows - of_rows, size - of_bytes
-        return 0, 0
+        return max(0, len(files) - 1)
 
-    def _is_large(self, rows: int, size: int) -> bool:
+    def is_large(self, rows: int, size: int) -> bool:
         """Whether a file is larger than files that are written under these limits; sizes in bytes are approximate."""
-        too_long = self.max_rows is not None and rows > self.max_rows // PARTS
-        return too_long or (self.max_bytes is not None and size > 2 * (self.max_bytes // PARTS))
+        return self._is_above(rows * PARTS, size // 3 * PARTS)
+
+    def _is_above(self, rows: int, size: int) -> bool:
+        too_long = self.max_rows is not None and rows > self.max_rows
+        return too_long or (self.max_bytes is not None and size > self.max_bytes)
 
 
 ALL = Limits()
@@ -412,8 +405,8 @@ class WrittenRows(FolderRows):
         # Recordings to interrupt before the rows are sealed, in the order of their registration.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         try:
-            self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
+            self._adopt(self._folder.manifest, self._folder.lease)
         except BaseException:
             self._folder.close()
             raise
@@ -426,25 +419,19 @@ class WrittenRows(FolderRows):
         self._seal_in_background()
 
     def _recover(self) -> None:
-        """Take over the tail files of the previous writer, up to the first that is not whole."""
-        manifest, whole = self._folder.manifest, True
-        tails: list[Tail] = []
-        for said in manifest.tails:
-            if not whole:
-                break
+        """Seal the rows in the tail files of the previous writer, up to the first file that is not whole."""
+        tables: list[pa.Table] = []
+        for said in self._folder.manifest.tails:
             with repairable(self.folder_path):
-                path, sync = self.folder_path / said.name, self.sync != "none"
-                tail = TailFile.recover(path, identity=said.identity, sync=sync)
-            rows = tail.extent.count
-            whole = said.rows is None or rows >= said.rows
-            if rows:
-                tails.append(said._replace(rows=rows))
-                self._wait(tail, self.end)
-                self.count += rows
-            else:
-                tail.close()
-        if not _say(manifest.tails, tails):
-            self._replace(replace(manifest, tails=tuple(tails)))
+                tail = TailReader(self.folder_path / said.name, identity=said.identity)
+                rows = tail.left()
+            tables.append(tail.extent(rows).to_table(rows))
+            tail.close()
+            if said.rows is not None and rows < said.rows:
+                break
+        if tables:
+            sealed, known = self._written(self._pieces_of(map(Segment, tables), [0] * len(tables)), appended=True)
+            self._folder.replace(replace(known, segments=(*known.segments, *sealed), tails=()))
             self._folder.clean()
 
     def _replace(self, manifest: Manifest) -> None:
@@ -466,11 +453,6 @@ class WrittenRows(FolderRows):
         where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
         show, lease = partial(_show, weakref.ref(self)), self._folder.lease
         return TailSegment.of(tail.extent, self.schema.image_roots, place, where, show, lease)
-
-    def _wait(self, tail: TailFile, first: int) -> None:
-        segment = self.tail_segment(tail, first)
-        self._waiting.append((tail, segment))
-        self.segments.append(segment)
 
     # ------------------------------------------------------------------ sealing
 
@@ -530,62 +512,36 @@ class WrittenRows(FolderRows):
         del self._waiting[0]
         # For a process that receives an older snapshot.
         with suppress(StorageError):
-            tail.commit(sync=False)
+            tail.commit()
         tail.close()
         self.drop()
         self._folder.clean()
 
     def drop(self) -> None:
-        """Drop the oldest rows above the limit; the capacity of the open file counts as rows."""
-        while self._drop_some():
-            pass  # the cut rows take more bytes each than before
-
-    def _drop_some(self) -> bool:
-        """Drop the oldest files, and cut rows of the next file; return whether a file was cut."""
+        """Drop the oldest files above the limit; the capacity of the open file counts as rows."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
         tail = self.tail
-        number, cut = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
-        # A waiting file is cut after it is sealed.
-        kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
-        if not number and not kept:
-            return False
+        number = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
+        if not number:
+            return
         try:
             # After a power cut, the new rows must be on the disk if the old rows are dropped.
             self.commit()
         except StorageError:
-            self._remove(kept)
-            return False  # the rows are dropped when the disk has room
-        gone = sum(of_rows for of_rows, _ in files[:number]) + (cut if kept else 0)
-        tails = max(0, number - len(before.segments))
-        if kept:
-            number += 1
+            return  # the rows are dropped when the disk has room
+        gone, tails = sum(rows for rows, _ in files[:number]), max(0, number - len(before.segments))
         after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
-        after, kept = replace(after, dropped=before.dropped + gone).with_schemas(kept, schemas)
-        self._replace(replace(after, segments=(*kept, *after.segments)))
-        for tail, _ in self._waiting[:tails]:
-            tail.close()
+        self._replace(replace(after, dropped=before.dropped + gone))
+        for waiting, _ in self._waiting[:tails]:
+            waiting.close()
         del self._waiting[:tails]
         # Snapshots hold lists of their own.
-        self.segments[:number] = self._segments_of(kept, after.dropped)
+        del self.segments[:number]
         self.count -= gone
         self._kept = None
         self._folder.clean()
-        return bool(kept)
-
-    def _without_first(self, number: int, rows: int) -> tuple[list[Sealed], tuple[pa.Schema, ...]]:
-        """Write all but the first ``rows`` rows of a sealed file to small enough files; empty if that fails."""
-        manifest = self._folder.manifest
-        one, first = manifest.segments[number], manifest.firsts()[number]
-        try:
-            # Damaged rows must not get valid checksums.
-            table = SealedFile(self.folder_path, one, manifest.schemas[one.schema], first, verify=True).table
-            pieces = self._pieces_of([Segment(table.slice(rows))], [one.load])
-            sealed, known = self._written(pieces, appended=one.appended)
-        except (DataError, StorageError):
-            return [], ()  # the file is dropped once all its rows exceed the limit
-        return sealed, known.schemas
 
     # ------------------------------------------------------------------ merging
 
@@ -632,7 +588,7 @@ class WrittenRows(FolderRows):
             self._looked_at = (), range(0)
             return None
 
-    def _pieces_of(self, segments: Sequence[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
+    def _pieces_of(self, segments: Iterable[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
         """Yield the rows of segments as tables, one for each file to write, with the ``load`` of each."""
         for segment, load in zip(segments, loads, strict=True):
             for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
@@ -654,7 +610,7 @@ class WrittenRows(FolderRows):
                     manifest, which = manifest.with_schema(schema)
                     written.append(sealed._replace(schema=which, appended=appended, load=load))
                     files = [(one.rows, one.bytes) for one in written]
-                    for _ in range(self.limits.too_many(files)[0] if only_newest else 0):
+                    for _ in range(self.limits.too_many(files) if only_newest else 0):
                         self._remove(written[:1])
                         manifest = replace(manifest, dropped=manifest.dropped + written.pop(0).rows)
         except BaseException:
@@ -688,15 +644,22 @@ class WrittenRows(FolderRows):
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
     def _keep_newest(self) -> None:
-        """Drop the rows above the limit, which an earlier writer may have kept; files above the limit are cut."""
-        if self.limits == ALL:
-            return
-        try:
-            self.seal_waiting()
-            with self.lock:
-                self.drop()
-        except StorageError:
-            pass  # the rows are dropped when the disk has room
+        """Drop the rows above the limit, which an earlier writer may have kept, after cutting files that are large."""
+        with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room
+            self.drop()
+            for place, one in reversed(list(enumerate(self._folder.manifest.segments))):
+                if one.rows > 1 and self.limits.is_large(one.rows, one.bytes):
+                    self._cut(place, one)
+            self.drop()
+
+    def _cut(self, place: int, one: Sealed) -> None:
+        """Write the rows of a sealed file again, in small enough files."""
+        table, first = self._whole(self.segments[place].sealed_files[0]), self._folder.manifest.firsts()[place]
+        if table is None:
+            return  # the file is dropped once all its rows exceed the limit
+        sealed, now = self._written(self._pieces_of([Segment(table)], [one.load]), appended=one.appended)
+        self._replace(replace(now, segments=(*now.segments[:place], *sealed, *now.segments[place + 1 :])))
+        self.segments[place : place + 1] = self._segments_of(sealed, first)
 
     # ------------------------------------------------------------------ operations of the store
 
@@ -828,7 +791,9 @@ class WrittenRows(FolderRows):
     def seal_open(self) -> None:
         """Close the open file for rows and seal it soon; later rows go into another file."""
         if self.tail is not None and self.open_count:
-            self._wait(self.tail, self._first)
+            segment = self.tail_segment(self.tail, self._first)
+            self._waiting.append((self.tail, segment))
+            self.segments.append(segment)
             self._seal_in_background()
         elif self.tail is not None:
             # No row came, because of an interrupt or a full disk.
@@ -858,7 +823,7 @@ class WrittenRows(FolderRows):
         self._number = self._folder.take_number()
         often = self.sync != "none" and row_bytes <= _FEW_BYTES
         path = self.folder_path / Tail(self._number, 0).name
-        self._candidate = TailFile.create(path, columns, rows, often=often)
+        self._candidate = TailFile.create(path, columns, rows, waits=self.sync != "none", often=often)
         extent = self._candidate.extent
         extent.most_bytes, extent.keeps_together = most_bytes, keeps_all
         return extent
@@ -901,20 +866,16 @@ class WrittenRows(FolderRows):
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
             last = tails.pop()
-            # A tail file of an earlier writer waits for sealing.
-            waiting = [one.extent.count for one, _ in self._waiting if one.path.name == last.name]
-            rows = waiting[0] if waiting else self.open_count or None
-            tails += [] if rows is None else [last._replace(rows=rows)]
+            tails += [last._replace(rows=self.open_count)] if self.open_count else []
         tails.append(Tail(number, schema, identity=tail.layout.identity))
         self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
     def commit(self) -> None:
         """Show the present rows to readers; unless ``sync`` of the store is "none", after they are on the disk."""
-        sync = self.sync != "none"
         for tail, _ in self._waiting:
-            tail.commit(sync=sync)
+            tail.commit()
         if self.tail is not None:
-            self.tail.commit(sync=sync)
+            self.tail.commit()
         self._folder.check_there()
         self._folder.have_manifest()
 
@@ -951,11 +912,6 @@ class SyncedRows(WrittenRows):
         """See ``StoreBackend``."""
         super().append(row)
         self.commit()
-
-
-def _say(said: Sequence[Tail], tails: Sequence[Tail]) -> bool:
-    """Whether a manifest describes these tail files; that the last takes no more rows may still be missing."""
-    return list(said) in (list(tails), [*tails[:-1], *(one._replace(rows=None) for one in tails[-1:])])
 
 
 def _show(rows_of: weakref.ref[WrittenRows]) -> None:

@@ -1,7 +1,8 @@
 """Appended rows in a mapped file and its file of objects, while a store is open; one process writes, others read.
 
 A row that counts is in the page cache without a system call: it survives the end of the process, whatever the cause. It
-survives a failure of the machine once a synced commit covers it.
+survives a failure of the machine once a commit that waited for the disk covers it. A file takes rows of one writer; the
+next writer seals the rows that are there.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import os
 import re
 import struct
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,14 +41,13 @@ from mouse_core.files.writing import remove, storing, sync_folders, write_at
 # A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
 #
 #     page 0   head    the columns, and the number of rows that fit into the file; written once
-#     page 1   place   of a commit that waits for the disk
-#     page 2   live    the number of rows that count, the origin of the file; places of two commits that do not wait
-#     page 3   place   of another commit that waits for the disk
+#     page 1   place   of a commit
+#     page 2   live    the numbers of rows that count and that were committed, the origin of the file
+#     page 3   place   of another commit
 #     page 4   blocks  the checksums of each block of rows that is full
 #     page 5   rows    32 bytes of x
 #
-# All numbers that change with every commit are adjacent, so that the disk writes one page. A commit that waits for the
-# disk has its own page: if this page is torn, the page of the other such commit is whole.
+# A commit has its own page: if this page is torn, the page of the other commit is whole.
 
 PAGE = 4096
 FORMAT = 1
@@ -63,12 +61,6 @@ LIVE = 8
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
 # The ends of rows of an array are stored as int32.
 _MOST_VALUES = (1 << 31) - 1
-# Attributes of a column that the head stores unchanged.
-_PLAIN: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("nullable", "image", "whole", "single"), bool),
-    "allowed": str,
-    "object_bytes": int,
-}
 _IDENTITY = re.compile("[0-9a-f]{16}")
 
 
@@ -104,12 +96,14 @@ class TailLayout:
         rows: Capacity of the file in rows.
         identity: 16 digits that are unique to this file; they give the seed of its checksums.
         block_rows: Rows that share a checksum.
+        waits: Whether each commit waits for the disk.
     """
 
     columns: Mapping[str, TailColumn]
     rows: int
     identity: str
     block_rows: int
+    waits: bool
 
     @memo
     def parts(self) -> tuple[ColumnBuffer, ...]:
@@ -151,7 +145,7 @@ class TailLayout:
     def description(self) -> bytes:
         """The content of the head, as JSON."""
         columns = {name: _described(column) for name, column in self.columns.items()}
-        numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows}
+        numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows, "waits": self.waits}
         return json.dumps({**numbers, "columns": columns}).encode()
 
     @property
@@ -177,9 +171,9 @@ class TailLayout:
         place, live = 8 * self.place_words, 8 * (LIVE + len(self.columns))
         sizes = {
             "head": _HEAD.size + len(self.description),
-            "synced place": place,
-            "live": live + 2 * place,
-            "other synced place": place,
+            "place": place,
+            "live": live,
+            "other place": place,
             "blocks": 8 * self.blocks * self.sums,
             "rows": max(PAGE, self.memory.nbytes),
         }
@@ -205,11 +199,9 @@ class TailLayout:
         return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.begins["live"])
 
     def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
-        """Return the places of commits, each ``[place_words]``: two that do not wait for the disk, two that do."""
-        first = self.begins["live"] + 8 * (LIVE + len(self.columns))
-        synced = self.begins["synced place"], self.begins["other synced place"]
-        places = first, first + 8 * self.place_words, *synced
-        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in places]
+        """Return the places of the last two commits, ``[place_words]`` each."""
+        begins = self.begins["place"], self.begins["other place"]
+        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in begins]
 
     def table(self, memory: Any) -> npt.NDArray[np.uint64]:
         """Return the checksums of full blocks, ``[blocks, sums]``."""
@@ -241,13 +233,12 @@ def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
         raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
 
 
-def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple[str, ...] = ()) -> TailLayout:
+def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
     """Return the layout that the head of a file describes.
 
     Args:
         path: The file, for messages.
         read: Returns ``count`` bytes of the file from an offset on, or fewer bytes at the end of the file.
-        image_roots: Folders in which images that are named by path may lie.
 
     Raises:
         DataError: The file is not a tail file, is damaged, or was written by a newer version.
@@ -262,7 +253,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     if len(described) < size or checksum(described) != expected:
         raise damaged(path, "expected a head as it was written, found damage")
     said = json.loads(described)
-    columns = {str(name): _column(column, image_roots) for name, column in said["columns"].items()}
+    columns = {str(name): _column(column) for name, column in said["columns"].items()}
     rows, identity = int(said["rows"]), str(said["identity"])
     if _IDENTITY.fullmatch(identity) is None:
         raise damaged(path, f"expected an identity of 16 hexadecimal digits, found {identity!r:.40}")
@@ -270,13 +261,14 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     block_rows = said["block_rows"]
     if type(block_rows) is not int or not 0 < block_rows <= _MOST_IN_A_BLOCK:
         raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows with one checksum, found {block_rows!r:.40}")
-    layout = TailLayout(columns, rows, identity, block_rows)
+    layout = TailLayout(columns, rows, identity, block_rows, bool(said["waits"]))
     if layout.description != described or not columns:
         raise damaged(path, "expected a description of columns, found another")
     return layout
 
 
 def _described(column: TailColumn) -> dict[str, Any]:
+    """Return the attributes of a column that readers of its values need, as JSON."""
     kind, stored = column.kind, column.arrow_type
     schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
     return {
@@ -284,24 +276,18 @@ def _described(column: TailColumn) -> dict[str, Any]:
         "shape": list(map(int, column.shape)),
         "arrow_type": None if schema is None else base64.b64encode(schema).decode(),
         "widths": None if column.widths is None else list(map(int, column.widths)),
-        "bounds": None if column.bounds is None else [_plain(bound) for bound in column.bounds],
-        "pixel": column.pixel.name,
-        **{name: kind(getattr(column, name)) for name, kind in _PLAIN.items()},
+        "nullable": column.nullable,
     }
 
 
-def _plain(number: Any) -> Any:
-    return number.item() if isinstance(number, np.generic) else number
-
-
-def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn:
+def _column(said: Mapping[str, Any]) -> TailColumn:
     kind, value_type, depth = said["kind"]
     stored = said["arrow_type"]
     if stored is not None:
         stored = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored))).field(0).type
     elif kind not in ("scalar", "list") or value_type not in NUMPY_NAMES:
         raise ValueError(f"expected numbers, found {kind} of {value_type}")
-    shape, widths, bounds = said["shape"], said["widths"], said["bounds"]
+    shape, widths = said["shape"], said["widths"]
     is_shape = all(type(size) is int and 0 < size <= _MOST_VALUES for size in shape) and prod(shape) <= _MOST_VALUES
     if not is_shape or (stored is None and len(shape) != depth):
         raise ValueError(f"expected a shape of {depth} sizes, found {shape!r:.80}")
@@ -312,10 +298,7 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
         shape=tuple(map(int, shape)),
         arrow_type=stored,
         widths=None if widths is None else (int(widths[0]), int(widths[1])),
-        bounds=None if bounds is None else (bounds[0], bounds[1]),
-        pixel=np.dtype(str(said["pixel"])),
-        image_roots=image_roots,
-        **{name: kind(said[name]) for name, kind in _PLAIN.items()},
+        nullable=bool(said["nullable"]),
     )
 
 
@@ -325,18 +308,14 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
 # Those of the block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line
 # in the table, for rows 0..4095, and its own checksums for rows 4096..4999.
 #
-# There are four places for commits. Commits that wait for the disk alternate between two places, the other commits
-# between the other two. So while one commit is written, the previous commit of its kind is whole, and a commit on the
-# disk is never overwritten by one that may not reach the disk.
+# Commits alternate between two places, so while one commit is written, the previous one is whole. Either all commits of
+# a file wait for the disk, or none.
 #
-# The live page beside the commits holds the numbers of rows that count, that were committed, and that are known to be
-# on the disk. A reader can so tell a commit that a crash cut off from a commit that is lost.
+# The live page beside the commits holds the numbers of rows that count, and that were committed. A reader can so tell a
+# commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
 """The prime whose multiples stand in the live page; its product with a number below it is an int64."""
-
-# Each kind of commit has two places.
-_EACH = 2
 
 
 class LivePage:
@@ -353,10 +332,7 @@ class LivePage:
     origin = Word(1, UNIT)
     """The origin of the file, which differs between a file and its copy; see ``mouse_core.files.mapped.origin``."""
 
-    synced = Word(2, UNIT)
-    """Rows that are on the disk."""
-
-    committed = Word(3, UNIT)
+    committed = Word(2, UNIT)
     """Rows that were committed."""
 
     def __init__(self, path: Path, words: npt.NDArray[np.int64]) -> None:
@@ -371,41 +347,11 @@ class Commit:
         rows: Rows that count.
         since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
         sums: The checksums of the block in progress.
-        place: Number of the place.
     """
 
     rows: int
     since: npt.NDArray[np.int64]
     sums: list[int]
-    place: int = 0
-
-    @property
-    def waited(self) -> bool:
-        """Whether the commit waited for the disk."""
-        return self.place >= _EACH
-
-
-def next_places(commits: Sequence[Commit], rows: int, synced: int) -> list[int]:
-    """Return the places of the next two commits: one that does not wait for the disk, and one that does.
-
-    Until the next commit is whole, the newest commit of its kind stays in the other place.
-
-    Args:
-        commits: The whole commits; the commit with the most rows is first.
-        rows: Rows of the newest commit that does not wait.
-        synced: Rows of the newest commit that waits; if it has more rows than `rows`, the disk may not have them.
-    """
-    places = [0, _EACH]
-    for waits, most in ((False, rows), (True, synced)):
-        best = next((commit for commit in commits if commit.waited == waits and commit.rows <= most), None)
-        if best is not None:
-            places[waits] = place_after(best.place)
-    return places
-
-
-def place_after(place: int) -> int:
-    """Return the other place of the same kind."""
-    return place ^ 1
 
 
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
@@ -421,7 +367,7 @@ def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Comm
 def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
     """Return the whole commits with more than ``known`` rows; the commit with the most rows is first."""
     found = []
-    for number, place in enumerate(places):
+    for place in places:
         words = place.copy()  # the writer may change the place meanwhile
         columns, rows = len(layout.columns), int(words[0])
         if rows <= known:
@@ -429,7 +375,7 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
         if checksum(words[:-1].data, layout.seed) != int(words[-1]) or rows > layout.rows:
             continue
         since, sums = words[1 : 1 + columns].view(np.int64), [int(word) for word in words[1 + columns : -1]]
-        found.append(Commit(rows, since, sums, number))
+        found.append(Commit(rows, since, sums))
     return sorted(found, key=lambda commit: commit.rows, reverse=True)
 
 
@@ -825,12 +771,6 @@ class TailExtent(Extent):
         objects_end: Offset of the objects of the next row.
     """
 
-    note_at: int
-    """Number of rows from which on each append calls ``note``."""
-
-    note: Callable[[], None]
-    """Called after an append that reaches ``note_at``."""
-
     most_bytes: int | None = None
     """Number of bytes of objects at which the file is full; None: no limit."""
 
@@ -851,7 +791,6 @@ class TailExtent(Extent):
             self._sort()
         self._shared_count, self._objects, self.objects_end = told, objects, objects_end
         self._object_columns = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
-        self.note_at, self.note = layout.rows + 1, lambda: None
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Append a row, see ``Extent.append``; raises StorageError if its objects cannot be written."""
@@ -859,10 +798,7 @@ class TailExtent(Extent):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-        count = self.count
-        self._shared_count[0] = count * UNIT
-        if count >= self.note_at:
-            self.note()
+        self._shared_count[0] = self.count * UNIT
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
@@ -871,8 +807,6 @@ class TailExtent(Extent):
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
         self._shared_count[0] = self.count * UNIT
-        if self.count >= self.note_at:
-            self.note()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
         """Append prepared rows, see ``Extent.put_many``; raises StorageError if objects cannot be written."""
@@ -885,8 +819,6 @@ class TailExtent(Extent):
                 self._write_objects(self._objects, self.count - step)
             taken, step = taken + step, 2 * step
         self._shared_count[0] = self.count * UNIT
-        if self.count >= self.note_at:
-            self.note()
         return taken
 
     def settle(self) -> None:
@@ -962,8 +894,6 @@ def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since:
                 raise damaged(path, f"expected rows of column {name!r} among its values, found others")
 
 
-# Largest number of rows without a checksum; writing a checksum costs as much as writing some twenty rows.
-_NOTED_ROWS = 1024
 _NO_NULLS = np.zeros(0, np.bool_)
 
 
@@ -986,19 +916,17 @@ class _TailMemory:
     def _new_sums(self) -> Sums:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
-    def _promised(self, origin: int) -> tuple[bool, int, int]:
-        """Return whether no row can have been lost, how many rows are on the disk, and how many rows must be present.
+    def _promised(self, origin: int) -> tuple[bool, int]:
+        """Return whether no row can have been lost, and how many rows must be present.
 
         Args:
             origin: The origin of the file. It differs in a copy and after a restart of the machine: then rows of
                 commits that did not wait for the disk may be missing.
         """
-        live = self._live
-        is_same = origin != 0 and live.origin == origin
-        synced = live.synced
-        return is_same, synced, max(synced, live.committed) if is_same else synced
+        is_same = origin != 0 and self._live.origin == origin
+        return is_same, self._live.committed if is_same or self.layout.waits else 0
 
-    def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int, int]) -> tuple[Commit | None, Sums]:
+    def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int]) -> tuple[Commit | None, Sums]:
         """Return the largest commit whose rows match their checksums, and these checksums.
 
         Args:
@@ -1008,13 +936,13 @@ class _TailMemory:
         Raises:
             DataError: Rows that must be present are damaged or missing.
         """
-        (is_same, synced, promised), newest, sums = promise, None, self._sums
+        (is_same, promised), newest, sums = promise, None, self._sums
         for commit in commits:
             try:
                 newest, sums = commit, check_rows_of(str(self.path), self.layout, self._table, self._sums, commit)
                 break
             except DataError:
-                if is_same or commit.rows <= synced:
+                if is_same or commit.rows <= promised:
                     raise
         if sums.rows < promised:
             raise damaged(self.path, f"expected a commit of {promised} rows, found one of {sums.rows}; it is damaged")
@@ -1022,13 +950,12 @@ class _TailMemory:
 
 
 class TailFile(_TailMemory, Descriptor):
-    """A file of appended rows, written by one process; see ``create`` and ``recover``.
+    """A new file of appended rows, written by one process.
 
     Attributes:
         path: The file.
         extent: Takes rows.
         committed: Rows that were committed.
-        synced: Rows that are on the disk.
     """
 
     extent: TailExtent
@@ -1038,15 +965,20 @@ class TailFile(_TailMemory, Descriptor):
     ) -> None:
         super().__init__(path, layout, memory, objects)
         self._since = layout.live(memory)[-len(layout.columns) :]
-        self._next = next_places([], 0, 0)
-        self.committed = self.synced = 0
+        self._next = self.committed = 0
         self._failed = False  # the time of the last sync to the disk
         # From here on this object is responsible for closing the file.
         self._file, opened._file = opened._file, -1
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int, *, often: bool = False
+        cls,
+        path: str | os.PathLike[str],
+        columns: Mapping[str, TailColumn],
+        rows: int,
+        *,
+        waits: bool = True,
+        often: bool = False,
     ) -> TailFile:
         """Create a file.
 
@@ -1054,6 +986,7 @@ class TailFile(_TailMemory, Descriptor):
             path: The file; the objects file lies beside it.
             columns: The storage of each column, by name.
             rows: Capacity of the file in rows.
+            waits: Whether each commit waits until its rows are on the disk.
             often: Whether a few rows at a time are synced to the disk, such as rows of 100 bytes that are flushed every
                 second. Then creating the file takes longer, and each sync takes less time.
 
@@ -1064,7 +997,7 @@ class TailFile(_TailMemory, Descriptor):
         """
         path = Path(path)
         check_rows(columns, rows)
-        layout = TailLayout(dict(columns), rows, os.urandom(8).hex(), usual_block_rows(columns))
+        layout = TailLayout(dict(columns), rows, os.urandom(8).hex(), usual_block_rows(columns), waits)
         with storing(f"tail {path}"):
             opened, tail = Descriptor(open_file(path, create=True)), None
             try:
@@ -1085,146 +1018,23 @@ class TailFile(_TailMemory, Descriptor):
                     tail.remove()
                 raise
             tail._live.origin = origin(tail.file)
-            tail._open(0)
+            extents = column_extents_of(layout, tail._arrays, tail._since, _no_objects(layout), 0)
+            tail.extent = TailExtent(layout, extents, 0, tail._live.words, objects)
             return tail
-
-    @classmethod
-    def recover(
-        cls,
-        path: str | os.PathLike[str],
-        image_roots: tuple[str, ...] = (),
-        *,
-        identity: str = "",
-        sync: bool = True,
-    ) -> TailFile:
-        """Open an existing file for further rows, after its writer ended or the machine was restarted.
-
-        If the machine was not restarted, all rows that counted are present. After a restart, the rows of the last whole
-        commit are present, at least the synced rows.
-
-        Args:
-            path: The file.
-            image_roots: Folders in which images that are named by path may lie.
-            identity: The identity that the head must have; "" accepts any identity.
-            sync: Whether to wait until the rows are on the disk; after a restart the method always waits.
-
-        Raises:
-            DataError: Committed rows are damaged, or the file is not a tail file, or a newer version wrote it.
-            StorageError: The file cannot be read or written.
-        """
-        path = Path(path)
-        with reading(path), storing(f"tail {path}"):
-            opened = Descriptor(open_file(path))
-            layout, memory = _map_layout(path, opened.file, image_roots, identity, write=True)
-            objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
-            tail = cls(path, opened, layout, memory, objects)
-            if sync:
-                sync_folders([path.parent])
-            tail._recover(sync=sync)
-            return tail
-
-    def _recover(self, *, sync: bool) -> None:
-        live, here = self._live, origin(self._file)
-        promise = is_same, synced, _ = self._promised(here)
-        counted, commits = live.counted, read_commits(self._places, self.layout)
-        commit, self._sums = self._newest(commits, promise)
-        rows = self._sums.rows
-        self._next = next_places(commits, rows, synced if is_same else rows)
-        if is_same:
-            if not rows <= counted <= self.layout.rows:
-                raise damaged(self.path, f"expected {rows}..{self.layout.rows} rows, found {counted}")
-            if commit is not None:
-                self._check_since(commit)
-            rows = counted
-        else:
-            self._take_back(rows, counted)
-            self._since[:] = 0 if commit is None else commit.since
-        self._forget_behind(rows)
-        live.counted = rows
-        self._open(rows)
-        self.synced = synced
-        self._write(sync=sync or not is_same)
-        for place in self._places:
-            # The file must never seem to hold committed rows that were lost.
-            if int(place[0]) > rows:
-                place[:] = 0
-        live.origin = here
-
-    def _take_back(self, rows: int, counted: int) -> None:
-        """Warn if rows that counted are dropped."""
-        if counted > rows:
-            warnings.warn(
-                f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
-                "machine was restarted, and no checksum says that they are whole; what was flushed is there",
-                StoreWarning,
-                stacklevel=2,
-            )
-
-    def _forget_behind(self, rows: int) -> None:
-        """Reset the memory behind the last row."""
-        self._since[self._since > rows] = 0
-        check_ends(self.path, self.layout, self._arrays, self._since, rows)
-        for part in self.layout.parts:
-            if part.kind == "nulls":
-                self._arrays[part.name][rows:] = False
-
-    def _check_since(self, commit: Commit) -> None:
-        """Raise DataError if the rows of a commit differ in length from another row on than the commit states."""
-        for before, now in zip(commit.since.tolist(), self._since.tolist(), strict=True):
-            if before != now and (before or 0 < now <= commit.rows):
-                raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
-
-    def _open(self, rows: int) -> None:
-        layout, end = self.layout, 0
-        before: list[pa.Array] = []
-        if self._objects is not None:
-            end, before = read_objects(self._objects, layout, self._arrays, 0, 0, rows)
-        extents = column_extents_of(layout, self._arrays, self._since, before, rows)
-        self.extent = TailExtent(layout, extents, rows, self._live.words, self._objects, end)
-        # The extent must not keep the file open.
-        self.extent.note, self.extent.note_at = partial(_note, weakref.ref(self)), rows + self._each
 
     @property
     def nbytes(self) -> int:
         """Size of both files in bytes."""
         return self.layout.nbytes + self.extent.objects_end
 
-    def note(self) -> None:
-        """Write the checksums of all rows, for a copy of the file; the write is invisible to readers.
-
-        The call is the first half of a commit that waits for the disk; the next such commit takes the same place.
-        """
-        self._write_sums(sync=True)
-
-    @property
-    def _each(self) -> int:
-        """Largest number of rows without a checksum."""
-        return min(_NOTED_ROWS, self.layout.block_rows)
-
-    def commit(self, *, sync: bool) -> None:
-        """Commit all rows, each with a checksum, so that readers see them.
-
-        Args:
-            sync: Whether to wait until the rows are on the disk before readers see them.
+    def commit(self) -> None:
+        """Commit all rows, each with a checksum, so that readers see them, after they are on the disk if commits wait.
 
         Raises:
             StorageError: The rows cannot be synced to the disk. They stay in the file; the next call tries again.
         """
-        if self.extent.count > self.committed or (sync and self.extent.count > self.synced):
-            self._write(sync=sync)
-
-    def _write(self, *, sync: bool) -> None:
-        number, rows = self._write_sums(sync=sync)
-        if sync:
-            with storing(f"tail {self.path}"):
-                self._sync()
-            self._live.synced = self.synced = rows
-        fence()
-        self._next[sync] = place_after(number)
-        self._live.committed = self.committed = rows
-
-    def _write_sums(self, *, sync: bool) -> tuple[int, int]:
-        """Write a commit of all rows; return its place, and the number of rows."""
+        if self.extent.count <= self.committed:
+            return
         self.extent.settle()
         # After an interrupt, the next call repeats all steps below.
         rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
@@ -1234,11 +1044,14 @@ class TailFile(_TailMemory, Descriptor):
 
         later.advance(rows, since, full)
         self._sums = later
-        number = self._next[sync]
         fence()
-        write_commit(self._places[number], self.layout, Commit(rows, since, self._sums.now))
-        self.extent.note_at = rows + self._each
-        return number, rows
+        write_commit(self._places[self._next], self.layout, Commit(rows, since, self._sums.now))
+        if self.layout.waits:
+            with storing(f"tail {self.path}"):
+                self._sync()
+        fence()
+        self._next = 1 - self._next
+        self._live.committed = self.committed = rows
 
     def _sync(self) -> None:
         """Wait until all bytes are on the disk; raises OSError if the disk fails."""
@@ -1274,19 +1087,16 @@ class TailFile(_TailMemory, Descriptor):
             remove(self._objects.path)
 
 
-def _note(file: weakref.ref[TailFile]) -> None:
-    tail = file()
-    if tail is not None:
-        tail.note()
+def _no_objects(layout: TailLayout) -> list[pa.Array]:
+    return [pa.array([], column.arrow_type) for column in layout.objects]
 
 
 class TailReader(_TailMemory):
-    """The committed rows of a tail file that another process may be writing.
+    """The committed rows of a tail file that another process may be writing, or all rows of a writer that ended.
 
     Args:
         path: The file.
-        image_roots: Folders in which images that are named by path may lie.
-        identity: The identity that the head must have.
+        identity: The identity that the head must have; "" accepts any identity.
 
     Attributes:
         token: Identity of the file: extents of the same reader share it, and have the same first rows.
@@ -1297,14 +1107,14 @@ class TailReader(_TailMemory):
         ConfigError: The file does not exist.
     """
 
-    def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, identity: str = "") -> None:
         path, objects = Path(path), None
         self.token = object()
         check_inside([path, objects_path(path)], path.parent)
         with reading(path):
             file = open_file(path, write=False)
             try:
-                layout, memory = _map_layout(path, file, image_roots, identity, write=False)
+                layout, memory = _map_layout(path, file, identity)
                 self._origin = origin(file)
                 if layout.has_objects:
                     objects = ObjectsFile(objects_path(path), write=False)
@@ -1312,7 +1122,7 @@ class TailReader(_TailMemory):
                 os.close(file)
             super().__init__(path, layout, memory, objects)
         self._since = np.zeros(len(layout.columns), np.int64)
-        self._values = [pa.array([], column.arrow_type) for column in layout.objects]
+        self._values = _no_objects(layout)
         self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
         # The columns that ``extent`` returned last, their number of rows, and the first row from which on rows differ
         # in length.
@@ -1328,26 +1138,56 @@ class TailReader(_TailMemory):
             return self._look()
 
     def _look(self) -> int:
-        # Read before the commits, because the writer writes these numbers first.
-        promise = is_same, synced, promised = self._promised(self._origin)
+        # Read before the commits, because the writer writes this number last.
+        promise = is_same, promised = self._promised(self._origin)
         if promised == self._sums.rows and is_same:
             return promised
         fence()
-        shown = [
-            commit
-            for commit in read_commits(self._places, self.layout, self._sums.rows)
-            # After a restart no writer waits any more.
-            if commit.rows <= synced or not commit.waited or not is_same
-        ]
-        commit, sums = self._newest(shown, promise)
+        commits = read_commits(self._places, self.layout, self._sums.rows)
+        # After a restart, a commit is whole or not; before, the writer may still wait for the disk.
+        commit, sums = self._newest([one for one in commits if one.rows <= promised or not is_same], promise)
         if commit is not None:
-            check_ends(self.path, self.layout, self._arrays, commit.since, commit.rows)
-            if self._objects is not None:
-                begin, at = self._sums.rows, self._sums.objects_end
-                _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, commit.rows)
-                self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
-            self._sums, self._since = sums, commit.since
+            self._take(commit.rows, commit.since)
+            self._sums = sums
         return sums.rows
+
+    def _take(self, rows: int, since: npt.NDArray[np.int64]) -> None:
+        """Take over the rows up to ``rows``; ``since`` as in ``Commit``."""
+        check_ends(self.path, self.layout, self._arrays, since, rows)
+        if self._objects is not None:
+            begin, at = self._sums.rows, self._sums.objects_end
+            _, values = read_objects(self._objects, self.layout, self._arrays, at, begin, rows)
+            self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
+        self._since = since
+
+    def left(self) -> int:
+        """Return how many rows the next writer keeps after the writer ended; ``extent`` returns these rows.
+
+        They are all rows that counted; of a copy, or after a restart of the machine, the rows of the last whole commit.
+
+        Raises:
+            DataError: Committed rows are damaged.
+        """
+        with reading(self.path):
+            rows, counted = self._look(), self._live.counted
+            if not self._promised(self._origin)[0]:
+                if counted > rows:
+                    warnings.warn(
+                        f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
+                        "machine was restarted, and no checksum says that they are whole; what was flushed is there",
+                        StoreWarning,
+                        stacklevel=2,
+                    )
+                return rows
+            if not rows <= counted <= self.layout.rows:
+                raise damaged(self.path, f"expected {rows}..{self.layout.rows} rows, found {counted}")
+            since = self.layout.live(self._memory)[-len(self.layout.columns) :].copy()
+            for before, now in zip(self._since.tolist(), since.tolist(), strict=True):
+                if before != now and (before or 0 < now <= rows):
+                    raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
+            since[since > counted] = 0
+            self._take(counted, since)
+            return counted
 
     def whole(self) -> list[range]:
         """Return the ranges of committed rows that are whole; afterwards ``extent`` returns these rows.
@@ -1435,18 +1275,16 @@ class TailReader(_TailMemory):
             self._objects.close()
 
 
-def _map_layout(
-    path: Path, file: int, image_roots: tuple[str, ...] = (), identity: str = "", *, write: bool
-) -> tuple[TailLayout, mmap.mmap]:
+def _map_layout(path: Path, file: int, identity: str) -> tuple[TailLayout, mmap.mmap]:
     """Return the layout of an open file, and its memory map.
 
     Raises:
         DataError: The file is not a tail file, is damaged, or was written by a newer version.
     """
     size = os.fstat(file).st_size
-    layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
+    layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin))
     if identity and layout.identity != identity:
         raise damaged(path, f"expected the file {identity} that was made there, found {layout.identity}")
     if size != layout.nbytes:
         raise damaged(path, f"expected {layout.nbytes} bytes, found {size}")
-    return layout, mapped(file, size, write=write)
+    return layout, mapped(file, size, write=False)

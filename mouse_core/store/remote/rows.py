@@ -60,21 +60,7 @@ _FEW = 64
 _MUCH = 1 << 30
 
 
-class RemoteRows(StoreBackend):
-    """Remote rows, which are only read.
-
-    Args:
-        url: The address of the rows.
-        schema: The schema of the rows.
-        budget: The limit of dense copies.
-    """
-
-    def __init__(self, url: str, schema: StoreSchema, budget: DenseBudget) -> None:
-        super().__init__(schema, budget, partial(_refused, url))
-        self.path = url
-
-
-class FileRows(RemoteRows):
+class FileRows(StoreBackend):
     """The rows of remote files, as the files were when they were opened.
 
     Args:
@@ -88,7 +74,7 @@ class FileRows(RemoteRows):
     def __init__(
         self, url: str, told: StoreSchema, budget: DenseBudget, files: Files, metadata: DatasetMetadata
     ) -> None:
-        super().__init__(url, settled(told, Manifest(metadata, (files.schema,)), url), budget)
+        super().__init__(settled(told, Manifest(metadata, (files.schema,)), url), budget, partial(_refused, url), url)
         self.files, self._arguments = files, (url, told, budget, files, metadata)
         segment = ElsewhereSegment(files, self.schema.image_roots, (object(), 0))
         self.segments[:], self.count = [segment] if segment.num_rows else [], segment.num_rows
@@ -97,7 +83,7 @@ class FileRows(RemoteRows):
         return FileRows, self._arguments
 
 
-class StoreRows(RemoteRows):
+class StoreRows(StoreBackend):
     """The rows of an uploaded store; ``snapshot`` checks for new rows.
 
     Args:
@@ -108,7 +94,7 @@ class StoreRows(RemoteRows):
     """
 
     def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget, verify: bool = True) -> None:
-        super().__init__(place.client.url, told, budget)
+        super().__init__(told, budget, partial(_refused, place.client.url), place.client.url)
         self._place, self._client, self._told, self._verify = place, place.client, told, verify
         # See ``Segment.place``.
         self._token = object()
@@ -340,7 +326,7 @@ class ParquetObjects:
         import pyarrow.parquet as pq
 
         if number not in self._files:
-            source = pa.PythonFile(ObjectStream(self.objects, number), mode="r")
+            source = pa.PythonFile(object_stream(self.objects, number), mode="r")
             try:
                 self._files[number] = pq.ParquetFile(
                     source,
@@ -446,8 +432,13 @@ class _ParquetFiles(DecodedFiles):
         return _ParquetFiles, (self.objects.place, self.files, self.schema)
 
 
-class ObjectStream(io.RawIOBase):
-    """An object as a file for Arrow's Parquet reader.
+def object_stream(objects: Objects, number: int) -> io.BufferedReader:
+    """Return an object as a file with readahead, as Arrow's Parquet reader reads column chunks in small steps."""
+    return io.BufferedReader(_ObjectStream(objects, number), _READ_AHEAD)
+
+
+class _ObjectStream(io.RawIOBase):
+    """The bytes of an object.
 
     Args:
         objects: The objects.
@@ -457,7 +448,6 @@ class ObjectStream(io.RawIOBase):
     def __init__(self, objects: Objects, number: int) -> None:
         self._objects, self._number, self._at = objects, number, 0
         self._size = objects.infos[number].size
-        self._ahead, self._begin = b"", 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -467,30 +457,18 @@ class ObjectStream(io.RawIOBase):
         """Return True."""
         return True
 
-    def tell(self) -> int:
-        """Return the position of the next byte."""
-        return self._at
-
     def seek(self, offset: int, whence: int = 0) -> int:
         """See ``io.IOBase``."""
         self._at = offset + (0, self._at, self._size)[whence]
         return self._at
 
-    def size(self) -> int:
-        """Return the size of the object."""
-        return self._size
-
-    def read(self, size: int | None = -1) -> bytes:
+    def readinto(self, target: Any) -> int:
         """See ``io.RawIOBase``."""
-        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
-        begin = min(self._at, end)
-        if not self._begin <= begin <= end <= self._begin + len(self._ahead):
-            # Arrow reads column chunks in small steps.
-            last = min(self._size, max(end, begin + _READ_AHEAD))
-            self._ahead = bytes(self._objects.read([Range(self._number, begin, last)])[0]) if last > begin else b""
-            self._begin = begin
-        self._at = end
-        return self._ahead[begin - self._begin : end - self._begin]
+        begin, end = self._at, min(self._at + len(target), self._size)
+        if end > begin:
+            target[: end - begin] = self._objects.read([Range(self._number, begin, end)])[0]
+            self._at = end
+        return max(0, end - begin)
 
 
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
