@@ -8,7 +8,7 @@ except ImportError as error:
 
 from mouse_torch import groups
 from mouse_torch.augment import TokenAugmenter
-from mouse_torch.data_loader import DataLoader
+from mouse_torch.data_loader import DataLoader, WindowDataset
 from mouse_torch.maps import RowMap
 from mouse_torch.means import global_count, global_mean
 from mouse_torch.nested import as_nested
@@ -28,6 +28,7 @@ __all__ = [
     "RowMap",
     "TensorStorage",
     "TokenAugmenter",
+    "WindowDataset",
     "as_nested",
     "from_torchrl",
     "global_count",

@@ -1,4 +1,4 @@
-"""DataLoader: a ``PrefetchBatchifier`` that is also a torch DataLoader, for the trainers of other libraries."""
+"""DataLoader: a ``PrefetchBatchifier`` that is also a torch DataLoader; WindowDataset: for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
@@ -15,7 +16,7 @@ from mouse_core import BatchSource, ConfigError, Snapshot
 from mouse_core.mixtures import MixtureSource
 from mouse_core.prefetch import Source
 from mouse_core.ranks import Shard, find_ranks
-from mouse_core.sampling import Sampling
+from mouse_core.sampling import Plan, Sampling
 from mouse_core.store import Store
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
@@ -39,6 +40,68 @@ _OF_TORCH = {
         "num_workers, the number of threads, which need no more",
     ),
 }
+
+
+# Options of ``BatchSource`` that give a window the same values in every batch.
+_OF_A_WINDOW = (
+    "fields",
+    "required_fields",
+    "dtypes",
+    "boundary",
+    "pad",
+    "windows",
+    "normalize",
+    "layout",
+    "transitions",
+)
+
+
+class WindowDataset(Dataset[dict[str, torch.Tensor]]):
+    """Windows by number, ``{field: [S, ...]}`` as tensors, for torch's own ``DataLoader(shuffle=True)``.
+
+    The windows are the windows of one epoch of ``sampling="sequential"``, each once, in the order of the store. A
+    ``BatchSource`` delivers the same values for each of them. A DataLoader reads the windows of a batch by one call,
+    and may have worker processes. The order of the batches comes from torch's random numbers.
+
+    Args:
+        store: As in ``mouse_core.BatchSource``. Later rows of the store are not in the dataset.
+        sequence_length: As in ``mouse_core.BatchSource``. With ``windows`` or ``transitions``, None delivers
+            ``{field: [...]}``: single rows or single transitions.
+        options: The options ``fields``, ``required_fields``, ``dtypes``, ``boundary``, ``pad``, ``windows``,
+            ``normalize``, ``layout`` and ``transitions`` of ``mouse_core.BatchSource``.
+
+    Raises:
+        ConfigError: Another option, whose result depends on the batch; or see ``BatchSource``.
+        MissingFieldError: See ``BatchSource``.
+
+    Example:
+        >>> dataset = WindowDataset(store, sequence_length=64)  # doctest: +SKIP
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)  # doctest: +SKIP
+    """
+
+    def __init__(self, store: Store | Snapshot, sequence_length: int | None = None, **options: Any) -> None:
+        others = [name for name in options if name not in _OF_A_WINDOW]
+        if others:
+            raise ConfigError(f"WindowDataset: expected options among {list(_OF_A_WINDOW)}, found {others}")
+        self.source = source = BatchSource(store, sequence_length, 1, "sequential", **options)
+        sampler: Any = source.sampler
+        starts = sampler.starts_of_many(0, 0, len(source), source.snapshot, 0, slice(0, 1))
+        self._starts, self._key = np.sort(starts[:, 0]), source.plan(0).key
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return window ``index``; IndexError if there is none."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Return several windows, which are read together; DataLoaders call this method."""
+        starts = self._starts[np.asarray(indices, np.int64)]
+        batch = self.source.gather(Plan(starts, self.source.sequence_length, self._key, len(starts)))
+        fields = (from_numpy(values).unbind() for values in batch.values())
+        return [dict(zip(batch, window, strict=True)) for window in zip(*fields, strict=True)]
 
 
 @untraced("next_batch", "__iter__", "set_epoch", "load_state_dict", "refresh")

@@ -318,7 +318,8 @@ class BatchSource:
         """Return several batches and warn: only a DataLoader without ``batch_size=None`` calls this method."""
         warnings.warn(
             f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
-            "a source returns whole batches: write DataLoader(source, batch_size=None)",
+            "a source returns whole batches: write DataLoader(source, batch_size=None), or take a "
+            "mouse_torch.WindowDataset, which has single windows",
             UserWarning,
             stacklevel=2,
         )

@@ -6,6 +6,7 @@ import gc
 import inspect
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import MixtureSource
 from mouse_core.replay import ArrayStorage
 from mouse_core.testing import AdapterConformance, example_store, stream_digest
-from mouse_torch import DataLoader, PrefetchBatchifier, ReplayBuffer
+from mouse_torch import DataLoader, PrefetchBatchifier, ReplayBuffer, WindowDataset
 
 OPTIONS: dict[str, Any] = {"sequence_length": 4, "batch_size": 8, "seed": 5}
 
@@ -289,3 +290,89 @@ def test_one_that_is_forgotten_is_freed_at_once() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+# ---------------------------------------------------------------------- single windows
+
+BY_OPTIONS: list[dict[str, Any]] = [
+    {"sequence_length": 5},
+    {"sequence_length": 5, "fields": ["reward", "observation.image"], "dtypes": {"reward": "float16"}},
+    {"sequence_length": 5, "normalize": {"observation.state": "mean_std"}, "layout": "stored"},
+    {"sequence_length": 5, "layout": "mouse", "required_fields": ["obs_image"]},
+    *({"sequence_length": 5, "boundary": "episode", "pad": pad} for pad in (True, False, 7)),
+    {"windows": {}},
+    {"windows": {"action": range(3), "observation.state": [-1, 0]}},
+    {"sequence_length": 4, "windows": {"reward": [-1, 0]}},
+    {"transitions": True},
+    {"transitions": True, "sequence_length": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of episodes of 9, 6, 11 and 3 transitions, on disk."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("windows") / "s"
+    with DatasetStore.open(path, "a") as store:
+        for steps in (9, 6, 11, 3):
+            image = rng.integers(0, 256, (steps + 1, 4, 4, 3), dtype=np.uint8)
+            state = rng.normal(size=(steps + 1, 3)).astype(np.float32)
+            given = {"observations": {"image": image, "state": state}, "actions": rng.normal(size=(steps, 2))}
+            store.add_episode(given, rewards=rng.normal(size=steps), terminated=True)
+    return path
+
+
+def plain(window: Any) -> dict[str, tuple[str, list[int], bytes]]:
+    arrays = {name: np.asarray(values) for name, values in window.items()}
+    return {name: (one.dtype.str, [*one.shape], one.tobytes()) for name, one in arrays.items()}
+
+
+@pytest.mark.parametrize("options", BY_OPTIONS, ids=str)
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_each_window_is_the_sources_own_and_comes_once(place: str, options: dict[str, Any], folder: Path) -> None:
+    store = DatasetStore.open(folder)
+    store = store if place == "disk" else DatasetStore().from_dataset(store.to_dataset())
+    source = BatchSource(store, batch_size=1, sampling="sequential", **options)
+    batches = [({name: one[0] for name, one in source[at].items()}, source.plan(at)) for at in range(len(source))]
+    expected = [plain(window) for window, _ in sorted(batches, key=lambda both: int(both[1].starts[0]))]
+    dataset = WindowDataset(store, **options)
+    assert [plain(dataset[at]) for at in range(len(dataset))] == expected
+    assert [plain(window) for window in dataset.__getitems__([-1, 0, 2, 2])] == [expected[at] for at in (-1, 0, 2, 2)]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert [plain(window) for window in again] == expected
+    generator = torch.Generator().manual_seed(3)
+    orders = []
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=3, shuffle=True, generator=generator)
+        seen = [
+            plain({name: one[at] for name, one in batch.items()})
+            for batch in loader
+            for at in range(len(batch[next(iter(batch))]))
+        ]
+        orders.append([expected.index(one) for one in seen])
+        assert sorted(orders[-1]) == sorted(map(expected.index, expected))
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_worker_processes_deliver_the_same_windows(context: str, folder: Path) -> None:
+    dataset = WindowDataset(DatasetStore.open(folder), 5, boundary="episode")
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": context}
+    other = [*torch.utils.data.DataLoader(dataset, batch_size=3)]
+    assert [*map(plain, torch.utils.data.DataLoader(dataset, **options))] == [*map(plain, other)]
+
+
+@pytest.mark.parametrize("options", [{"sampling": "random"}, {"augment": None, "shard": (0, 2)}, {"lengths": [1, 2]}])
+def test_options_whose_result_depends_on_the_batch_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"WindowDataset: expected options among .*, found .*{next(iter(options))}"):
+        WindowDataset(example_store(), 4, **options)
+
+
+def test_a_dataset_of_windows_has_no_others(folder: Path) -> None:
+    store = DatasetStore.open(folder)
+    dataset = WindowDataset(store, 5)
+    for index in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[index]
+    with pytest.raises(ConfigError, match="sampling: expected at least 1 window of 99 steps"):
+        WindowDataset(store, 99)
