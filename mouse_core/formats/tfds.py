@@ -1055,17 +1055,12 @@ def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None)
     return folder, described, leaves, info, kind, _chosen(found, splits, folder)
 
 
-def _folders(path: Path) -> list[Path]:
-    """Return the folders of datasets at or below ``path``: versions, and configurations with versions."""
+def _folder(path: Path) -> Path:
+    """Return the folder of the dataset at or below ``path``: a version, or a configuration with a version."""
     for depth in ("", "*/", "*/*/", "*/*/*/"):
         files = sorted(path.glob(f"{depth}features.json"))
         if found := [file.parent for file in files if (file.parent / "dataset_info.json").is_file()]:
-            return found
-    return []
-
-
-def _folder(path: Path) -> Path:
-    found = _folders(path)
+            break
     if len(found) != 1:
         shown = f"{len(found)}: {[str(folder) for folder in found[:4]]}" if found else "none"
         raise ConfigError(f"{path}: expected a folder with features.json and dataset_info.json, found {shown}")

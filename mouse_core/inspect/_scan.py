@@ -292,11 +292,10 @@ class EpisodeCounter:
         self.anomalies: Counter[str] = Counter()
         # The places of each anomaly, and of a few other counts.
         self.places: defaultdict[str, Places] = defaultdict(Places)
-        # Finished episodes: for each attribute an array per batch.
-        self._lengths: list[Int64s] = []
-        self._returns: list[Floats] = []
-        self._codes: list[npt.NDArray[np.int8]] = []
-        self._hashes: list[UInt64s] = []
+        # Lengths, returns, last codes and hashes of finished episodes, for each batch.
+        self._finished: list[tuple[npt.NDArray[Any], ...]] = [
+            (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int8), np.zeros(0, np.uint64))
+        ]
         # The unfinished episode: its number, rows so far, return, hash, and the last row.
         self._number = -1
         self._rows = 0
@@ -426,28 +425,20 @@ class EpisodeCounter:
         last_codes = shifted["done"][begins][self._last is None :]  # no row precedes the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
         if known["observation"] is not None and len(begins):
-            self._count_finals(begins, start, known["observation"], shifted["observation"], sizes)
+            self._count_finals(begins, start, shifted["observation"], sizes)
         self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
 
-    def _count_finals(
-        self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s, sizes: Int64s
-    ) -> None:
-        """Count the final observations of the episodes that just ended."""
+    def _count_finals(self, begins: Int64s, start: Bools, previous: UInt64s, sizes: Int64s) -> None:
+        """Count the final observations of the episodes that just ended; ``previous`` is the hash before each row's."""
         ended = begins if self._last is not None else begins[1:]
         final = previous[ended]
         if not len(final):
             return
-        # The row before the final one, if it belongs to the same episode.
-        before = np.zeros(len(ended), np.uint64)
-        inside = np.zeros(len(ended), bool)
-        deep = ended >= 2
-        before[deep], inside[deep] = observation_hash[ended[deep] - 2], ~start[ended[deep] - 1]
-        if self._last is not None:
-            for number in np.flatnonzero(~deep).tolist():
-                if ended[number] == 1:
-                    before[number], inside[number] = self._last["observation"], not start[0]
-                else:
-                    before[number], inside[number] = self._last["before"] or 0, not self._last["start"]
+        # The row before the final one, if it belongs to the same episode: of rows -1 0 1, the final one of an episode
+        # that ends at row 2 is row 1, and ``previous`` has the row before it.
+        last = self._last or {"before": 0, "start": True}
+        before = np.append(np.uint64(last["before"]), previous)[ended]
+        inside = np.append(not last["start"], ~start)[ended]
         where = max(self._number, 0) + np.arange(len(ended)), sizes[: len(ended)] - 1
         self._count("final-repeats", inside & (before == final), where)
         self.anomalies["finals-compared"] += int(inside.sum())
@@ -459,15 +450,11 @@ class EpisodeCounter:
         lengths = sizes - 1 if self.arrived else sizes
         numbers = max(self._number, 0) + np.arange(len(lengths))  # the first was unfinished so far
         self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
-        self._lengths.append(lengths)
-        self._returns.append(returns)
-        self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
-        self._hashes.append(hashes)
+        self._finished.append((lengths, returns, np.clip(codes, -1, 3).astype(np.int8), hashes))
 
     def all_of_them(self) -> tuple[UInt64s, Int64s]:
         """Return hashes and row counts of all episodes; the last episode is included once there is a result."""
-        hashes = np.concatenate([*self._hashes, np.zeros(0, np.uint64)])
-        lengths = np.concatenate([*self._lengths, np.zeros(0, np.int64)])
+        lengths, *_, hashes = map(np.concatenate, zip(*self._finished, strict=True))
         return hashes, lengths + int(self.arrived)
 
     def result(self) -> EpisodesReport:
@@ -477,8 +464,7 @@ class EpisodeCounter:
             self.anomalies["ends-open"] = int(last[0] == 0)
             self._keep(np.array([self._rows]), np.array([self._return]), last, np.array([self._hash], np.uint64))
             self._rows = 0
-        kept = (self._lengths, self._returns, self._codes, self._hashes)
-        lengths, returns, codes, hashes = (np.concatenate(parts) if parts else np.zeros(0) for parts in kept)
+        lengths, returns, codes, hashes = map(np.concatenate, zip(*self._finished, strict=True))
         again = self._place_episodes(lengths, codes, hashes)
         return EpisodesReport(
             count=len(lengths),

@@ -485,7 +485,12 @@ class _Reader:
         frames, schema, where = self.frames, self.schema, str(self.root)
         ordinal = -1  # the episode of the last row so far
         with ExitStack() as opened:
-            cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
+            cameras = {}
+            for key in frames.pictures:
+                feature, rate = self.described.features[key], self.described.frames_per_second
+                if feature.dtype == "video" and key not in frames.codes:
+                    camera = Camera(key, feature.shape, rate, wide=feature.wide, tolerance=self.tolerance)  # type: ignore[arg-type]
+                    cameras[key] = opened.enter_context(closing(camera))
             parts = (
                 (frames.seen(columns), frames.brought(columns, last), begins)
                 for columns, begins, last in self._pieces(cameras)
@@ -495,13 +500,6 @@ class _Reader:
                 if len(numbers):
                     ordinal = int(numbers[-1])
                     yield frames.batch(frames.numbered(made, numbers), schema, where=where)
-
-    def _cameras(self) -> Iterator[tuple[str, Camera]]:
-        for key in self.frames.pictures:
-            feature = self.described.features[key]
-            if feature.dtype == "video" and key not in self.frames.codes:
-                rate, tolerance = self.described.frames_per_second, self.tolerance
-                yield key, Camera(key, feature.shape, rate, wide=feature.wide, tolerance=tolerance)  # type: ignore[arg-type]
 
     def _pieces(
         self, cameras: Mapping[str, Camera]
