@@ -201,9 +201,13 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         share = kept.mean()
         if not 0 < share < 0.5:
             continue
-        first, length = longest_run(kept)
-        elsewhere = (kept.sum() - _in_long_runs(kept, length)) / max(1, len(kept))
-        if length < _STUCK or elsewhere >= 0.02 or _rests(column, place, kept, first, sampled):
+        edges = np.flatnonzero(np.diff(kept, prepend=False, append=False))
+        begins, lengths = edges[::2], edges[1::2] - edges[::2]  # of the runs of equal values
+        at = int(lengths.argmax())
+        first, length = int(begins[at]), int(lengths[at])
+        elsewhere = (kept.sum() - lengths[lengths >= max(8, length // 4)].sum()) / max(1, len(kept))
+        long = begins[lengths >= _STUCK]
+        if length < _STUCK or elsewhere >= 0.02 or _rests(column, place, first, length, long, sampled):
             continue
         episode, step = sampled.where(first)
         steps = f"{length} {'steps' if length < PIECE - 1 else 'steps and more'}"
@@ -212,18 +216,25 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         yield of_dimension("stuck", "warning", f"{message}, while others change", column, place, (episode, step), where)
 
 
-def _rests(column: SampledColumn, place: int, kept: Bools, first: int, sampled: Sampled) -> bool:
-    """Whether a run of equal values is an object at rest or at its limit, and not a lost sensor."""
+def _rests(
+    column: SampledColumn, place: int, first: int, length: int, long: npt.NDArray[np.int64], sampled: Sampled
+) -> bool:
+    """Whether a run of equal values is an object at rest or at its limit, and not a lost sensor.
+
+    Args:
+        column, place: The dimension.
+        first, length: First row and length of the run.
+        long: First rows of all long runs.
+        sampled: The rows.
+    """
     values = column.values[:, place]
     # For example, a lidar with no object in its range.
     at_limit = values[first] in (column.low[place], column.high[place])
-    begins, ends = np.split(_edges(kept).reshape(-1, 2), 2, axis=1)
-    long = (ends - begins >= _STUCK)[:, 0]
     # An untouched object rests until the episode ends, or moves off gradually; it does not jump.
-    after = min(int(ends[begins[:, 0] == first][0, 0]) + 1, len(values) - 1)
+    after = min(first + length + 1, len(values) - 1)
     same_episode = sampled.episode[first] == sampled.episode[after - 1]
     untouched = sampled.step[first] == 0 and same_episode and not _jumps(values, after, sampled)
-    places = len(np.unique(values[begins[long, 0]]))
+    places = len(np.unique(values[long]))
     return at_limit or bool(untouched) or places > 2 or _came_to_rest(values, first)
 
 
@@ -239,27 +250,6 @@ def _came_to_rest(values: Floats, first: int) -> bool:
     changes = np.abs(np.diff(values))
     usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
     return first > 0 and float(changes[max(0, first - 3) : first].max(initial=0.0)) < 0.1 * usual
-
-
-def longest_run(flags: Bools) -> tuple[int, int]:
-    """Return the first place and the length of the longest run of True."""
-    edges = _edges(flags)
-    lengths = edges[1::2] - edges[::2]
-    if not len(lengths):
-        return 0, 0
-    at = int(lengths.argmax())
-    return int(edges[2 * at]), int(lengths[at])
-
-
-def _in_long_runs(flags: Bools, longest: int) -> int:
-    edges = _edges(flags)
-    lengths = edges[1::2] - edges[::2]
-    return int(lengths[lengths >= max(8, longest // 4)].sum())
-
-
-def _edges(flags: Bools) -> npt.NDArray[np.int64]:
-    padded = np.concatenate([[False], flags, [False]])
-    return np.flatnonzero(padded[1:] != padded[:-1])
 
 
 _PARTS = 8

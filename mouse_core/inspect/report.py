@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -148,17 +149,14 @@ def of_dimension(
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
     """Return at most ``most`` findings of each code and column; the last one counts the findings left out."""
     kept: list[Finding] = []
-    count: dict[tuple[str, str | None], int] = {}
+    total, count = Counter((finding.code, finding.column) for finding in findings), Counter[Any]()
     for finding in findings:
         key = finding.code, finding.column
-        count[key] = count.get(key, 0) + 1
-        if count[key] <= most:
-            kept.append(finding)
-    for place, finding in enumerate(kept):
-        more = count[finding.code, finding.column] - most
-        last = not any((other.code, other.column) == (finding.code, finding.column) for other in kept[place + 1 :])
-        if more > 0 and last:
-            kept[place] = replace(finding, message=f"{finding.message}; and {more} more of {finding.column} likewise")
+        count[key] += 1
+        if count[key] == most < total[key]:
+            more = f"and {total[key] - most} more of {finding.column} likewise"
+            finding = replace(finding, message=f"{finding.message}; {more}")
+        kept += [finding] if count[key] <= most else []
     return kept
 
 
