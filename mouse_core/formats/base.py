@@ -380,6 +380,15 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
         yield _joined(held)
 
 
+def overlapping_pieces(rows: Any) -> Iterator[tuple[bool, Columns]]:
+    """Yield rows as ``pieces_of`` does; a piece that continues an episode begins with the last row before it."""
+    held: Columns = {}
+    for begins, piece in pieces_of(rows):
+        columns = piece if begins or not held else _joined([held, piece])
+        held = {name: values[-1:] for name, values in columns.items()}
+        yield columns is piece, columns
+
+
 def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
     """Return rows ``start..stop - 1`` of the columns, without columns that are null throughout."""
     parts = {name: array.slice(start, stop - start) for name, array in partial.items()}

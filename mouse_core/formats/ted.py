@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
-from mouse_core.formats.base import BATCH_ROWS, RowStream, pieces_of
+from mouse_core.formats.base import BATCH_ROWS, RowStream, overlapping_pieces
 from mouse_core.formats.columns import (
     TransitionRows,
     differ,
@@ -1241,27 +1241,23 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
     Yields:
         The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream ends.
     """
-    held: Columns = {}
     names: set[str] = set()
-    begins = True
-    pieces: Iterator[Any] = chain(pieces_of(_chosen(stream, columns)), [None])
-    for (is_new, piece), following in pairwise(pieces):
-        if is_new:
-            held, begins = {}, True
-        names = names or set(piece)
-        if uneven := sorted(piece.keys() ^ names):
+    begins, step = True, 0
+    pieces: Iterator[Any] = chain(overlapping_pieces(_chosen(stream, columns)), [None])
+    for (is_new, rows), following in pairwise(pieces):
+        names = names or set(rows)
+        if uneven := sorted(rows.keys() ^ names):
             raise DataError(f"{stream.path}: columns {uneven}: expected values in all rows, found nulls")
-        for name, values in piece.items():
+        for name, values in rows.items():
             if values.dtype.kind not in "biuf":
                 reason = "expected numbers, found others; columns= says what to write"
                 raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
-        step = held["step_count"][-1] + 1 if held else 0
-        piece["step_count"] = step + np.arange(len(piece["done"]))
-        rows = {name: np.concatenate([held[name], values]) if held else values for name, values in piece.items()}
+        begins, step = begins or is_new, 0 if is_new else step - 1
+        counted = rows | {"step_count": step + np.arange(len(rows["done"]))}
+        step += len(rows["done"])
         if len(rows["done"]) > 1:
-            yield rows, begins, following is None or following[0], following is None
+            yield counted, begins, following is None or following[0], following is None
             begins = False
-        held = {name: values[-1:] for name, values in rows.items()}
 
 
 def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:

@@ -24,7 +24,7 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded, pieces_of, stream_of
+from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded, overlapping_pieces, stream_of
 from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
@@ -38,6 +38,7 @@ from mouse_core.formats.pictures import (
 )
 from mouse_core.formats.rows import parquet_batches
 from mouse_core.metadata import DatasetMetadata
+from mouse_core.statistics.counting import Moments
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.views import Store
 from mouse_core.video.index import SUFFIX, index_video
@@ -105,21 +106,13 @@ def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _of_pixels(counts: npt.NDArray[np.int64], frames: int) -> Stats:
-    values = np.arange(counts.shape[1]) / (255.0 if counts.shape[1] == 256 else 1.0)
-    total = counts.sum(axis=1)
-    mean = counts @ values / total
-    there = counts > 0
-    ends = np.cumsum(counts, axis=1)
-    found = {
-        "min": values[there.argmax(axis=1)],
-        "max": values[counts.shape[1] - 1 - there[:, ::-1].argmax(axis=1)],
-        "mean": mean,
-        "std": np.sqrt((counts * (values - mean[:, None]) ** 2).sum(axis=1) / total),
-    }
+    moments, ends = Moments(len(counts)), np.cumsum(counts, axis=1)
+    moments.add_counts(counts)
+    found = {"min": moments.low, "max": moments.high, "mean": moments.mean, "std": moments.deviation}
     for name, share in _SHARES.items():
-        ranks = share * (total - 1)
-        found[name] = values[[np.searchsorted(end, rank, side="right") for end, rank in zip(ends, ranks, strict=True)]]
-    return {name: one[:, None, None] for name, one in found.items()} | {"count": np.array([frames])}
+        found[name] = np.array([np.searchsorted(end, share * (end[-1] - 1), side="right") for end in ends])
+    scale = 255.0 if counts.shape[1] == 256 else 1.0
+    return {name: one[:, None, None] / scale for name, one in found.items()} | {"count": np.array([frames])}
 
 
 def aggregated(episodes: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
@@ -576,23 +569,12 @@ def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
 
     An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
-    held: Columns = {}
-    for begins, piece in pieces_of(rows):
-        begins = begins or not held
-        columns = piece if begins else {name: np.concatenate([held[name], piece[name]]) for name in _alike(held, piece)}
+    for begins, columns in overlapping_pieces(rows):
         if columns.get(MISSING, np.zeros(1))[:-1].any():
             raise DataError("write_lerobot: expected all observations but the last, found rows marked as missing")
-        held = {name: values[-1:] for name, values in columns.items()}
         frames = {name: values[1:] if _brought(name) else values[:-1] for name, values in columns.items()}
         frames.pop(MISSING, None)
         yield begins, frames if len(frames["done"]) else {}
-
-
-def _alike(held: Columns, piece: Columns) -> list[str]:
-    uneven = held.keys() ^ piece.keys()
-    if uneven:
-        raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
-    return list(held)
 
 
 def _key(column: str, metadata: DatasetMetadata) -> str:
