@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mouse_core.columns.episode_rows import agent_codes, done_code
 from mouse_core.dtypes import convert, is_hidden, refuse_hidden, to_numpy
@@ -177,6 +178,7 @@ def _value(rest: bytes, name: str, code: str, more: list[Any]) -> tuple[Any, byt
 
 
 _ENDS = ("done", "agent_done")
+_FLAGS = frozenset((bool, np.bool_))
 FOLDER = "recording"
 TRUNCATED = 2
 _ROWS_OF_A_FILE = 64
@@ -430,17 +432,18 @@ class StepSink:
         self._waiting: list[Row] = []
         self._expected = -1  # rows ever written to the store, while an episode runs
 
-    def put(self, *rows: Row) -> None:
-        """Take rows; one whose ``done`` is not 0 ends the episode.
+    def put(self, row: Row, first: Sequence[Row] = ()) -> None:
+        """Take a row; one whose ``done`` is not 0 ends the episode. ``first`` has the rows before it, if it has any.
 
-        After an error of the store the rows wait with the others, and are written with the next one.
+        After an error of the store the row waits with the others, and is written with the next one.
         """
-        waiting, first = self._waiting, len(self._waiting)
-        waiting.extend(rows)
+        waiting = self._waiting
+        waiting += first
+        waiting.append(row)
         if self._running is not None:
-            for at in range(first, len(waiting)):
+            for at in range(len(waiting) - 1 - len(first), len(waiting)):
                 self._running.add(waiting[at], waiting[:at], self._store.written + at)
-        self._write(keep=not rows[-1]["done"])
+        self._write(keep=not row["done"])
 
     def _write(self, keep: bool) -> None:
         waiting = self._waiting
@@ -505,16 +508,18 @@ class EpisodeSink:
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
         self._taken = 0  # rows written while later ones wait after an error
 
-    def put(self, *rows: Row) -> None:
-        """Take rows."""
-        for row in rows:
+    def put(self, row: Row, first: Sequence[Row] = ()) -> None:
+        """Take a row, and the rows before it."""
+        for one in (*first, row):
             if self._running is not None:
-                self._running.add(row)
+                self._running.add(one)
             if not self._columns:
-                self._columns = {name: [] for name in row}
-            for name, value in row.items():
-                self._columns[name].append(value)
-        if rows[-1]["done"]:
+                self._columns = {name: [value] for name, value in one.items()}
+                continue
+            columns = self._columns
+            for name, value in one.items():
+                columns[name].append(value)
+        if row["done"]:
             self._end()
 
     def _end(self) -> None:
@@ -614,28 +619,33 @@ class EpisodeWriter:
         """
         if self._step < 0:
             raise RolloutError("record: expected reset() before step(), found no episode that runs")
-        ends = self._ends(terminated, truncated)
+        agents = None
+        if self._gone is None and type(terminated) in _FLAGS and type(truncated) in _FLAGS:
+            done = 1 if terminated else 2 if truncated else 0
+        else:
+            done, agents = self._ends(terminated, truncated)
         rows, step = [], self._step
-        self._step = -1 if ends["done"] else step + 1
+        self._step = -1 if done else step + 1
         if self._is_outgoing:
             seen, self._seen = self._seen, seen
-        elif not step:
+        else:
+            step += 1
+        row = {**action, "reward": reward, "done": done, "episode_step": step, **seen}
+        if agents is not None:
+            row["agent_done"] = agents
+        if step == 1 and not self._is_outgoing:
             # The first row waits for the first step: its zeros have the shapes of these values.
-            values = {"reward": reward, **ends}.items()
-            zeros = {name: np.zeros_like(one) if isinstance(one, np.ndarray) else type(one)() for name, one in values}
-            rows.append({**self._first, **zeros, **self._seen})
-        number = step + (not self._is_outgoing)
-        self._try(self._sink.put, *rows, {**action, "reward": reward, **ends, "episode_step": number, **seen})
+            arrays = ((name, row[name]) for name in ("reward", "agent_done") if isinstance(row.get(name), np.ndarray))
+            rows.append({**self._first, **self._seen, **{name: np.zeros_like(one) for name, one in arrays}})
+        self._try(self._sink.put, row, rows)
 
-    def _ends(self, terminated: Any, truncated: Any) -> Row:
-        """Return the column ``done``, and ``agent_done`` if agents end one by one."""
+    def _ends(self, terminated: Any, truncated: Any) -> tuple[int, npt.NDArray[np.int8] | None]:
+        """Return the code of the episode, and the codes of agents if they end one by one."""
         given = terminated, truncated
-        if self._gone is None and all(isinstance(one, bool | np.bool_) for one in given):
-            return {"done": done_code(*given)}
         try:
             flags = np.broadcast_arrays(*(convert(np.reshape(one, (1, -1)), np.dtype(np.bool_)) for one in given))
             if self._gone is None and flags[0].size == 1:
-                return {"done": done_code(*(one.item() for one in flags))}
+                return done_code(*(one.item() for one in flags)), None
             if self._gone is None and self._step:
                 raise ValueError("earlier steps had one flag")
             codes = agent_codes(flags[0], flags[1], self._gone)[0]
@@ -646,9 +656,9 @@ class EpisodeWriter:
             ) from error
         self._gone, self._is_cut = codes != 0, self._is_cut or bool((codes == TRUNCATED).any())
         over = bool(self._gone.all())
-        return {"done": done_code(over and not self._is_cut, over), "agent_done": codes}
+        return done_code(over and not self._is_cut, over), codes
 
-    def _try(self, write: Callable[..., None], *rows: Row) -> None:
+    def _try(self, write: Callable[..., None], *rows: Any) -> None:
         try:
             write(*rows)
         except _REFUSALS:

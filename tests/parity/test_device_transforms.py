@@ -165,3 +165,40 @@ def test_others_are_refused(make: Any, name: str) -> None:
     transform, words = REFUSED[name]
     with pytest.raises(ConfigError, match=f"transform: expected one that looks at the batch alone, .*{words}"):
         make(EXAMPLE, 20, batch_size=5, num_envs=None, transform=transform)
+
+
+def team(count: int) -> dict[str, Any]:
+    """Rows of three agents whose episodes have ten steps; each agent terminates or is truncated at a step of its own."""
+    random = np.random.default_rng(3)
+    codes = np.zeros((count, 3), np.int8)
+    for begin in range(0, count, 10):
+        for agent, end in enumerate((9, *random.integers(0, 10, 2))):
+            codes[begin + end, agent] = random.integers(1, 3)
+            codes[begin + end + 1 : begin + 10, agent] = 3
+    return {
+        "obs": random.random((count, 3, 2), np.float32),
+        "reward": random.random((count, 3), np.float32),
+        "done": np.arange(count) % 10 == 9,
+        "agent_done": codes,
+    }
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transform", [[Transitions(), NStep(4, 0.9)], ReturnsToGo(0.9)], ids=["rows", "slices"])
+def test_agents_that_end_one_by_one(transform: Any, compiled: bool) -> None:
+    """The numbers of the host, whose sums the tests of the core compare with loops."""
+    slices = Slices(sequence_length=7) if isinstance(transform, ReturnsToGo) else None
+    sampler = RandomSampler() if slices is None else SliceSampler(sequence_length=7)
+    options: dict[str, Any] = {"transform": transform, "batch_size": 9, "seed": 7}
+    buffer = ReplayBuffer(ArrayStorage(40), sampler, **options)
+    buffer.extend(team(40))
+    batch = flatten(buffer.sample())
+    example = {name: values[0] for name, values in team(10).items()}
+    replay = in_jax.add(in_jax.init(example, 40, num_envs=None, slices=slices, **options), team(40))
+    sample = jax.jit(in_jax.sample) if compiled else in_jax.sample
+    agree(flatten(sample(replay, 0)), batch)
+    other = in_torch.Replay(example, 40, num_envs=None, slices=slices, **options)
+    other.extend({name: torch.from_numpy(values) for name, values in team(40).items()})
+    torch.compiler.reset()
+    found = torch.compile(other.sample, fullgraph=True, backend="eager")() if compiled else other.sample()
+    agree(flatten(found.to_dict()), batch)

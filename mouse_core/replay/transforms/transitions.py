@@ -263,7 +263,7 @@ class HindsightRelabel:
         made = xp.asarray(values, device=device_of(like))
         if math.prod(made.shape) != math.prod(like.shape) or tuple(made.shape[:2]) != tuple(like.shape[:2]):
             raise SchemaError(
-                f"HindsightRelabel: {name}: expected values of shape {list(like.shape[:2])}, found {list(made.shape)}"
+                f"HindsightRelabel: {name}: expected values of shape {list(like.shape)}, found {list(made.shape)}"
             )
         return made.reshape(like.shape)
 
