@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, SchemaError
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, SchemaError
 from mouse_core.rollouts import discounted_returns, gae, lambda_returns, n_step_returns, normalized, outgoing, vtrace
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import Case, random_case
@@ -203,6 +203,32 @@ def test_arrived_rows_give_the_same_advantages(seed: int) -> None:
     np.testing.assert_array_equal(valid, is_transition[:-1])
     found, _ = gae(**arguments, discount=0.9, lam=0.8)
     np.testing.assert_allclose(found[valid], np.array(expected[:-1])[valid], rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_agents_of_a_store_have_the_advantages_of_their_own_rows(seed: int) -> None:
+    """An agent that ends first has the advantages of an episode of its own; `valid` marks its transitions."""
+    random, ends = np.random.default_rng(seed), (2, 5, 7)
+    flags = [[step == end for end in ends] for step in range(8)]
+    cut = random.random(3) < 0.5
+    store = DatasetStore().add_episode(
+        observations=np.zeros((9, 3)),
+        actions=np.zeros((8, 3)),
+        rewards=random.normal(size=(8, 3)),
+        terminated=np.array(flags) & ~cut,
+        truncated=np.array(flags) & cut,
+    )
+    batch = {name: values[0] for name, values in BatchSource(store, 9, 1)[0].items()}
+    values = random.normal(size=(9, 3))
+    whole = outgoing(batch["reward"], values, batch["agent_done"])._asdict()
+    valid = whole.pop("valid")
+    found, _ = gae(**whole, discount=0.9, lam=0.8)
+    for agent, end in enumerate(ends):
+        assert valid[:, agent].tolist() == [step <= end for step in range(8)]
+        own = [one[: end + 2, agent] for one in (batch["reward"], values, batch["agent_done"])]
+        alone = outgoing(*own)._asdict()
+        del alone["valid"]
+        np.testing.assert_allclose(found[: end + 1, agent], gae(**alone, discount=0.9, lam=0.8)[0], rtol=1e-12)
 
 
 # ---------------------------------------------------------------------- bad input

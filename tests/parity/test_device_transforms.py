@@ -168,7 +168,7 @@ def test_others_are_refused(make: Any, name: str) -> None:
 
 
 def team(count: int) -> dict[str, Any]:
-    """Rows of three agents whose episodes have ten steps; each agent terminates or is truncated at a step of its own."""
+    """Rows of three agents in episodes of ten steps; each agent terminates or is truncated at a step of its own."""
     random = np.random.default_rng(3)
     codes = np.zeros((count, 3), np.int8)
     for begin in range(0, count, 10):
