@@ -29,7 +29,7 @@ from mouse_core.batches._mask import Absent, check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._plan import BatchForm, MaskReader, Readers, choose_readers
 from mouse_core.batches._planner import Block, PlannedBlocks, Planner
-from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.sampling.offsets import (
     Anchors,
     FieldWindows,
@@ -400,6 +400,7 @@ def transition_readers(
 
     Raises:
         MissingFieldError: A named field does not exist.
+        SchemaError: The store has a field of flags by agent with the name of a field of transitions.
     """
     made = (*_FLAGS, MASK)
     own = None
@@ -410,6 +411,11 @@ def transition_readers(
     for name, reader in _with_offsets(found, windows).items():
         if name not in _READ or (names is not None and name in names):
             delivered[name] = reader
+        if name in _FLAGS and reader.spec.shape:
+            raise SchemaError(
+                f"transitions: expected one flag a step in {name!r}, found shape {list(reader.spec.shape)}; ends of "
+                "agents are a field 'agent_done'"
+            )
         if name == "done":
             flags = [flag for flag in _FLAGS if names is None or flag in names]
             delivered |= {flag: MaskReader(FieldSpec(flag, np.dtype(np.bool_), ())) for flag in flags}

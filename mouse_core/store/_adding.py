@@ -243,32 +243,25 @@ def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
 
     A single flag applies to the last transition. Flags ``[T]`` apply to all agents.
     """
-    count = len(rewards)
-    flags, agents = [], {} if rewards.ndim == 1 else {"rewards": rewards.shape[1]}
-    by_agent = False
+    count, flags = len(rewards), {}
     for name in ("terminated", "truncated"):
         value = parts.get(name)
         try:
             given = np.zeros((), np.bool_) if value is None else _of_any_framework(value)
-            flag = convert(
-                given.reshape(len(given), prod(given.shape[1:])) if given.ndim else given.reshape(1, 1),
-                np.dtype(np.bool_),
-            )
+            given = given if given.ndim else np.append(np.zeros(count - 1, np.bool_), given)
+            flags[name] = convert(given.reshape(len(given), prod(given.shape[1:])), np.dtype(np.bool_))
         except (ValueError, TypeError, RuntimeError, BufferError) as error:
             raise DataError(f"{name}: expected flags: {error}") from error
-        if not given.ndim:
-            flag = np.append(np.zeros((count - 1, 1), np.bool_), flag, axis=0)
-        if len(flag) != count:
-            raise DataError(f"{name}: expected {count} flags beside {count} rewards, or one, found {len(flag)}")
-        if flag.shape[1] != 1:
-            by_agent, agents[name] = True, flag.shape[1]
-        _check_last(name, np.logical_and.reduce(flag, axis=1))
-        flags.append(flag)
-    if not by_agent:
-        return {"done": done_codes(*(flag[:, 0] for flag in flags))}
+        if len(given) != count:
+            raise DataError(f"{name}: expected {count} flags beside {count} rewards, or one, found {len(given)}")
+        _check_last(name, np.logical_and.reduce(flags[name], axis=1))
+    agents = {name: flag.shape[1] for name, flag in flags.items() if flag.shape[1] != 1}
+    if not agents:
+        return {"done": done_codes(*(flag[:, 0] for flag in flags.values()))}
+    agents |= {"rewards": rewards.shape[1]} if rewards.ndim > 1 else {}
     if len({*agents.values()}) > 1:
         raise DataError(f"add_episode: expected the same agents in rewards and flags, found {agents}")
-    codes = agent_codes(*np.broadcast_arrays(*flags))
+    codes = agent_codes(*np.broadcast_arrays(*flags.values()))
     ended = (codes != 0).all(axis=1)
     _check_last("terminated, truncated", ended)
     return {"done": done_codes(ended & ~(codes == 2).any(), ended), "agent_done": codes}

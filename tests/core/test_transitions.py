@@ -20,7 +20,7 @@ from mouse_core import (
     PrefetchBatchifier,
     RandomShift,
 )
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.mixtures import Mixture
 from mouse_core.replay import ArrayStorage, NStep, ReplayBuffer, SliceSampler
 from mouse_core.sampling import RandomWindows
@@ -290,6 +290,15 @@ def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
 def test_options_that_transitions_do_not_have(case: Case, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         BatchSource(case.store, transitions=True, **options)
+
+
+def test_flags_of_agents_in_place_of_those_of_episodes_are_refused() -> None:
+    store = DatasetStore()
+    flags = np.zeros((4, 2), bool)
+    store.extend({"action": [0] * 4, "reward": [0] * 4, "done": [0, 0, 0, 1], "terminated": flags, "truncated": flags})
+    assert BatchSource(store, 2, 1, layout="stored")[0]["terminated"].shape == (1, 2, 2)
+    with pytest.raises(SchemaError, match=r"one flag a step in 'terminated', found shape \[2\].*'agent_done'"):
+        BatchSource(store, None, 1, layout="stored", transitions=True)
 
 
 def test_a_field_that_is_called_next_is_refused() -> None:
