@@ -307,7 +307,7 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
     if isinstance(value, pa.Scalar) and not pa.types.is_temporal(value.type):
         value = value.as_py()
     try:
-        fitted = _fitter(column.arrow_type)(value)
+        fitted = fitter(column.arrow_type)(value)
     except _REFUSED as error:
         empty = ", as the first value has nothing in it" if "null" in str(column.arrow_type) else ""
         raise ValueError(f"expected {column.arrow_type}{empty}, found {value!r:.80} ({error})") from error
@@ -322,19 +322,19 @@ _PYTHON_TYPES |= dict.fromkeys((pa.binary(), pa.large_binary()), (bytes, bytearr
 
 
 @lru_cache(maxsize=256)
-def _fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
+def fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
     """Return the function that copies a value for an Arrow type, and raises one of ``_REFUSED`` for others.
 
     Arrow alone cuts fractions in lists of integers, drops unknown keys of structs, and takes texts for bytes.
     """
     if isinstance(data_type, pa.BaseExtensionType):
-        return _fitter(data_type.storage_type)
+        return fitter(data_type.storage_type)
     if pa.types.is_dictionary(data_type):
-        return _fitter(data_type.value_type)
+        return fitter(data_type.value_type)
     if is_list(data_type):
-        return partial(_fit_list, data_type, _fitter(data_type.value_type), NUMPY_NAMES.get(str(data_type.value_type)))
+        return partial(_fit_list, data_type, fitter(data_type.value_type), NUMPY_NAMES.get(str(data_type.value_type)))
     if pa.types.is_struct(data_type):
-        return partial(_fit_struct, {field.name: _fitter(field.type) for field in data_type})
+        return partial(_fit_struct, {field.name: fitter(field.type) for field in data_type})
     if str(data_type) in NUMPY_NAMES:
         return partial(_fit_number, NUMPY_NAMES[str(data_type)])
     return partial(_fit_other, data_type, _PYTHON_TYPES.get(data_type, object))

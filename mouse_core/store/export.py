@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import ColumnType, column_type
+from mouse_core.columns.appended import fitter
+from mouse_core.dtypes import is_hidden
 from mouse_core.errors import ConfigError, DataError, StoreWarning
 from mouse_core.files.manifest import add_manifest
 from mouse_core.files.writing import making
@@ -185,15 +187,14 @@ def _arrow_column(
     if field.image and (known is None or column_type(known).kind == "image"):
         encode = partial(encode_png, dtype=field.pixel_dtype, image_roots=image_roots)
         return pa.array([None if value is None else encode(value) for value in values], pa.binary())
-    storage = getattr(known, "storage_type", known)
-    if storage is not None and pa.types.is_dictionary(storage):
-        storage = storage.value_type
-    # For arrays of several dimensions, Arrow accepts only nested lists.
-    items = [value.tolist() if getattr(value, "ndim", 0) > 1 else value for value in values]
-    if field.shape == () and storage is not None:
-        kind = column_type(storage)
-        items = [_as_number_or_vector(value, kind) for value in items]
-    return pa.array(items, storage)
+    if known is None or column_type(known).kind == "null":
+        # For arrays of several dimensions, Arrow accepts only nested lists.
+        return pa.array([value.tolist() if getattr(value, "ndim", 0) > 1 else value for value in values])
+    kind, fit = column_type(known), fitter(known)
+    items = [_as_number_or_vector(value, kind) if field.shape == () else value for value in values]
+    return pa.array(
+        [None if is_hidden(value) else fit(value) for value in items], getattr(known, "storage_type", known)
+    )
 
 
 def _as_number_or_vector(value: Any, kind: ColumnType) -> Any:

@@ -540,6 +540,9 @@ def test_encode_hf_rows_of_a_store_without_rows() -> None:
         store.encode_hf_rows({"action": [1], "reward": [0.5], "done": [7]})
     with pytest.raises(KeyError, match="reward"):
         store.encode_hf_rows({"action": [1], "done": [0]})
+    store.append({"action": np.array([1, 2, 3]), "reward": 0.5, "done": 0})
+    with pytest.raises(DataError, match="action: expected int64, found float64"):
+        store.encode_hf_rows({"action": [[1.5, 2, 3]], "reward": [0], "done": [0]})
 
 
 def test_encode_hf_rows_knows_the_widths_of_the_store() -> None:
