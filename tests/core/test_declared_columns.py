@@ -15,6 +15,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MouseError, SchemaError
+from mouse_core.record import record
 
 DAY = datetime(2026, 1, 2)
 STRUCT = pa.struct([("name", pa.string()), ("path", pa.list_(pa.float32()))])
@@ -333,6 +334,51 @@ def test_fields_read_what_is_declared() -> None:
         "extra": "int32",
     }
     assert batch["extra"].tolist() == [[[7, 7], [1, 2]]]
+
+
+@pytest.mark.parametrize("way", ["append", "extend", "add_episode", "from_dataset"])
+def test_rewards_are_vectors_from_the_first_row_on(way: str) -> None:
+    store = DatasetStore(columns={"reward": ("float64", (2,)), "action": "int8"}, alignment="outgoing")
+    rewards = [[2**24 + 1, 0], [1, 2]]
+    columns: dict[str, Any] = {"action": [0, 1], "reward": rewards, "done": [0, 1]}
+    for wrong in ([1, 2], [[1, 2, 3]] * 2):
+        given = {**columns, "reward": wrong}
+        with pytest.raises(DataError, match="column 'reward': expected"):
+            store.extend(given) if way != "append" else store.append({name: one[0] for name, one in given.items()})
+        with pytest.raises(DataError, match="column 'reward': expected"):
+            store.add_episode(observations=np.zeros((2, 1)), actions=[0, 1], rewards=wrong)
+    if way == "append":
+        for at in range(2):
+            store.append({name: values[at] for name, values in columns.items()})
+    elif way == "extend":
+        store.extend(columns)
+    elif way == "from_dataset":
+        reward = pa.array(rewards, pa.list_(pa.float64()))
+        store.from_dataset(pa.table(columns | {"reward": reward, "action": pa.array([0, 1], pa.int8())}))
+    else:
+        store.add_episode(observations=np.zeros((2, 1)), actions=[0, 1], rewards=rewards, terminated=True)
+    assert (store.columns["reward"], store.columns["action"]) == (pa.list_(pa.float64(), 2), pa.int8())
+    assert BatchSource(store, 2, 1, layout="stored")[0]["reward"].tolist() == [rewards]
+    assert store.episodes["return"].to_pylist() == [[2.0**24 + 2, 2.0]]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_recorders_write_declared_types(size: int, store: DatasetStore) -> None:
+    columns = {"observation": ("float64", (size,)), "reward": "float32"}
+    made = (
+        DatasetStore(columns=columns)
+        if store.path is None
+        else DatasetStore.open(f"{store.path}-r", "a", columns=columns)
+    )
+    with made:
+        if size == 4:
+            record("CartPole-v1", episodes=1, store=made, seed=0)
+            assert made.columns["reward"] == pa.float32()
+            assert made.columns["observation"] == pa.list_(pa.float64(), 4)
+        else:
+            with pytest.raises(DataError, match="column 'observation': expected 3 values, found 4"):
+                record("CartPole-v1", episodes=1, store=made, seed=0)
+            assert not len(made)
 
 
 # ---------------------------------------------------------------------- without a declaration
