@@ -585,7 +585,7 @@ class EpisodeWriter:
         self._sink = sink
         self._is_outgoing = alignment == "outgoing"
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
-        self._seen: Row = {}
+        self._seen: Any = {}
         self._step = -1
         # Of agents that end one by one: which have ended, bool ``[A]``, and whether one of them was truncated.
         self._gone: Any = None
@@ -596,11 +596,11 @@ class EpisodeWriter:
         """Whether an episode has begun and not ended."""
         return self._step >= 0
 
-    def begin(self, seen: Row) -> None:
+    def begin(self, seen: Row | Callable[[], Row]) -> None:
         """Begin an episode.
 
         Args:
-            seen: Columns of its first observation.
+            seen: Columns of its first observation, or a function that returns them at the first step.
         """
         self.interrupt()
         self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
@@ -619,6 +619,8 @@ class EpisodeWriter:
         """
         if self._step < 0:
             raise RolloutError("record: expected reset() before step(), found no episode that runs")
+        if callable(self._seen):
+            self._seen = self._seen()
         agents = None
         if self._gone is None and type(terminated) in _FLAGS and type(truncated) in _FLAGS:
             done = 1 if terminated else 2 if truncated else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -112,8 +113,7 @@ class _GymnasiumRecorder(Recorder):
         self._writer = StoreWriter(store, *specs, _columns.recording_of_gymnasium(env, *specs, policy), **options)
         self._episodes = self._writer.episodes(alone=True)
         self._seed: int | None = None
-        # What the first episode began with, until it is known which infos are kept.
-        self._first: tuple[_columns.Row, dict[str, Any]] | None = None
+        self._info: dict[str, Any] = {}  # of the first reset, until the first step shows which infos are kept
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; a running episode is interrupted."""
@@ -122,7 +122,8 @@ class _GymnasiumRecorder(Recorder):
         self._seed = seed
         seen = _columns.values_of(self._writer.observations, observation)
         if self._writer.infos is None:
-            self._first = seen, deepcopy(info)
+            self._info = deepcopy(info)
+            self._episodes.begin(partial(self._seen, seen, self._info))
         else:
             self._episodes.begin(self._seen(seen, info))
         return observation, info
@@ -132,10 +133,8 @@ class _GymnasiumRecorder(Recorder):
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
-        if self._first is not None:
-            first, self._first = self._first, None
-            self._writer.choose_infos(first[1], info)
-            self._episodes.begin(self._seen(*first))
+        if self._episodes.is_running:
+            self._writer.choose_infos(self._info, info)
         seen = self._seen(_columns.values_of(self._writer.observations, observation), info)
         self._episodes.step(taken, reward_of(reward), terminated, truncated, seen)
         return result
@@ -143,19 +142,17 @@ class _GymnasiumRecorder(Recorder):
     @property
     def is_running(self) -> bool:
         """Whether an episode has begun and not ended."""
-        return self._first is not None or self._episodes.is_running
+        return self._episodes.is_running
 
     def _seen(self, observation: _columns.Row, info: dict[str, Any]) -> _columns.Row:
         return self._writer.seen(observation, infos_of(info, self._writer.infos or {}), self._seed)
 
     def interrupt(self) -> None:
         """Interrupt the current episode."""
-        self._first = None
         self._episodes.interrupt()
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self._first = None
         self._writer.close(self.env.close)
 
 
@@ -278,8 +275,7 @@ class VectorRecorder:
         self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
-        # What the first episodes began with, until it is known which infos are kept.
-        self._first: tuple[list[int], Any, dict[str, Any]] | None = None
+        self._infos: dict[str, Any] = {}  # of the last reset before the first step shows which infos are kept
         self._more: int | None = None  # how many episodes may still begin to be recorded; None: any number
 
     def reset(
@@ -295,21 +291,20 @@ class VectorRecorder:
         observations, infos = self.env.reset(seed=seed, options=options)
         for number in begun:
             self._seeds[number] = _seed_of(seed, number)
-        if self._writer.infos is None:
-            self._hold(begun, observations, infos)
-        else:
-            self._begin_all(begun, observations, infos)
+        self._infos = infos if self._writer.infos is not None else deepcopy(infos)
+        for number in begun:
+            self._begin(number, observations, self._infos)
         self._over[masked] = False
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take an action in every environment, and record the results."""
-        held = () if self._first is None else self._first[0]
-        running = [number for number, one in enumerate(self._episodes) if one.is_running or number in held]
+        running = [number for number, one in enumerate(self._episodes) if one.is_running]
         taken = {number: _columns.values_of(self._writer.actions, actions, number) for number in running}
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
-        self._begin_held(infos)
+        if running:
+            self._writer.choose_infos(self._infos, infos)
         ended = np.logical_or(terminated, truncated)
         if ended.shape != self._over.shape:
             raise DataError(f"terminated, truncated: expected a flag for each environment, found shape {ended.shape}")
@@ -318,7 +313,9 @@ class VectorRecorder:
             over = bool(self._over[number])
             if number in taken and self._episodes[number].is_running:
                 final = over and self._mode == SAME_STEP
-                seen = self._final(number, infos) if final else self._seen(number, observations, infos)
+                observed = (infos["final_obs"][number],) if final else (observations, number)
+                row = _columns.values_of(self._writer.observations, *observed)
+                seen = self._seen(number, row, infos, ("final_info",) if final else ())
                 ends = terminated[number], truncated[number]
                 self._episodes[number].step(taken[number], reward_of(rewards[number]), *ends, seen)
             # Environments that are not recorded (any more) begin episodes, too.
@@ -327,42 +324,21 @@ class VectorRecorder:
                 self._begin(number, observations, infos)
         return result
 
-    def _hold(self, begun: list[int], observations: Any, infos: dict[str, Any]) -> None:
-        """Begin episodes once it is known which infos are kept; those that were reset before are begun with these."""
-        before = [] if self._first is None else [number for number in self._first[0] if number not in begun]
-        self._first = sorted([*before, *begun]), deepcopy(observations), deepcopy(infos)
-
-    def _begin_held(self, infos: dict[str, Any]) -> None:
-        """Begin the episodes that waited for the first step, which gave these infos."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            self._writer.choose_infos(first[2], infos)
-            self._begin_all(*first)
-
-    def _begin_all(self, numbers: list[int], observations: Any, infos: dict[str, Any]) -> None:
-        for number in numbers:
-            self._begin(number, observations, infos)
-
     def _begin(self, number: int, observations: Any, infos: dict[str, Any]) -> None:
         """The first observation of an environment's episode has come."""
         if self._more is None or self._more > 0:
             self._more = None if self._more is None else self._more - 1
-            self._episodes[number].begin(self._seen(number, observations, infos))
+            row = _columns.values_of(self._writer.observations, observations, number)
+            seen = partial(self._seen, number, row, infos)
+            self._episodes[number].begin(seen if self._writer.infos is None else seen())
 
-    def _seen(self, number: int, observations: Any, infos: dict[str, Any]) -> Row:
-        row = _columns.values_of(self._writer.observations, observations, number)
-        return self._writer.seen(row, self._infos_of(number, infos, ()), self._seeds[number])
-
-    def _final(self, number: int, infos: dict[str, Any]) -> Row:
-        """The last observation of an episode that another one followed in the same step."""
-        row = _columns.values_of(self._writer.observations, infos["final_obs"][number])
-        return self._writer.seen(row, self._infos_of(number, infos, ("final_info",)), self._seeds[number])
-
-    def _infos_of(self, number: int, infos: dict[str, Any], within: Sequence[str]) -> Row:
-        return {
+    def _seen(self, number: int, row: Row, infos: dict[str, Any], within: Sequence[str] = ()) -> Row:
+        """Return the columns of an observation, with its infos, which are nested in the keys ``within``."""
+        found = {
             info_column(name): kept_info(name, _info_at(infos, [*within, *name.split("/")], number), dtype)
             for name, dtype in (self._writer.infos or {}).items()
         }
+        return self._writer.seen(row, found, self._seeds[number])
 
     @property
     def autoreset_mode(self) -> str:
@@ -385,7 +361,6 @@ class VectorRecorder:
 
     def interrupt(self) -> None:
         """Interrupt the running episodes."""
-        self._first = None
         self._writer.interrupt()
 
     def __enter__(self) -> Self:
