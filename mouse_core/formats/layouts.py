@@ -264,10 +264,6 @@ class TreeLayout(Aligned):
         """Whether an array lies at ``pictures``, and may hold encoded pictures."""
         return self.pictures is not None and _is_at(self.pictures, path)
 
-    def moves(self, path: str) -> bool:
-        """Whether ``action_metadata`` names an array, or a group above it."""
-        return any(_is_at(place, path) for place in self.action_metadata)
-
     def leaves_out(self, path: str) -> bool:
         """Whether ``leave_out`` names an array, or a group above it."""
         return any(_is_at(place, path) for place in self.leave_out)
@@ -784,7 +780,7 @@ def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDA
 
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
     moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
-    moves = moves or layout.moves(path)
+    moves = moves or any(_is_at(place, path) for place in layout.action_metadata)
     name = name.replace("/", "_")
     wanted = ("number", "text") if role in (*_OBSERVED, "metadata", "action") else ("number",)
     if part["kind"] == "group":
@@ -815,12 +811,6 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
     return f"; where that is no damage, leave_out=[{place!r}] reads the rest" if role == "metadata" else ""
-
-
-def flags_of(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[np.bool_]:
-    """Return flags ``[n]``: whether values are not 0, or are 0 if the path of the layout begins with "not"."""
-    is_set = values.reshape(-1).astype(bool)
-    return ~is_set if layout.roles()[array.role][array.name].startswith("not ") else is_set
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:
@@ -1445,7 +1435,8 @@ def _flags(
     found = np.zeros(count, bool)
     for array, flags in values.items():
         if array.role == role:
-            said = flags_of(array, flags, stretch.layout)
+            inverted = stretch.layout.roles()[array.role][array.name].startswith("not ")
+            said = flags.reshape(-1).astype(bool) ^ inverted
             if len(said) == 1 and stretch.whole:  # one for the episode
                 found[-1] |= bool(said[0]) and start + count == stretch.steps
             elif len(said) == count:

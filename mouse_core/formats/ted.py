@@ -154,7 +154,9 @@ def TED2Flat(
     used = n if is_full else shift
     next_only = {*map(key_of, done_keys), *map(key_of, reward_keys)}
     _check_ted(root, following, next_only, shape)
-    _check_no_flags(root, map(key_of, done_keys), shape, used)
+    for key in map(key_of, done_keys):
+        if key in root and root[key].reshape(*shape, -1)[:used].any():
+            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")
     lanes = _by_lane(done, shape)
     order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
     flat: dict[Key, list[npt.NDArray[Any]]] = {}
@@ -412,13 +414,6 @@ def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tupl
     for key in following:
         if key not in next_only and key not in root:
             raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
-
-
-def _check_no_flags(root: Arrays, keys: Iterable[Key], shape: tuple[int, ...], used: int) -> None:
-    """Raise DataError if a used step has a done flag at the root."""
-    for key in keys:
-        if key in root and root[key].reshape(*shape, -1)[:used].any():
-            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")
 
 
 _MOST_JSON = 64 << 20
@@ -821,7 +816,10 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     n, lanes, used, full = _ring(entries, steps)
     if not used:
         return
-    ends = _flat_ends(entries, n, lanes)
+    done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
+    if done.shape[1] != 1:
+        raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
+    ends = done.astype(bool).reshape(lanes, n)  # of steps that end a trajectory
     ends[:, (n if full else used) - 1] = True
     both, other = _by_length(entries, steps, steps + int(ends.sum()))
     before = 0  # the number of observations of earlier environments
@@ -896,14 +894,6 @@ def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, b
     used = n if full or shift is None else shift
     length = _number(numbers.get("_len"), steps, entries.name, "len")
     return n, lanes, used if length is None else min(used, length // lanes), full
-
-
-def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of steps that end a trajectory, bool ``[lanes, n]``."""
-    done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
-    if done.shape[1] != 1:
-        raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
-    return done[:, 0].astype(bool).reshape(lanes, n).copy()
 
 
 def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:

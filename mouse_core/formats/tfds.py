@@ -584,18 +584,15 @@ def episode_pieces(
     # Encoded values are decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if is_encoded(leaf)}
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
-    size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows)
+    # Approximately, as some sizes are not known.
+    each = [math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in encoded.values()]
+    size = rows_at_once(sum(each), most=batch_rows)
     for first in range(0, count, size):
         part = slice(first, min(first + size, count))
         values = {name: array[part] for name, array in whole.items()}
         values |= {name: decode_leaf(leaf, features, count, part) for name, leaf in encoded.items()}
         ordered = {name: values[name] for name in steps}
         yield Stack(_nest(ordered), part.stop - first, number, first, part.stop == count, episode_features)
-
-
-def _step_bytes(leaf: Leaf) -> int:
-    """Return the approximate size in bytes of a step's decoded value."""
-    return math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -1057,6 +1054,7 @@ def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None)
 
 def _folder(path: Path) -> Path:
     """Return the folder of the dataset at or below ``path``: a version, or a configuration with a version."""
+    found: list[Path] = []
     for depth in ("", "*/", "*/*/", "*/*/*/"):
         files = sorted(path.glob(f"{depth}features.json"))
         if found := [file.parent for file in files if (file.parent / "dataset_info.json").is_file()]:

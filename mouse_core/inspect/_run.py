@@ -22,7 +22,6 @@ from mouse_core.inspect.report import (
     ColumnReport,
     EpisodesReport,
     Finding,
-    Places,
     Report,
     counted,
     listed,
@@ -226,8 +225,8 @@ def _findings(
     episodes: EpisodesReport | None,
     actions: ActionsReport | None,
     specs: Mapping[str, Any],
-) -> list[Finding]:
-    """Return the findings from the counts, with their places; ``specs`` are the specs of columns by name."""
+) -> Iterator[Finding]:
+    """Yield the findings from the counts, with their places; ``specs`` are the specs of columns by name."""
     found = list(_about_columns(scan, columns, specs))
     if episodes is not None:
         found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
@@ -236,15 +235,11 @@ def _findings(
     if actions is not None:
         found += _about_actions(actions)
     places = scan.all_places()
-    return [_placed(one, places) for one in found]
-
-
-def _placed(finding: Finding, places: Mapping[tuple[str, str | None], Places]) -> Finding:
-    """Return a finding with its known places."""
-    # A missing mark of time limits concerns all rows, unless episodes end at such a limit.
-    code = "at-longest" if (finding.code, finding.level) == ("no-truncation", "warning") else finding.code
-    known = places.get((code, finding.column))
-    return finding if known is None else known.told(finding)
+    for one in found:
+        # A missing mark of time limits concerns all rows, unless episodes end at such a limit.
+        code = "at-longest" if (one.code, one.level) == ("no-truncation", "warning") else one.code
+        known = places.get((code, one.column))
+        yield one if known is None else known.told(one)
 
 
 def _about_columns(scan: Scan, columns: Sequence[ColumnReport], specs: Mapping[str, Any]) -> Iterator[Finding]:
@@ -399,7 +394,8 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
                 advance(block.num_rows)
         columns, episodes, actions = found.results()
         metadata = stream.metadata
-        said = _findings(found, columns, episodes, actions, {} if metadata.spec is None else metadata.spec.entries)
+        specs = {} if metadata.spec is None else metadata.spec.entries
+        said = list(_findings(found, columns, episodes, actions, specs))
         said += found.findings(metadata.dimensions, stream.format_metadata.get("split_rows", {}))
         said += _about_statistics(stream, columns, actions)
     said += [Finding(*fault) for fault in stream.faults]

@@ -43,18 +43,13 @@ def about_dimensions(sampled: Sampled) -> Iterator[Finding]:
             continue
         yield from _constant_actions(column)
         if column.continuous:
-            middle, spread = _middle_and_spread(column)
+            low, middle, high = quantiles(column.values, (0.01, 0.5, 0.99))
+            spread = high - low  # of the middle 98%
             yield from _outliers(column, sampled, middle, spread)
             yield from _scales(column, spread)
             yield from _saturated(column, sampled)
             yield from _times_255(column)
             yield from _stuck(column, sampled)
-
-
-def _middle_and_spread(column: SampledColumn) -> tuple[Floats, Floats]:
-    """Return median and width of the middle 98% of each dimension; NaN without numbers."""
-    low, middle, high = quantiles(column.values, (0.01, 0.5, 0.99))
-    return middle, high - low
 
 
 def _constant_actions(column: SampledColumn) -> Iterator[Finding]:
