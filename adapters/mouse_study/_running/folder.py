@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.log import read_log
 from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import write_file
 from mouse_study.results import SCHEMA, Results, Run
@@ -21,66 +19,8 @@ from mouse_study.results import SCHEMA, Results, Run
 if TYPE_CHECKING:
     from mouse_study.study import Study
 
-FILE = "records.jsonl"
-_FLUSHED_EVERY = 0.5  # seconds
-_TAIL = 4096  # bytes that contain the last line
-
-
-class Records:
-    """The file that a run appends to.
-
-    Args:
-        path: The file, created if it is missing.
-        size: The number of valid bytes; later bytes were recorded after the checkpoint, and are recorded again.
-    """
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._file = open(path, "ab")  # noqa: SIM115  closed by close()
-        self._file.truncate(size)
-        self._flushed = time.monotonic()
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of a step."""
-        self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
-        if time.monotonic() - self._flushed > _FLUSHED_EVERY:
-            self._file.flush()
-            self._flushed = time.monotonic()
-
-    def settle(self) -> int:
-        """Wait until the file is on the disk; return its size in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Read the records up to the first incomplete line, which a crash may leave after the last checkpoint."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
-
-
-def last_record(path: Path) -> dict[str, Any] | None:
-    """Return the last complete line of a file that another process may be appending to."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")[:-1]
-        return dict(json.loads(lines[-1])) if lines else None
-    except (OSError, ValueError):  # the file does not exist yet, or the line is longer than the bytes read
-        return None
-
+RECORDS = "records.log"
+"""The name of the log with the recorded values of a run: a JSON object for each step."""
 
 DECLARED = "study.json"
 """The name of the file with a study's declaration."""
@@ -185,7 +125,7 @@ def _run(folder: Path, which: dict[str, Any]) -> tuple[Run, pa.Table]:
     """Return the facts of a run, and its values."""
     known = {one.name for one in fields(Run)}
     noted = {name: value for name, value in (read_json(folder / "run.json") or {}).items() if name in known}
-    records = read_records(folder / FILE)
+    records = [json.loads(record) for record in read_log(folder / RECORDS)]
     values = [(one["step"], name, value) for one in records for name, value in one.items() if name != "step"]
     steps, names, numbers = zip(*values, strict=True) if values else ((), (), ())
     count = len(values)

@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mouse_core.errors import ConfigError, MouseError
+from mouse_core.errors import ConfigError, DataError, MouseError
 from mouse_core.files.locking import Held
+from mouse_core.files.log import follow_log
 from mouse_core.spec import check_count
-from mouse_study._running.folder import FILE, collect, last_record, read_json, settle
+from mouse_study._running.folder import RECORDS, collect, read_json, settle
 from mouse_study.results import FILE as RESULTS
 from mouse_study.results import Results
 
@@ -134,6 +135,7 @@ class _Pool:
         self._declared, self._folder, self._jobs = declared, folder, jobs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._begun_at: dict[str, int] = {}  # the step at which a run's process began
+        self._positions: dict[str, int] = {}  # where the next record of a run begins
         self._runs = {name: self._at_rest(name) for name in names}
         self._waiting = [name for name, now in self._runs.items() if now.state != "done"]
 
@@ -177,7 +179,7 @@ class _Pool:
 
     def _ended(self, name: str, status: int) -> None:
         _close(self._processes.pop(name))
-        now, log = self._at_rest(name), self._own(name) / "log.txt"
+        now, log = replace(self._at_rest(name), loss=self._at_work(name).loss), self._own(name) / "log.txt"
         if now.state == "waiting":  # ended by a signal, without a status
             if self._saved_step(name) > self._begun_at[name]:
                 self._waiting.insert(0, name)
@@ -188,17 +190,22 @@ class _Pool:
         self._runs[name] = now
 
     def _at_work(self, name: str) -> Progress:
-        last = last_record(self._own(name) / FILE)
-        if last is None:
+        try:
+            records, end = follow_log(self._own(name) / RECORDS, self._positions.get(name, 0))
+        except DataError:  # the run has dropped the records after its checkpoint
+            records, end = [], 0
+        self._positions[name] = end
+        if not records:
             return self._runs[name]
+        last = json.loads(records[-1])
         return Progress("running", last["step"] + 1, last["loss"])
 
     def _at_rest(self, name: str) -> Progress:
-        noted = read_json(self._own(name) / "run.json") or {}
-        last = last_record(self._own(name) / FILE) or {}
-        state = noted.get("status", "partial")
-        error = noted.get("error") or ""
-        return Progress("waiting" if state == "partial" else state, noted.get("steps", 0), last.get("loss"), error)
+        facts = read_json(self._own(name) / "run.json") or {}
+        state = facts.get("status", "partial")
+        return Progress(
+            "waiting" if state == "partial" else state, facts.get("steps", 0), error=facts.get("error") or ""
+        )
 
     def _saved_step(self, name: str) -> int:
         """Return the step of a run's checkpoint."""

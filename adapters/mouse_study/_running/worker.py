@@ -22,9 +22,10 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.locking import Held
+from mouse_core.files.log import Log
 from mouse_core.files.writing import making, write_file
 from mouse_study._running import states
-from mouse_study._running.folder import FILE, Records
+from mouse_study._running.folder import RECORDS
 from mouse_study.study import Context, Training, found, kind_of
 
 # Packages by import name; the versions of imported packages are recorded.
@@ -222,8 +223,9 @@ class Worker:
             self.fingerprint = _fingerprint(batches)
             size = self._restore() if training.state is not None else 0
             self.note("partial")
-            self.records = Records(self.folder / FILE, size)
+            self.records = Log(self.folder / RECORDS, lambda *_: None)
             try:
+                self.records.cut(size)  # later values were recorded after the checkpoint, and are recorded again
                 self._take_steps(training, _next_batch(batches))
             finally:
                 self.records.close()
@@ -263,9 +265,10 @@ class Worker:
                 row |= _numbers(training.evaluate(), "evaluation")
             if (memory := memory_now()) is not None and (step % _MEMORY_EVERY == 0 or step + 1 == self.steps):
                 row["memory"] = float(memory)
-            self.records.add(step, row)
+            is_due = self.stopping or self._is_due(step, self.declared["checkpoint_every"])
+            self.records.append(json.dumps({"step": step, **row}).encode(), sync=is_due)
             self.step = step + 1
-            if self.stopping or self._is_due(step, self.declared["checkpoint_every"]):
+            if is_due and self.parts["state"] is not None:
                 self._checkpoint()
 
     def _take_step(self, training: Training, step: int, next_batch: Callable[[], tuple[Any, ...]]) -> dict[str, float]:
@@ -299,14 +302,11 @@ class Worker:
     # ------------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Save a checkpoint; without a state, only sync the records to the disk."""
-        size = self.records.settle()
-        if self.parts["state"] is None:
-            return
+        """Save a checkpoint; all records are on the disk."""
         saved = {
             "version": _VERSION,
             "step": self.step,
-            "records": size,
+            "records": self.records.size,
             "facts": self.facts(),
             "digest": self.digest.state_dict(),
             "parts": {name: states.taken(part, name, self.begun[name]) for name, part in self.parts.items()},
