@@ -53,7 +53,7 @@ from mouse_core.groups.stored import (
     StoredBatch,
     StoredGroup,
     StoredRollouts,
-    ToldVersion,
+    VersionChange,
     encode,
     encode_parts,
     open_index,
@@ -473,7 +473,7 @@ class RolloutBuffer(BatchFiles):
         """Read the folder's files and logs, which this process owns, and give the batch maker what they have."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
-        self._stored, self._told = index.batches, index.told
+        self._stored, self._changes = index.batches, index.changes
         self._digest = stored_digest(self._root, self._stored) if digest else None
         # The uids of all rollouts, with the places of their groups among the sealed ones; -1: not sealed.
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
@@ -482,11 +482,11 @@ class RolloutBuffer(BatchFiles):
         options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
         self._waiting = Waiting(self._root, rules, self._cache, self._uids, self._columns, **options)
         self._uids.update(dict.fromkeys(self._waiting.by_uid, -1))
-        self._lost: set[str] = set()  # uids of the groups of versions that a trainer went back behind
+        self._lost: set[str] = set()  # uids of groups of lost versions: the trainer went back to an older one
         self._versions = Versions()
-        for told in index.told:
-            if self._versions.tell(told.version) or told is index.told[0]:
-                self._lose(told)
+        for change in self._changes:
+            if self._versions.set_latest(change.version) or change is self._changes[0]:
+                self._mark_lost(change)
         keys = [*(part.key for part in self._parts if part.place not in self._lost), *self._waiting.groups]
         for version in {key.policy_version for key in keys}:
             self._versions.note(version)
@@ -497,8 +497,8 @@ class RolloutBuffer(BatchFiles):
         self._readiness = Readiness(self._late, self._given_up)
         self._unnoted: list[GroupFile] = []
         self._ready = self._all_ready(index.ready)
-        for told in index.told if self._making.takes_groups else index.told[-1:]:
-            self._making.ask("set_policy_version", told.version)
+        for change in self._changes if self._making.takes_groups else self._changes[-1:]:
+            self._making.ask("set_policy_version", change.version)
         self._resume()
 
     def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
@@ -511,9 +511,9 @@ class RolloutBuffer(BatchFiles):
         self._note_ready([ready[place] for place in others])
         return [ready[place] for place in (*known, *others)]
 
-    def _lose(self, told: ToldVersion) -> None:
+    def _mark_lost(self, change: VersionChange) -> None:
         """Mark the groups of later versions that were sealed before as lost: their policy is not trained any more."""
-        before = [part for part in self._parts if part.number < told.sealed]
+        before = [part for part in self._parts if part.number < change.sealed]
         ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
         self._lost.update(part.place for part in before if ahead[part.key.policy_version])
 
@@ -946,20 +946,20 @@ class RolloutBuffer(BatchFiles):
             StorageError: The change cannot be written; nothing has changed.
             ClosedError, ForkError: As ``add_rollouts``.
         """
-        told = version_name(version)
+        latest = version_name(version)
         with self._step():
-            if told == self._versions.told:
+            if latest == self._versions.latest:
                 return
             # Groups of later versions are lost, those included that are not full, which are sealed first: what comes of
             # these versions from then on is of another policy. The maker begins anew, as it would after a restart.
-            self._carry_out(self._waiting.ahead(Versions(told=told)))
-            noted = ToldVersion(told, self._number, len(self._stored))
-            self._index_log.append(encode("told", [told], [noted.sealed]), sync=self._sync)
-            self._told.append(noted)
-            goes_back = self._versions.tell(told)
+            self._carry_out(self._waiting.ahead(Versions(latest=latest)))
+            change = VersionChange(latest, self._number, len(self._stored))
+            self._index_log.append(encode("version", [latest], [change.sealed]), sync=self._sync)
+            self._changes.append(change)
+            goes_back = self._versions.set_latest(latest)
             if goes_back:
-                self._lose(noted)
-            self._making.ask("set_policy_version", told)
+                self._mark_lost(change)
+            self._making.ask("set_policy_version", latest)
             if goes_back:
                 self._making.lose(self._lost)
                 if self._making.takes_groups:

@@ -33,12 +33,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 def _columns_of_examples(
     rollouts: Sequence[RolloutRecord], turns: Sequence[Turn], sizes: npt.NDArray[np.int64], declared: Columns
 ) -> list[Arrays]:
-    """Return the columns of an example of each rollout; what a rollout or turn lacks is the column's fill.
+    """Return the columns of an example of each rollout; missing values are the column's fill.
 
     Args:
         rollouts: The rollouts.
         turns: The turns of all rollouts, one after the other.
-        sizes: How many tokens each of the turns has.
+        sizes: The number of tokens of each turn.
         declared: The columns.
     """
     found: list[Arrays] = [{} for _ in rollouts]
@@ -68,13 +68,13 @@ FIELDS: dict[str, type[np.generic]] = {
     "advantage": np.float32,
     "generator_log_probs": np.float32,
 }
-"""What every example has, by name."""
+"""The arrays of every example, by name, with their dtypes."""
 
 Fields = dict[str, Sequence[npt.NDArray[Any]]]
 
-# Bytes of what packed rows have for each token.
+# Bytes of the arrays of packed rows per token.
 _BYTES = 22
-# From this size on NumPy asks for large pages, and the copies take most of the time.
+# From this size on, NumPy allocates large pages, and copying takes most of the time.
 _MANY_BYTES = 4 << 20
 
 
@@ -83,7 +83,7 @@ class Layout:
 
     Args:
         shape: Rows, and tokens of a row.
-        row_of, begin_of: Where each example begins, ``[n]``.
+        row_of, begin_of: The row of each example, and its first place there, ``[n]``.
         sizes: The number of its tokens, ``[n]``.
     """
 
@@ -99,7 +99,7 @@ class Layout:
         # An example without tokens may begin where another one begins.
         order = np.argsort(2 * begins + (sizes > 0), kind="stable")
         begins = begins[order]
-        # For each example in this order: its tokens, and the length of the gap behind it.
+        # For each example in this order: its number of tokens, and the length of the gap after it.
         counts = np.empty((len(order), 2), np.int64)
         counts[:, 0] = sizes[order]
         ends = begins + counts[:, 0]
@@ -108,7 +108,8 @@ class Layout:
         behind = counts[:, 1] > 0
         self._filled: list[int] = counts[behind, 1].tolist()
         self._gap_begins: list[int] = ends[behind].tolist()
-        # The sequence of pieces: examples by their numbers, and gaps, whose numbers continue behind them.
+        # The pieces in order: examples by number, and gaps, whose numbers follow those of the examples. With
+        # 2 examples and a gap after each: 0, 2, 1, 3.
         sequence = np.empty(counts.shape, np.int64)
         sequence[:, 0], sequence[:, 1] = order, len(order) - 1 + np.cumsum(behind)
         pieces = sequence[counts > 0].tolist()
@@ -129,7 +130,7 @@ class Layout:
         return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
 
     def _nothing_of(self, inner: tuple[int, ...], dtype: np.dtype[Any], fill: float) -> list[npt.NDArray[Any]]:
-        """Return the fill of each gap."""
+        """Return the filled array of each gap."""
         key = (inner, dtype, float(fill))
         found = self._nothing.get(key)
         if found is None:
@@ -138,14 +139,14 @@ class Layout:
         return found
 
     def place_all(self, fields: Fields, pad_token: int) -> Arrays:
-        """Return the arrays of the fields that every example has."""
+        """Return the arrays of ``FIELDS``."""
         # Fresh memory from the system costs as much as the copy. malloc keeps memory that was freed in one piece, so
         # that the next batch reuses it.
         np.empty(math.prod(self._shape) * _BYTES, np.uint8)
         return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Return where there is a token."""
+        """Return a mask, True for tokens."""
         return self._repeat(np.ones_like(self._row_of), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -172,19 +173,19 @@ class Layout:
         max_turns: int | None = None,
         max_examples: int | None = None,
     ) -> Arrays:
-        """Return the declared columns of examples, and ``turn_ids`` where some have a value per turn.
+        """Return the declared columns of examples, and ``turn_ids`` if a column has values per turn.
 
-        The turns of a row are numbered through. With 2, 1 and 3 turns of the examples of a row, the first turn of each
-        is number 0, 2 and 3 of the row.
+        The turns of a row are numbered consecutively. With examples of 2, 1 and 3 turns in a row, the first
+        turns of the examples are numbers 0, 2 and 3.
 
         Args:
-            examples: ``n`` of them.
-            segment_of: The number of each example in its row, from 0, ``[n]``; None: each row has one.
-            max_turns, max_examples: Places of a row for the values of turns and examples; None: as many as needed.
+            examples: ``n`` examples.
+            segment_of: The number of each example in its row, from 0, ``[n]``; None: one example per row.
+            max_turns, max_examples: Places of a row for the values of turns and examples; None: the needed number.
 
         Raises:
-            ConfigError: There are to be none.
-            DataError: Examples of differing columns; more places are needed.
+            ConfigError: ``max_turns`` or ``max_examples`` is below 1.
+            DataError: The columns of examples differ, or more places are needed.
         """
         declared, row_of, rows = common_columns(examples), self._row_of, self._shape[0]
         arrays: Arrays = {}
@@ -194,7 +195,7 @@ class Layout:
         per_turn = declared.of("turn")
         turns = np.array([len(example.columns[per_turn[0].name]) if per_turn else 0 for example in examples])
         order = np.lexsort((segments, row_of))
-        first = np.searchsorted(row_of[order], np.arange(rows))  # of each row the first example
+        first = np.searchsorted(row_of[order], np.arange(rows))  # the first example of each row
         before = np.concatenate([[0], np.cumsum(turns[order])])
         begins = np.empty(len(examples), np.int64)
         begins[order] = before[:-1] - before[first[row_of[order]]]
@@ -227,7 +228,7 @@ class Layout:
 
 
 def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
-    """Return how many places a row has: ``most``, or as many as are needed."""
+    """Return the number of places of a row: ``most``, or the needed number."""
     needed = int(slots.max(initial=-1)) + 1
     if most is None:
         return max(needed, 1)
@@ -237,8 +238,8 @@ def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
 
 
 def fields_of(examples: Sequence[RLExample]) -> Fields:
-    """Return the arrays that every example has, by name."""
-    return {  # each attribute by its name, as that takes a third of what ``getattr`` does
+    """Return the arrays of ``FIELDS`` of all examples."""
+    return {  # written out, as ``getattr`` with a name takes three times as long
         "tokens": [example.tokens for example in examples],
         "loss_mask": [example.loss_mask for example in examples],
         "advantage": [example.advantage for example in examples],
@@ -249,7 +250,7 @@ def fields_of(examples: Sequence[RLExample]) -> Fields:
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
     """Join arrays of one dtype, as ``np.concatenate`` does.
 
-    To join them as bytes costs less than half of what NumPy does for each of many short arrays.
+    For many short arrays, joining them as bytes takes less than half the time of NumPy.
 
     Args:
         arrays: The arrays.
@@ -268,8 +269,8 @@ def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.
     """Return the row of each example, and where it begins there, each ``[n]``; in a row the longest comes first."""
     order = np.argsort(-sizes, kind="stable")
     bits = len(sizes).bit_length()
-    # What is left in each row, times 2**bits, and the row's number: the most of all, the others in order, and before
-    # them what is too little for all. As examples become shorter it is mostly the most that takes one.
+    # A room is ``free tokens << bits | row``: with 3 bits, 5 free tokens in row 2 are 42. ``most`` is the largest room,
+    # and ``rooms`` are the others, ascending, without those too small for every example. -1 and -2 stand for no room.
     most, rooms, fresh = -1, [-2], length << bits
     taken = []
     needs = (sizes[order] << bits).tolist()
@@ -341,7 +342,7 @@ def make_examples(
         values.flags.writeable = False
     own = _columns_of_examples(rollouts, turns, sizes, declared)
     turn_ids = None
-    if declared.of("turn"):  # which turn of its rollout each token is of
+    if declared.of("turn"):  # the number of each token's turn in its rollout
         numbers = np.concatenate([np.arange(len(rollout.turns), dtype=np.int32) for rollout in rollouts])
         turn_ids = np.repeat(numbers, sizes)
         turn_ids.flags.writeable = False

@@ -150,7 +150,7 @@ EXAMPLES = pa.schema(
 
 
 def stored(declared: Columns, *pers: str) -> list[RolloutColumn]:
-    """Return the declared columns that lie with the rollouts: all but late ones."""
+    """Return the declared columns that are stored with the rollouts: all but late ones."""
     return [column for column in declared.values() if column.per in pers and not column.late]
 
 
@@ -235,7 +235,7 @@ def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa
 
 
 def nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
-    """Return lists of type ``kind`` and these lengths, of values that lie behind each other."""
+    """Return lists of type ``kind`` with these lengths; ``values`` has all their values in order."""
     ends = np.cumsum([0, *lengths])
     if ends[-1] > np.iinfo(np.int32).max:
         raise DataError(f"rollouts: expected fewer than 2**31 values at once, found {ends[-1]}")
@@ -298,7 +298,7 @@ def _batch_to_rollouts(
     count, names = batch.num_rows, batch.schema.names
     simple = [name for name in names if name in ROLLOUTS.names and name not in ("turns", "metadata", "replica_id")]
     columns = known | {name: batch.column(name).to_pylist() for name in simple}
-    # The checks of each object take most of the time, and find no more than these checks of whole columns.
+    # Checks of whole columns find the same as the checks of each object, which would take most of the time.
     sound = _are_sound_turns(turns) and _are_sound(columns, bounds, "reward" in declared)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
@@ -335,7 +335,7 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
 
 
 def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int], late_reward: bool) -> bool:
-    """Whether ``RolloutRecord`` accepts all of these values, turns apart."""
+    """Whether ``RolloutRecord`` accepts all of these values, except turns."""
     if late_reward:
         columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
     empty = any(begin == end for begin, end in pairwise(bounds))
@@ -364,7 +364,7 @@ def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[R
 
 
 def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return the values of all lists behind each other, and the place where each list begins, and the end."""
+    """Return the values of all lists in one array, and the bounds of the lists in it."""
     offsets = lists.offsets.to_numpy()
     begin = int(offsets[0])
     return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()
@@ -425,10 +425,10 @@ BATCHES = "batches"
 """The folder of stored batches."""
 
 STATE = ".state"
-"""The folder of what is not data: the logs, and who owns the folder."""
+"""The folder of the logs, the lock of the owner, and the declared columns."""
 
 LATE = ".late"
-"""The folder of columns that came later."""
+"""The folder of late columns."""
 
 _LONGEST = 200
 
@@ -437,13 +437,13 @@ _LONGEST = 200
 def folder_name(environment: str) -> str:
     """Return a name for an environment's folder that is safe in paths and different for every environment.
 
-    Letters, digits, ``_``, ``-`` and inner dots stay; all else becomes ``%XX``, byte by byte.
+    Letters, digits, ``_``, ``-`` and inner dots are kept; each other byte becomes ``%XX``.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), environment)
     if name[0] == "." or name == BATCHES:
         name = f"%{ord(name[0]):02X}{name[1:]}"
     if len(name) > _LONGEST:
-        # "%" and no hexadecimal digit after it: no other name can look like this.
+        # "%" without a hexadecimal digit after it: no other environment has this name.
         name = f"{name[:100]}%-{hashlib.sha256(environment.encode()).hexdigest()[:32]}"
     return name
 
@@ -452,7 +452,7 @@ _NOTE = "columns.json"
 
 
 def read_declared(root: Path) -> Columns:
-    """Return the columns that are declared for a buffer's folder; none where ``columns.json`` is not there.
+    """Return the declared columns of a buffer's folder; none without ``columns.json``.
 
     Raises:
         DataError: The file is damaged, or a newer release wrote it.
@@ -612,7 +612,7 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
 def check_codec(compression: str) -> str:
-    """Return ``compression`` if pages can be compressed so, else raise ConfigError."""
+    """Return a codec of pages; ConfigError if it is unknown."""
     if compression not in _CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
         raise ConfigError(f"compression: expected one of {list(_CODECS)}, found {compression!r}")
     return compression
@@ -711,7 +711,7 @@ def read_part(
         if columns is not None:
             schema = pa.schema([field for field in schema if field.name in columns])
         if not table.schema.equals(schema):
-            # Other tools may have written it anew, with the same columns.
+            # Another tool may have rewritten the file, with the same columns.
             table = table.select(schema.names).cast(schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -775,7 +775,7 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
         if len(tables[-1]) < len(part.uids):
             raise _damaged(path, f"{len(tables[-1])} rollouts from {part.first} on, of {len(part.uids)}")
     try:
-        # A call for all columns of several groups takes about as long as a call for one group.
+        # Converting several groups in one call takes about as long as converting one.
         whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)
     except (pa.ArrowException, DataError):
         groups = zip(tables, parts, paths, strict=True)
@@ -853,7 +853,7 @@ def writing_files(root: Path, folders: Sequence[str], *, sync: bool) -> Iterator
     with storing(f"files in {root}"):
         try:
             yield paths
-            # From here on the values are stored: readers see the files, and a restart finds them.
+            # From here on the values are stored: readers and a restart find the files.
             publish(paths)
             if sync:
                 sync_folders(folders)

@@ -797,7 +797,7 @@ class GrpoBatchMaker:
         Raises:
             DataError: The version is neither a str nor an int.
         """
-        if self._versions.tell(version_name(version)):
+        if self._versions.set_latest(version_name(version)):
             self._forget(self._wanted.drop(self._versions.is_ahead), "lost_versions")
         self._forget_stale()
 

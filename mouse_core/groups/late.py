@@ -165,8 +165,8 @@ class LateColumns:
         root: The buffer's folder.
 
     Attributes:
-        files: The files that are there.
-        unlisted: The files that the log's table of contents does not have.
+        files: The existing files.
+        unlisted: The files that the log does not list.
     """
 
     def __init__(self, root: Path) -> None:
@@ -216,7 +216,7 @@ class LateColumns:
         with self._lock:
             if self._declared is None:
                 declared = read_declared(self._root)
-                # The log first: values that leave the log meanwhile are in a file.
+                # The log is read first: values that leave it meanwhile are in a file.
                 self.open(declared, read_log(_late_log(self._root)) if declared.late else [])
             assert self._declared is not None
             return self._declared
@@ -258,7 +258,7 @@ class LateColumns:
         return self._places[name]
 
     def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
-        """Return a value; None where it has not come; errors as those of ``fill``."""
+        """Return a value; None if it has not arrived; errors as those of ``fill``."""
         with self._lock:
             self._opened()
             place = self._places[name].get(uid) if name in self._places else None
@@ -274,13 +274,13 @@ class LateColumns:
                 column, path = chunk
                 rows = read_part(path, lambda found, _: _schema(column), [name])[0].column(0).combine_chunks()
                 self._read[number] = values = _values_of(column, rows)
-                # Rollouts are mostly read in the order in which their values came.
+                # Rollouts are mostly read in the order in which their values arrived.
                 if len(self._read) > _CACHED_FILES:
                     self._read.popitem(last=False)
             return values[row]
 
     def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Return rollouts with the late columns that have come.
+        """Return rollouts with the values of late columns that have arrived.
 
         Raises:
             DataError: A damaged file; the message names it.
@@ -340,18 +340,18 @@ class LateStore(LateColumns):
             self._list([])
 
     def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
-        """Write values of one or several columns, except those that are there already.
+        """Write values of one or several columns, except stored ones.
 
         Args:
             chunks: The values.
-            arrived: Called with the new values of a chunk, once these are on the disk.
+            arrived: Called with the new values of a chunk once they are on the disk.
 
         Returns:
-            How many of each chunk were new.
+            The number of new values of each chunk.
 
         Raises:
             DataError: A rollout has another value of the column; the message names it. Nothing was written.
-            StorageError: They cannot be written; nothing was, or, where there are several chunks, some.
+            StorageError: The values cannot be written; of several chunks, some may be written.
         """
         seen: set[tuple[str, str]] = set()
         for chunk in chunks if len(chunks) > 1 else ():
@@ -372,7 +372,7 @@ class LateStore(LateColumns):
             for chunk in few:
                 self.add_chunk(chunk)
                 arrived(chunk)
-            # The log has the same values, so it can become smaller another time.
+            # If this fails, the log still has the values, and the next call shortens it.
             with contextlib.suppress(StorageError):
                 if self._log.size > _LOG_BYTES:
                     self.take_chunks(self._write)
@@ -381,7 +381,7 @@ class LateStore(LateColumns):
         return [len(chunk.uids) for chunk in unknown]
 
     def _unknown(self, chunk: Chunk) -> Chunk:
-        """Return the values that are not there yet."""
+        """Return the values that are not stored yet."""
         name = chunk.column.name
         known = list(map(self.places(name).__contains__, chunk.uids))
         if not any(known):
@@ -397,7 +397,7 @@ class LateStore(LateColumns):
         return chunk.take([row for row, there in enumerate(known) if not there])
 
     def _list(self, paths: Sequence[Path]) -> None:
-        """Add files to the log's table of contents; if that fails, they are added with the next ones."""
+        """List files in the log; if that fails, they are listed with the next ones."""
         self.unlisted += paths
         if self.unlisted and self._log is not None:
             with contextlib.suppress(StorageError):
@@ -437,7 +437,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
     Args:
         column: The column.
         given: A dict of values by uid.
-        counts: How many tokens or turns each of the rollouts has; None where a rollout has one value.
+        counts: The number of tokens or turns of each rollout; None if a rollout has one value.
 
     Raises:
         DataError: Another shape or type, or values that the dtype or the column does not have; the message names the

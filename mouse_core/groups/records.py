@@ -429,23 +429,25 @@ def version_order(version: str) -> tuple[Any, ...]:
 class Versions:
     """The versions that were seen, and how far behind the newest one each is.
 
-    The newest version is the version of the last ``tell``, or, without a call, the newest version seen.
+    The newest version is the version of the last ``set_latest``, or, without a call, the newest version seen.
 
     Example:
         >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
         >>> versions.behind("3"), versions.behind("step-9")
         (4, 4)
-        >>> versions.tell("7"), versions.tell("3"), versions.behind("3"), versions.is_ahead("5")
+        >>> versions.set_latest("7"), versions.set_latest("3"), versions.behind("3"), versions.is_ahead("5")
         (False, True, 0, True)
-        >>> versions.tell("7"), versions.parted("5", ["7", "3", "7"]), versions.parted("3", ["7", "3", "7"])
-        (False, 6, None)
+        >>> versions.set_latest("7")
+        False
+        >>> versions.across_branches("5", ["7", "3", "7"]), versions.across_branches("3", ["7", "3", "7"])
+        (6, None)
 
     Attributes:
-        told: The version of the last ``tell``; None without a call.
+        latest: The version of the last ``set_latest``; None without a call.
     """
 
-    def __init__(self, seen: Iterable[str] = (), told: str | None = None) -> None:
-        self.told = told
+    def __init__(self, seen: Iterable[str] = (), latest: str | None = None) -> None:
+        self.latest = latest
         self._seen: list[tuple[tuple[Any, ...], str]] = []  # in their order, of equal ones the first
         self._places: dict[str, int] = {}
         for version in seen:
@@ -460,14 +462,14 @@ class Versions:
         insort(self._seen, entry)
         return place == len(self._seen) - 1
 
-    def tell(self, version: str) -> bool:
-        """Set the latest version; return whether a newer one was told or seen before.
+    def set_latest(self, version: str) -> bool:
+        """Set the latest version; return whether a newer one was set or seen before.
 
         Newer versions are removed: if their numbers occur again, they belong to another policy.
         """
         order = version_order(version)
-        goes_back = self.told is not None and order < version_order(self.told)
-        self.told = version
+        goes_back = self.latest is not None and order < version_order(self.latest)
+        self.latest = version
         self.note(version)
         there = bisect_right(self._seen, (order, _LAST))
         goes_back |= there < len(self._seen)
@@ -478,18 +480,18 @@ class Versions:
         """Return how many versions ``version`` is behind the newest: the difference of numbers, rounded up, else the
         number of versions between them; 0 if it is not behind.
         """
-        return self._between(version, self._seen[-1][1] if self.told is None else self.told)
+        return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
 
-    def parted(self, version: str, told: Iterable[str]) -> int | None:
-        """Return the distance of a version from the newest, if a trainer went back behind it; else None.
+    def across_branches(self, version: str, changes: Iterable[str]) -> int | None:
+        """Return the distance of a version from the newest, if the trainer went back behind it since; else None.
 
-        For version 5, if 3 was told and then 7: two versions on the lost branch and four on the new one, so 6.
+        For version 5, where 3 was set and then 7: two versions on the abandoned branch and four on the new one, so 6.
 
         Args:
             version: The version.
-            told: The versions that were told after ``version`` was seen.
+            changes: The versions that were set after ``version`` was seen.
         """
-        back = min(told, key=version_order, default=version)
+        back = min(changes, key=version_order, default=version)
         if version_order(back) >= version_order(version):
             return None
         return max(1, self._between(back, version) + self.behind(back))
@@ -505,14 +507,14 @@ class Versions:
         return bisect_right(self._seen, (version_order(version), _LAST))
 
     def is_ahead(self, version: str) -> bool:
-        """Whether a version is newer than the one that is said to be the latest."""
-        return self.told is not None and version_order(version) > version_order(self.told)
+        """Whether a version is newer than the latest that was set."""
+        return self.latest is not None and version_order(version) > version_order(self.latest)
 
     def refuse_ahead(self, version: str, rollout_uid: str) -> None:
-        """Raise DataError where a rollout is of a version newer than the one that is said to be the latest."""
+        """Raise DataError where a rollout is of a version newer than the latest that was set."""
         if self.is_ahead(version):
             raise DataError(
-                f"rollout {rollout_uid!r}: expected a version up to {self.told!r}, as set_policy_version said, "
+                f"rollout {rollout_uid!r}: expected a version up to {self.latest!r}, as set_policy_version said, "
                 f"found {version!r}"
             )
 

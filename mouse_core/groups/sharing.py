@@ -261,11 +261,11 @@ class SharedBuffer:
         """Answer a call: plain values, and bytes as "body". An error is an answer, too, and changes nothing.
 
         Args:
-            call: What is asked for: ``{"call": name, "client": name}`` and what goes with it.
-            body: The bytes of rollouts or of values.
+            call: The request: ``{"call": name, "client": name}`` and its arguments.
+            body: The bytes of rollouts or values.
 
         Raises:
-            ConnectionError: It waited for room, and is to ask again: the server is being closed.
+            ConnectionError: The server is being closed while the call waits for room; the client repeats the call.
         """
         try:
             kind = self._answers.get(str(call.get("call")))
@@ -278,7 +278,7 @@ class SharedBuffer:
             return {"error": type(error).__name__, "message": str(error.args[0] if error.args else error)}
         except ConnectionError:
             raise
-        except Exception as error:  # whoever sent it must not wait for ever
+        except Exception as error:  # the client needs an answer
             return {"error": "WorkerError", "message": f"buffer: expected to answer, found {error!r}"}
 
     def _look(self, call: Mapping[str, Any], body: memoryview) -> Answer:

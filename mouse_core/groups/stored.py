@@ -86,7 +86,7 @@ _RECORDS = {
         }
     ),
     "batches": pa.schema({"name": pa.string(), "uids": _UIDS}),
-    "told": pa.schema({"version": pa.string(), "sealed": pa.int64()}),
+    "version": pa.schema({"version": pa.string(), "sealed": pa.int64()}),
     "declared": pa.schema({"json": pa.string()}),
     **{kind: pa.schema({"name": pa.string()}) for kind in ("ready", "given_up", "gone")},
 }
@@ -109,13 +109,13 @@ class StoredBatch(NamedTuple):
         return self.name.split("_")[1]
 
 
-class ToldVersion(NamedTuple):
-    """A policy version that ``set_policy_version`` named as the latest.
+class VersionChange(NamedTuple):
+    """A call of ``set_policy_version``.
 
     Args:
-        version: The version.
-        sealed: How many groups were sealed before; those of later versions are lost.
-        batches: How many batches were stored before.
+        version: The version, the latest from then on.
+        sealed: The number of groups that were sealed before; those of later versions are lost.
+        batches: The number of batches that were stored before.
     """
 
     version: str
@@ -131,7 +131,7 @@ class Index:
         parts: The groups whose files are there, in the order in which they were sealed.
         batches: The batches in the order in which they were stored, also those whose files were deleted.
         ready: Uids of groups that waited for columns and have them, in the order in which they became ready.
-        told: The told versions, in order.
+        changes: The changes of the policy version, in order.
         given_up: Uids of rollouts that were given up.
         declared: The declared columns.
         gone: Files of groups that are known to be gone.
@@ -140,7 +140,7 @@ class Index:
     parts: list[GroupFile] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
-    told: list[ToldVersion] = field(default_factory=list)
+    changes: list[VersionChange] = field(default_factory=list)
     given_up: set[str] = field(default_factory=set)
     declared: Columns = NO_COLUMNS
     gone: set[str] = field(default_factory=set)
@@ -176,8 +176,8 @@ def _decode(records: Sequence[bytes]) -> Index:
             index.parts += map(GroupFile, map(GroupKey, *columns[:3]), *columns[3:])
         elif kind == b"batches":
             index.batches += map(StoredBatch, *columns)
-        elif kind == b"told":
-            index.told += [ToldVersion(columns[0][0], columns[1][0], len(index.batches))]
+        elif kind == b"version":
+            index.changes += [VersionChange(columns[0][0], columns[1][0], len(index.batches))]
         elif kind == b"declared":
             index.declared = Columns.from_json(columns[0][0], "index")
         elif kind == b"ready":
@@ -305,7 +305,7 @@ def _used(path: Path) -> tuple[str, ...]:
 
 
 class BatchFiles:
-    """The stored batches of a folder. A subclass fills ``_stored``, the batches, and ``_told``, the told versions.
+    """The stored batches of a folder. A subclass fills ``_stored``, the batches, and ``_changes``, the version changes.
 
     Args:
         root: The buffer's folder.
@@ -314,7 +314,7 @@ class BatchFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stored: list[StoredBatch] = []
-        self._told: list[ToldVersion] = []
+        self._changes: list[VersionChange] = []
 
     def batch_at(self, index: int) -> str | None:
         """Return the id of the batch with this number; None if it does not exist yet."""
@@ -347,12 +347,12 @@ class BatchFiles:
         """
         number, path = self._find(batch_id)
         behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
-        told = [one.version for one in list(self._told) if one.batches > number]
-        if told:
-            versions = Versions(told)
-            versions.tell(told[-1])
+        changes = [one.version for one in list(self._changes) if one.batches > number]
+        if changes:
+            versions = Versions(changes)
+            versions.set_latest(changes[-1])
             for place, example in enumerate(_read_examples(path)):
-                apart = versions.parted(example.policy_version, told) if example.policy_version else None
+                apart = versions.across_branches(example.policy_version, changes) if example.policy_version else None
                 behind[place] = behind[place] if apart is None else apart
         return behind
 
@@ -401,8 +401,8 @@ class FolderBatches(BatchFiles):
     def _follow(self) -> None:
         """Read on in the log. Only a batch that is in the log has its number for good."""
         records, self._position = follow_log(index_path(self._root), self._position)
-        new = _decode([record for record in records if record.startswith((b"batches\n", b"told\n"))])
-        self._told += [one._replace(batches=one.batches + len(self._stored)) for one in new.told]
+        new = _decode([record for record in records if record.startswith((b"batches\n", b"version\n"))])
+        self._changes += [one._replace(batches=one.batches + len(self._stored)) for one in new.changes]
         self._stored += new.batches
 
 
@@ -511,7 +511,7 @@ class StoredGroup:
 
     @property
     def group_uid(self) -> str:
-        """The group's uid, which tells groups of one problem and version apart; rollouts that are read have it."""
+        """The group's uid, which differs between groups of one problem and version; rollouts that are read have it."""
         return self.part.place
 
     @property

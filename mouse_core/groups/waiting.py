@@ -281,7 +281,7 @@ class Waiting:
         return _sealing(self.groups)
 
     def ahead(self, versions: Versions) -> SealingPlan:
-        """Return a plan that seals the groups of versions newer than the told one."""
+        """Return a plan that seals the groups of versions newer than the latest that was set."""
         return _sealing({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
 
     def due(self, now: float) -> SealingPlan:

@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from mouse_study.divergence.models import (
     difference,
     tensor_name,
 )
-from mouse_study.divergence.running import Event, Run, as_flax_has_it, as_float64, is_spatial, patched, run_alone
+from mouse_study.divergence.running import Event, Run, as_flax_has_it, as_float64, is_spatial, run_alone
 from mouse_study.divergence.settings import Stepping, of_update
 from mouse_study.divergence.weights import Twins, transfer, twins
 
@@ -166,7 +167,7 @@ def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
     alone = {one.tensor: one for one in found if one.stage == "layer alone" and one.beyond}
     for pair, event, given, output in run.calls():
         if event.path in alone and getattr(pair.flax.module, "use_fast_variance", False):
-            with patched(pair.flax.module, "use_fast_variance", False):
+            with patch.object(pair.flax.module, "use_fast_variance", False):
                 made = run_alone(pair.flax.module, given)
             values = as_flax_has_it(output, made.shape)
             # The remaining difference may be the rounding of large means, which both sides subtract.
@@ -271,7 +272,7 @@ def _attention_in_float32(run: Run) -> list[Cause]:
             apart.extend([one.relative] * one.beyond)
         return made
 
-    with patched(jax.nn, "dot_product_attention", attention):
+    with patch.object(jax.nn, "dot_product_attention", attention):
         run.pass_of_flax(nnx.clone(run.before[1]))
     if not apart:
         return []

@@ -1,6 +1,6 @@
-"""The layers of a model of either framework, their kinds, and how the arrays of one become those of the other.
+"""The layers of PyTorch and Flax models, their kinds, and the conversion of their arrays between the frameworks.
 
-The report of a comparison of two implementations names these layers.
+Also the result of a comparison of two implementations, whose report names these layers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Difference:
 
     @property
     def beyond(self) -> bool:
-        """Whether it is more than rounding."""
+        """Whether the difference is larger than rounding explains."""
         return not self.relative <= self.tolerance
 
     def __str__(self) -> str:
@@ -75,20 +75,20 @@ def difference(
 
 
 def largest(values: Array) -> float:
-    """The largest value, sign aside; NaN if one is."""
+    """Return the largest absolute value; NaN if a value is NaN."""
     return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Something known that makes implementations differ, and that a check of these two found.
+    """A known cause of differences that a check of the two implementations found.
 
     Args:
-        name: What it is.
-        where: In which layer, tensor or part.
-        torch: What PyTorch's does there.
-        flax: What Flax's does.
-        size: How far apart it was seen to make a tensor, in parts of its largest value; None where that is not known.
+        name: The name of the cause.
+        where: The layer, tensor or part.
+        torch: The behaviour of the PyTorch implementation.
+        flax: The behaviour of the Flax implementation.
+        size: The measured relative difference that it causes in a tensor; None if it was not measured.
     """
 
     name: str
@@ -122,11 +122,11 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """The first one beyond rounding."""
+        """The first difference beyond rounding."""
         return next(iter(self.differences), None)
 
     def of(self, stage: Stage) -> tuple[Difference, ...]:
-        """The tensors of one stage, within rounding or not."""
+        """Return the compared tensors of a stage."""
         return tuple(one for one in self.compared if one.stage == stage)
 
     def __str__(self) -> str:
@@ -160,13 +160,13 @@ class Comparison:
         return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; {most}"
 
     def _too_small(self, cause: Cause) -> bool:
-        """Whether what it makes is less than a tenth of the first difference of the forward pass."""
+        """Whether a cause explains less than a tenth of the first difference of the forward pass."""
         first = next((one for one in self.of("forward") if one.beyond), None)
         return first is not None and cause.size is not None and cause.size < 0.1 * first.relative
 
 
 def _grouped(causes: tuple[Cause, ...]) -> list[str]:
-    """A line for each, and one for those that are the same in several places."""
+    """Return a line for each cause; equal causes in several places share a line."""
     places: dict[tuple[str, str, str], list[Cause]] = {}
     for cause in causes:
         places.setdefault((cause.name, cause.torch, cause.flax), []).append(cause)
@@ -184,11 +184,11 @@ class Kind:
     """A kind of layer in both frameworks.
 
     Args:
-        name: What messages call it.
-        torch: PyTorch's classes.
-        flax: Flax's.
-        to_flax: PyTorch's arrays, the shapes that are wanted, and what the arrays are, as Flax's arrays.
-        to_torch: Flax's arrays and the shapes that are wanted, as PyTorch's arrays.
+        name: The name in messages.
+        torch: The PyTorch classes.
+        flax: The Flax classes.
+        to_flax: Converts PyTorch arrays of the role ``What`` to Flax arrays of the wanted shapes.
+        to_torch: Converts Flax weights to PyTorch arrays of the wanted shapes.
     """
 
     name: str
@@ -260,7 +260,7 @@ def _attention_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
 
 
 def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
-    """Heads apart: of 4 heads of 8, the query's kernel [32, 32] becomes [32, 4, 8], and the output's [4, 8, 32]."""
+    """Split the heads: of 4 heads of 8, the query's kernel [32, 32] becomes [32, 4, 8], the output's [4, 8, 32]."""
     if shape is None or int(np.prod(shape)) != values.size:
         return values
     return values.reshape(shape)
@@ -288,7 +288,7 @@ def _gru_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
     if bias is None:
         made["dense_i.bias"] = np.zeros(3 * hidden, made["dense_i.kernel"].dtype)
         return made
-    # r and z add both biases; of n, the recurrent one is multiplied by r first, and Flax has none there.
+    # r and z add both biases; in n, the recurrent bias is multiplied by r first, and Flax has no such bias.
     inner = arrays["bias_hh"][2 * hidden :]
     if what == "weights" and inner.any():
         raise SchemaError(
@@ -339,7 +339,7 @@ def _lstm_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
     return _recurrent_to_torch(inputs, hidden, bias, wanted)
 
 
-# ---------------------------------------------------------------------- all of them
+# ---------------------------------------------------------------------- the kinds
 
 _NORM = {"weight": "scale", "bias": "bias"}
 _BATCH_NORM = _NORM | {"running_mean": "mean", "running_var": "var"}
@@ -379,7 +379,7 @@ KINDS = (
 )
 
 
-# Classes of the frameworks that only hold what a user gives them, so that parameters in them are the user's.
+# Containers of the frameworks, whose parameters the user defines.
 _HOLD = (
     *(torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict),
     *(torch.nn.ParameterList, torch.nn.ParameterDict),
@@ -390,7 +390,7 @@ _HOLD = (
 
 
 def is_foreign(module: Any) -> bool:
-    """Whether a module is a layer of a framework's own, or made of one, and lays out arrays as it does."""
+    """Whether a module is, or derives from, a layer of a framework, which determines the layout of its arrays."""
     packages = ("torch.nn.", "flax.nnx.")
     return any(base not in _HOLD and base.__module__.startswith(packages) for base in type(module).__mro__)
 
@@ -400,10 +400,10 @@ class Layer:
     """A layer with weights, or a parameter by itself.
 
     Args:
-        path: Where it is, names joined by dots; containers that only one framework has are left out.
-        kind: What it is.
-        module: The layer, or whose the parameter is.
-        arrays: PyTorch's tensors or Flax's variables, by the names that the kind knows.
+        path: The names from the model to the layer, joined by dots, without containers of one framework only.
+        kind: The kind of layer.
+        module: The layer, or the module that has the parameter.
+        arrays: PyTorch tensors or Flax variables by the names of the kind.
     """
 
     path: str
@@ -413,7 +413,7 @@ class Layer:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its arrays."""
+        """The shapes of the arrays by name."""
         return {name: tuple(values.shape) for name, values in self.arrays.items()}
 
     def __str__(self) -> str:
@@ -425,7 +425,7 @@ class Layer:
 
 
 def torch_layers(module: torch.nn.Module, path: str = "") -> Iterator[Layer]:
-    """The layers of a PyTorch model, and its parameters that are in none, in the order in which they were made."""
+    """Yield the layers of a PyTorch model, and parameters outside layers, in the order of their creation."""
     kind = next((kind for kind in KINDS if isinstance(module, kind.torch)), None)
     if kind is not None:
         yield from (
@@ -467,7 +467,7 @@ def _recurrent_layers(module: Any, kind: Kind, path: str) -> Iterator[Layer]:
 
 
 def flax_layers(module: Any, path: str = "") -> Iterator[Layer]:
-    """The layers of a Flax model, and its parameters that are in none, in the order in which they were made."""
+    """Yield the layers of a Flax model, and parameters outside layers, in the order of their creation."""
     kind = next((kind for kind in KINDS if isinstance(module, kind.flax)), None)
     if kind is not None:
         yield Layer(path, kind, module, dict(_variables(module, "")))
@@ -499,7 +499,7 @@ def _children(module: Any) -> list[tuple[str, Any]]:
     elif isinstance(module, list | tuple):
         children = {str(number): child for number, child in enumerate(module)}
     else:
-        # What Flax keeps of its own there is called _pytree__state or _object__state.
+        # Flax has internal state there: _pytree__state or _object__state.
         own = vars(module).items()
         children = {name: child for name, child in own if not name.startswith(("_pytree__", "_object__"))}
     kept = (nnx.Module, nnx.Variable, list, tuple, dict)
@@ -516,14 +516,14 @@ def tensor_name(path: str, name: str) -> str:
 
 
 def arrays_of(layer: Layer, *, zeros: bool = False) -> Arrays:
-    """The arrays of a layer on the host, or zeros of their shapes."""
+    """Return the arrays of a layer on the host, or zeros of their shapes."""
     if zeros:
         return {name: np.zeros(shape, np.float32) for name, shape in layer.shapes.items()}
     return {name: array_of(values) for name, values in layer.arrays.items()}
 
 
 def array_of(values: Any) -> Array:
-    """A tensor of PyTorch's, a variable of Flax's or an array of JAX's on the host."""
+    """Return a PyTorch tensor, a Flax variable or a JAX array on the host."""
     if isinstance(values, torch.Tensor):
         tensor = values.detach().cpu()
         if tensor.dtype == torch.bfloat16:

@@ -1,6 +1,6 @@
-"""Running two implementations in float64, and comparing all that a training step makes, up to the gradients.
+"""A training step of two implementations in float64, up to the gradients, and the comparison of their tensors.
 
-The inputs and outputs of layers are recorded in one forward pass of either framework.
+The inputs and outputs of layers are recorded in one forward pass of each framework.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +39,15 @@ from mouse_study.divergence.weights import Twins, twins
 
 @dataclass(frozen=True)
 class Event:
-    """A tensor that a layer was given or gave.
+    """The input or output of a layer in one call.
 
     Args:
-        path: Of the layer, in PyTorch's model.
+        path: The path of the layer in the PyTorch model.
         role: "input" or "output".
-        number: Which call of the layer it was.
+        number: The number of the call of the layer, from 0.
         values: The tensor.
         module: The layer.
-        alone: Whether the layer was given nothing else, so that it can be run by itself.
+        alone: Whether this is the only input, so that the layer can run by itself.
     """
 
     path: str
@@ -71,11 +73,11 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     summands: dict[str, float] = field(default_factory=dict)
-    """By path: how much the gradient of a bias of the layer sums up, signs aside."""
+    """The sum of absolute terms in the gradient of a bias of the layer, by the layer's path."""
     _calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, path: str, role: str, values: Any, module: Any, *, alone: bool = True) -> None:
-        """Note a tensor, if it is one that has values."""
+        """Record a tensor, unless it is None or traced, without values."""
         if values is None or isinstance(values, jax.core.Tracer) or not hasattr(values, "dtype"):
             return
         number = self._calls[path, role]
@@ -85,18 +87,13 @@ class Recording:
         self.events.append(Event(path, role, number, found, module, alone))
 
     def by_key(self) -> dict[tuple[str, str, int], Event]:
-        """The events by what tells them apart."""
+        """Return the events by ``Event.key``."""
         return {event.key: event for event in self.events}
-
-
-def _first_tensor(values: Any) -> Any:
-    """Return the main output of a PyTorch layer: the first of a tuple, as in LSTM and attention."""
-    return values[0] if isinstance(values, tuple) else values
 
 
 @contextmanager
 def torch_recording(pairs: Sequence[Twins]) -> Iterator[Recording]:
-    """Note what the layers of PyTorch's model are given and give."""
+    """Record the inputs and outputs of the layers of the PyTorch model."""
     recording = Recording()
     layers: dict[int, list[Twins]] = {}
     for pair in pairs:
@@ -106,8 +103,10 @@ def torch_recording(pairs: Sequence[Twins]) -> Iterator[Recording]:
         if own[0].torch.kind.torch:
             module = own[0].torch.module
             # Of a GRU of several layers the first has the input, and the last the output.
-            hooks.append(module.register_forward_pre_hook(_before(recording, own[0].torch.path), with_kwargs=True))
-            hooks.append(module.register_forward_hook(_after(recording, own[-1].torch.path)))
+            hooks.append(
+                module.register_forward_pre_hook(partial(_record_input, recording, own[0].torch.path), with_kwargs=True)
+            )
+            hooks.append(module.register_forward_hook(partial(_record_output, recording, own[-1].torch.path)))
     try:
         yield recording
     finally:
@@ -115,49 +114,37 @@ def torch_recording(pairs: Sequence[Twins]) -> Iterator[Recording]:
             hook.remove()
 
 
-def _before(recording: Recording, path: str) -> Callable[[Any, Any, Any], None]:
-    def note(module: Any, args: Any, kwargs: Any) -> None:
-        given = [*args, *(value for value in kwargs.values() if isinstance(value, torch.Tensor))]
-        same = all(value is given[0] for value in given[1:])
-        recording.add(path, "input", given[0] if given else None, module, alone=same and not _says_more(kwargs))
-
-    return note
-
-
-def _says_more(kwargs: Mapping[str, Any]) -> bool:
+def _record_input(recording: Recording, path: str, module: Any, args: Any, kwargs: Any) -> None:
+    """Record the input of a PyTorch layer, as a hook before its forward pass."""
+    given = [*args, *(value for value in kwargs.values() if isinstance(value, torch.Tensor))]
     plain = ("need_weights", "average_attn_weights", "query", "key", "value", "input")
-    return any(name not in plain and value not in (None, False) for name, value in kwargs.items())
+    options = any(name not in plain and value not in (None, False) for name, value in kwargs.items())
+    same = all(value is given[0] for value in given[1:])
+    recording.add(path, "input", given[0] if given else None, module, alone=same and not options)
 
 
-def _after(recording: Recording, path: str) -> Callable[[Any, Any, Any], None]:
-    def note(module: Any, args: Any, output: Any) -> None:
-        tensor = _first_tensor(output)
-        recording.add(path, "output", tensor, module)
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            hook: Any = tensor.register_hook
-            hook(_summed(recording, path, module))
-
-    return note
+def _record_output(recording: Recording, path: str, module: Any, args: Any, output: Any) -> None:
+    """Record the output of a PyTorch layer, the first of a tuple as in LSTM and attention, and later its gradient."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    recording.add(path, "output", tensor, module)
+    if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        hook: Any = tensor.register_hook
+        hook(partial(_record_gradient, recording, path, module))
 
 
-def _summed(recording: Recording, path: str, module: Any) -> Callable[[torch.Tensor], None]:
-    """Adds up the sizes of a layer's gradients over all axes but that of channels; the largest sum counts."""
-
-    def note(gradient: torch.Tensor) -> None:
-        spatial = isinstance(module, torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm)
-        spatial = (spatial or isinstance(module, torch.nn.GroupNorm)) and gradient.ndim > 2
-        sizes = gradient.detach().abs().movedim(1 if spatial else -1, 0).flatten(1).sum(1)
-        recording.summands[path] = recording.summands.get(path, 0.0) + float(sizes.max())
-
-    return note
+def _record_gradient(recording: Recording, path: str, module: Any, gradient: torch.Tensor) -> None:
+    """Add up the absolute gradient of an output over all axes except the channels; the largest sum counts."""
+    spatial = isinstance(module, _SPATIAL) and gradient.ndim > 2
+    sizes = gradient.detach().abs().movedim(1 if spatial else -1, 0).flatten(1).sum(1)
+    recording.summands[path] = recording.summands.get(path, 0.0) + float(sizes.max())
 
 
 @contextmanager
 def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
-    """Note what the layers of Flax's model are given and give, by PyTorch's paths.
+    """Record the inputs and outputs of the layers of the Flax model, by PyTorch's paths.
 
-    Flax has no hooks, so the classes' ``__call__`` are others for a while. What is traced (a cell in the scan of an
-    ``nnx.RNN``) has no values, and is left out; the RNN stands for its cell.
+    Flax has no hooks, so ``__call__`` of the layers' classes is patched meanwhile. Traced tensors (of a cell in the
+    scan of an ``nnx.RNN``) have no values and are left out; the RNN is recorded in place of its cell.
     """
     recording = Recording()
     paths = {id(pair.flax.module): pair.torch.path for pair in pairs if pair.flax.kind.flax}
@@ -167,7 +154,6 @@ def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
             paths[id(found)] = paths.pop(id(found.cell))
             called[id(found)] = found
     classes = {type(one) for one in called.values()}
-    own = {one: one.__dict__.get("__call__") for one in classes}
 
     def wrapped(original: Any) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,37 +163,34 @@ def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
             given = [*args, *(value for value in kwargs.values() if hasattr(value, "dtype"))]
             recording.add(path, "input", given[0] if given else None, self)
             output = original(self, *args, **kwargs)
-            # Recurrent layers give what they carry first.
+            # Recurrent layers return their carry first.
             last = output[-1] if isinstance(output, tuple) else output
             recording.add(path, "output", last, self)
             return output
 
         return call
 
-    made = {one: wrapped(one.__call__) for one in classes}
-    try:
-        for one, call in made.items():
-            one.__call__ = call
+    calls = [(one, wrapped(one.__call__)) for one in classes]
+    with ExitStack() as stack:
+        for one, call in calls:
+            stack.enter_context(patch.object(one, "__call__", call))
         yield recording
-    finally:
-        for one, before in own.items():
-            if before is None:
-                del one.__call__
-            else:
-                one.__call__ = before
+
+
+# Layers of PyTorch whose tensors have channels before the spatial axes.
+_SPATIAL = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm
 
 
 def is_spatial(event: Event) -> bool:
-    """Whether a tensor of PyTorch's has channels before what is convolved."""
-    layers = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm
-    return event.values.ndim > 2 and isinstance(event.module, layers)
+    """Whether a tensor of PyTorch has channels before spatial axes."""
+    return event.values.ndim > 2 and isinstance(event.module, _SPATIAL)
 
 
 def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
-    """A tensor of PyTorch's as Flax lays it out; None if that cannot be.
+    """Return a tensor of PyTorch in the layout of Flax; None if it does not fit the shape.
 
     Channels come last in Flax: [batch, channels, height, width] becomes [batch, height, width, channels]. Recurrent
-    layers of PyTorch's may have time before the batch.
+    layers of PyTorch may have time before the batch.
     """
     values = event.values
     if is_spatial(event):
@@ -223,13 +206,13 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def as_float64(module: Any) -> Any:
-    """A copy of a Flax model whose weights are float64; what it computes in by itself stays what it is."""
+    """Return a copy of a Flax model with float64 weights; a layer's own ``dtype`` for computations is kept."""
     made = nnx.clone(module)
     for layer in flax_layers(made):
         for variable in layer.arrays.values():
             if jnp.issubdtype(variable.get_value().dtype, jnp.floating):
                 variable.set_value(variable.get_value().astype(jnp.float64))
-        # What layers were made with is the dtype of what recurrent cells carry, and of what an embedding gives.
+        # ``param_dtype`` is the dtype of the carry of recurrent cells, and of the output of an embedding.
         own = getattr(layer.module, "param_dtype", None)
         if own is not None and jnp.issubdtype(own, jnp.floating):
             if isinstance(layer.module, nnx.Embed) and layer.module.dtype == own:
@@ -240,15 +223,13 @@ def as_float64(module: Any) -> Any:
 
 @dataclass
 class Run:
-    """Both models, and the records of a pass through each.
+    """Both models, and the recordings of a pass through each.
 
     Attributes:
-        pairs: The layers that are twins.
-        ours: What PyTorch's layers were given and gave.
-        theirs: The same of Flax's, by PyTorch's paths.
+        pairs: The corresponding layers.
+        ours: The recording of the PyTorch model.
+        theirs: The recording of the Flax model, by PyTorch's paths.
         losses: Both losses.
-        grads: PyTorch's gradients by path, as Flax lays them out, and Flax's.
-        momenta: Running statistics after the pass, likewise.
     """
 
     torch_module: Any
@@ -286,7 +267,7 @@ class Run:
     # ------------------------------------------------------------------ stages
 
     def initial_weights(self) -> list[Difference]:
-        """Whether both begin with the same weights, or with weights that are drawn alike."""
+        """Compare the initial weights: whether they are equal, or drawn from equal distributions."""
         found: list[Difference] = []
         for pair in self.pairs:
             theirs = arrays_of(pair.flax)
@@ -325,21 +306,21 @@ class Run:
         return self.compare(self.theirs)
 
     def pass_of_flax(self, module: Any) -> tuple[Recording, float]:
-        """The events and the loss of a pass of Flax's model."""
+        """Return the recording and the loss of a pass of a Flax model."""
         pairs = twins(self.torch_module, module, names=self.names)
         with flax_recording(module, pairs) as recording:
             loss = self._flax_loss(module)
         return recording, loss
 
     def compare(self, theirs: Recording) -> list[Difference]:
-        """The events of PyTorch's pass beside those of one of Flax's."""
+        """Compare the recording of the PyTorch model with one of a Flax model."""
         found: list[Difference] = []
         for ours, values, other in self.paired(theirs.by_key()):
             found.append(self._difference("forward", str(ours), values, other.values, depth=len(found)))
         return found
 
     def paired(self, others: Mapping[Any, Event]) -> Iterator[tuple[Event, Array, Event]]:
-        """Events of both, in PyTorch's order, with PyTorch's tensor as Flax lays it out."""
+        """Yield corresponding events in PyTorch's order, between them PyTorch's tensor in the layout of Flax."""
         for event in self.ours.events:
             other = others.get(event.key)
             values = None if other is None else as_flax_has_it(event, other.values.shape)
@@ -356,7 +337,7 @@ class Run:
         ]
 
     def alone(self) -> list[Difference]:
-        """Each layer of Flax's with what PyTorch's was given."""
+        """Compare each layer by itself: Flax's layer runs on the input of PyTorch's layer."""
         found = []
         for pair, event, given, output in self.calls():
             try:
@@ -369,9 +350,9 @@ class Run:
         return found
 
     def calls(self) -> Iterator[tuple[Twins, Event, Array, Event]]:
-        """The first call of each layer that takes one input: its input as Flax lays it out, and its output."""
+        """Yield the first call of each layer with one input: layers, event, input as Flax has it, output."""
         ours = self.ours.by_key()
-        # Layers of before the pass: a batch norm counts.
+        # The layers before the pass, which changed the running statistics of batch norms.
         pairs = {pair.torch.path: pair for pair in twins(*self.before, names=self.names)}
         for path, pair in pairs.items():
             event, output = ours.get((path, "input", 0)), ours.get((path, "output", 0))
@@ -379,11 +360,11 @@ class Run:
                 yield pair, event, _channels_last(event), output
 
     def loss(self) -> list[Difference]:
-        """The two losses."""
+        """Compare the losses."""
         return [self._difference("loss", "the loss", *map(np.asarray, self.losses), depth=len(self.pairs))]
 
     def gradients(self) -> list[Difference]:
-        """The gradients of all weights, from the loss back."""
+        """Compare the gradients of all weights, from the last layer to the first."""
         ours = self.torch_gradients()
         wanted = nnx.DiffState(0, nnx.Param)
         grads = nnx.grad(self.flax_loss, argnums=wanted)(nnx.clone(self.before[1]), self.flax_batch)
@@ -412,7 +393,7 @@ class Run:
         return summed * max(1.0, float(np.abs(given.values).max(initial=0)))
 
     def torch_gradients(self) -> dict[str, Arrays]:
-        """PyTorch's, as Flax lays them out."""
+        """Return PyTorch's gradients in the layout of Flax, by path."""
         found = {}
         for pair in self.pairs:
             arrays = {name: gradient_of(values) for name, values in pair.torch.arrays.items()}
@@ -421,7 +402,7 @@ class Run:
         return found
 
     def statistics(self) -> list[Difference]:
-        """The running statistics of batch norms after the pass."""
+        """Compare the running statistics of batch norms after the pass."""
         found = []
         for pair in self.pairs:
             if pair.torch.kind.name == "BatchNorm":
@@ -437,7 +418,7 @@ class Run:
     # ------------------------------------------------------------------ helpers
 
     def in_flax(self, params: Any) -> dict[str, Arrays]:
-        """Parameters, or what is laid out as they are, by PyTorch's path."""
+        """Return Flax parameters, or gradients of the same structure, by PyTorch's path."""
         merged = nnx.merge(self.flax_graph, params, self.flax_rest)
         paths = {pair.flax.path: pair.torch.path for pair in self.pairs}
         return {paths[layer.path]: arrays_of(layer) for layer in flax_layers(merged)}
@@ -481,12 +462,12 @@ def _channels_last(event: Event) -> Array:
 
 
 def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
-    """Two draws beside each other: the same values, or values as widely spread, or not.
+    """Compare two draws of initial weights: equal values, or values of an equal spread.
 
     The spread of n drawn values is known to 1/sqrt(2 n) of itself, and that of two draws differs by 5/sqrt(n) once in
     millions. Constants are not drawn: they are the same or not.
     """
-    # Weights that were carried over in float32 are equal in float32.
+    # Weights that were copied in float32 are equal in float32.
     if ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=0):
         return Difference("initial weights", tensor, 0.0, 1.0, 0.0)
     if ours.shape != theirs.shape:
@@ -498,7 +479,7 @@ def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
 
 
 def gradient_of(values: Any) -> Array | None:
-    """The gradient of a parameter of PyTorch's, zeros where it has none; None of a buffer."""
+    """Return the gradient of a PyTorch parameter, zeros if it has none; None for a buffer."""
     if not isinstance(values, torch.nn.Parameter):
         return None
     return np.zeros(values.shape) if values.grad is None else array_of(values.grad)
@@ -519,14 +500,3 @@ def _leaves(tree: Any) -> list[Any]:
 def _check_scalar(name: str, loss: Any) -> None:
     if getattr(loss, "shape", None) != ():
         raise ConfigError(f"{name}: expected a scalar, found {getattr(loss, 'shape', loss)!r:.80}")
-
-
-@contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

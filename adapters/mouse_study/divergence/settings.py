@@ -40,24 +40,25 @@ class Rule:
     """An update's rule ``weight -= rate * m / (sqrt(v) + epsilon)``, and its settings.
 
     ``m`` keeps ``first`` of itself and adds the gradient, ``v`` keeps ``second`` and adds its square. SGD has no ``v``.
-    Of RMSprop with momentum it is the normalized gradients that ``m`` adds up.
+    In RMSprop with momentum, ``m`` adds up normalized gradients.
 
     Args:
         adaptive: Whether there is a ``v``.
-        first: Momentum, or what the first moment keeps.
-        second: What the second moment keeps; 1 where all squares add up, as in AdaGrad.
+        first: Momentum, or the decay rate of the first moment.
+        second: The decay rate of the second moment; 1 for a sum of all squares, as in AdaGrad.
         of_updates: Whether ``m`` adds up normalized gradients.
         nesterov: Whether the update looks one step ahead.
-        corrected: Whether both moments are divided by what they began too small with.
-        dampening: Of how much a gradient is less than the first one.
-        largest: Whether the largest second moment counts, as in AMSGrad.
-        epsilon: Added to the root, or within it.
-        within: Whether it is within the root.
+        corrected: Whether the moments have bias correction.
+        dampening: The share by which gradients after the first are reduced.
+        largest: Whether the largest second moment so far is used, as in AMSGrad.
+        epsilon: The number added to the root, or within it.
+        within: Whether epsilon is within the root.
         rates: The learning rate of each update.
-        decay: Which part of a weight is added to its gradient, or times the learning rate taken from it.
-        coupled: Whether it is added to the gradient, and passes through both moments; None if that makes no difference.
-        taken: Which part of a weight goes in a step without gradient.
-        explained: Whether this rule gives the updates of other gradients, too.
+        decay: The weight decay: the part of a weight that is added to its gradient, or, times the learning rate,
+            subtracted from the weight.
+        coupled: Whether decay is added to the gradient, and passes through the moments; None if both are equal.
+        taken: The part of a weight that a step without gradient subtracts.
+        explained: Whether the rule also predicts the updates from gradients that did not determine it.
     """
 
     adaptive: bool
@@ -120,25 +121,25 @@ class Rule:
 
 
 def _divided(value: float, by: float) -> float:
-    """A quotient, and 0 of two zeros."""
+    """Return a quotient; 0 for a division by 0."""
     return value / by if by else 0.0
 
 
-# ---------------------------------------------------------------------- two of them
+# ---------------------------------------------------------------------- comparison of two rules
 
 
 Said = tuple[str, str, str]
 
 
 def differing(ours: Rule, theirs: Rule, exact: float) -> list[Said]:
-    """The settings that are not the same: what they are called, PyTorch's and Flax's.
+    """Return the settings that differ: name, PyTorch's value, Flax's value.
 
     Args:
         ours: PyTorch's rule.
         theirs: Flax's.
-        exact: How far apart readings may be that are the same, in parts of them.
+        exact: The largest relative difference of equal settings.
     """
-    # Without momentum there is no telling where it would be.
+    # Without momentum, ``of_updates`` cannot be inferred.
     ours = ours if ours.first else replace(ours, of_updates=theirs.of_updates)
     theirs = theirs if theirs.first else replace(theirs, of_updates=ours.of_updates)
     if f"{ours}" != f"{theirs}":
@@ -155,12 +156,14 @@ def differing(ours: Rule, theirs: Rule, exact: float) -> list[Said]:
 
 
 def near(one: float, other: float) -> bool:
-    """Whether two settings are the same, as well as both can be read."""
+    """Whether two settings are equal within the accuracy of the inference."""
     return abs(one - other) <= 1e-3 * max(abs(one), abs(other))
 
 
 def _rates(ours: Sequence[float], theirs: Sequence[float], exact: float) -> list[Said]:
-    """Learning rates in one ratio are two rates, and others are two schedules: 1, 2, 3 and 2, 4, 6 have one ratio."""
+    """Compare learning rates: 1, 2, 3 and 2, 4, 6 have one ratio, so the rate differs; 1, 2, 3 and 1, 2, 4 are two
+    schedules.
+    """
     most = max(ours, key=abs), max(theirs, key=abs)
     apart = [abs(one / most[0] - other / most[1]) > exact for one, other in zip(ours, theirs, strict=True)]
     if not any(apart):
@@ -216,7 +219,7 @@ def _decay(rule: Rule) -> str:
     return f"{rule.decay:.3g} of a weight added to its gradient, as L2"
 
 
-# Gradients beside which no epsilon counts, which no clipping touches, and beside which any epsilon counts.
+# Gradients that make epsilon negligible, that are not clipped (PLAIN), and to which epsilon matters (SMALL, SMALLER).
 LARGE, PLAIN, SMALL, SMALLER = 1e6, 1e-3, 1e-6, 1e-9
 _IRREGULAR = (PLAIN, 0.3 * PLAIN, -0.6 * PLAIN, PLAIN, -0.1 * PLAIN)
 
@@ -241,7 +244,7 @@ def _probe_states(*values: float) -> list[ProbeState]:
 
 
 def probes(updates: int) -> dict[str, list[ProbeState]]:
-    """Sequences of gradients, by their names. Of many the first is 0, which keeps away what is special of update 1."""
+    """Return sequences of gradients by name. Many begin with 0, as optimizers treat the first update specially."""
     big, many = LARGE, max(updates, 5)
     return {
         "large": _probe_states(*[big] * many),
@@ -270,20 +273,20 @@ def probes(updates: int) -> dict[str, list[ProbeState]]:
 
 
 def after_loud(size: float) -> list[ProbeState]:
-    """A gradient in one tensor alone, then one that nothing clips."""
+    """Return a gradient in one tensor alone, then one that is not clipped."""
     return [ProbeState(0), ProbeState(0, loud=size), ProbeState(0, loud=PLAIN)]
 
 
 Responses = Mapping[str, Array]
-"""By the name of a probe: what each of its updates added to the weight."""
+"""The updates of the weight by the name of the probe."""
 
 
 def read(given: Responses) -> Rule:
-    """The rule that an optimizer follows.
+    """Infer the rule of an optimizer from its updates.
 
-    For gradients ``a`` and then ``x``, Adam adds ``(first * a + x) / sqrt(second * a**2 + x**2)``, times what depends
-    on the number of the update alone. Of what it adds for 1 and then 1, and for 1 and then -1, sum and difference are
-    ``2 * first`` and 2 in the same parts: ``first`` is their quotient. With 0.9, (1.9 + -0.1) / (1.9 - -0.1) = 0.9.
+    For gradients ``a`` and then ``x``, Adam adds ``(first * a + x) / sqrt(second * a**2 + x**2)``, times a factor of
+    the number of the update. For the gradients 1, 1 and 1, -1, the sum of the second updates is proportional to
+    ``2 * first``, and their difference to 2, so the quotient is ``first``: (1.9 + -0.1) / (1.9 - -0.1) = 0.9.
     """
     if not given["large"].any():
         return Rule(adaptive=False, first=0.0, second=0.0, rates=(0.0,) * len(given["large"]), explained=True)
@@ -311,7 +314,7 @@ def _kept(given: Responses, again: str, back: str) -> float:
 
 
 def _snapped(value: float) -> float:
-    """0 and 1 where a reading is as near to them as it is exact."""
+    """Round an inferred value to 0 or 1 if it is within 1e-9."""
     return next((whole for whole in (0.0, 1.0) if abs(value - whole) < 1e-9), float(value))
 
 
@@ -332,9 +335,9 @@ def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[fl
 
 
 def _with_correction(rule: Rule, given: Responses) -> Rule:
-    """Whether moments are corrected: then gradients that stay the same make updates that do so from the first on.
+    """Infer bias correction: with it, constant gradients give constant updates from the first on.
 
-    A schedule hides it, and then it is taken for what is usual.
+    A schedule hides this; then the usual setting is assumed.
     """
     found = given["large"] if rule.adaptive else given["smaller"]
     usual = rule.adaptive and rule.first > 0 and not rule.of_updates
@@ -353,7 +356,7 @@ def _with_dampening(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_rates(rule: Rule, given: Responses) -> Rule:
-    """The learning rates: what is left of updates from a gradient that stays the same, when the rule is known."""
+    """Infer the learning rates: the updates from constant gradients, divided by those of the rule with rate 1."""
     name, size = ("steady", PLAIN) if _clipped(given) else ("large", LARGE)
     name, size = (name, size) if rule.adaptive else ("smaller", SMALLER)
     rates = given[name] / rule.updates([size] * len(given[name]), rates=False)
@@ -361,7 +364,7 @@ def _with_rates(rule: Rule, given: Responses) -> Rule:
 
 
 def _clipped(given: Responses) -> bool:
-    """Whether ten times a large gradient counts as itself."""
+    """Whether ten times a large gradient gives the same update."""
     return _close(given["ten times"][1], given["large"][1])
 
 
@@ -466,10 +469,10 @@ def threshold(rule: Rule, found: Array) -> float:
 
 
 ByLayer = Mapping[str, Arrays]
-"""Arrays by PyTorch's path of a layer, and their names there."""
+"""The arrays of layers, by PyTorch's path."""
 
-# What the gradients of a batch are multiplied with in the first updates, and again from the first on: momentum, both
-# moments and clipping make other updates of these than of gradients that stay the same.
+# The factors of the gradients of a batch in successive updates, repeated: with these, unlike with constant gradients,
+# momentum, moments and clipping change the updates.
 _FACTORS = (1.0, 1.0, 0.5, 1e-6, 0.0, -1.0, 1e6, 1.0, 1.0, 1.0)
 
 
@@ -478,15 +481,15 @@ class Stepping:
 
     Args:
         run: Both models.
-        torch_optimizer: Makes PyTorch's.
-        flax_optimizer: Flax's.
-        updates: How many are compared.
+        torch_optimizer: Creates the PyTorch optimizer.
+        flax_optimizer: The Flax optimizer.
+        updates: The number of compared updates.
 
     Attributes:
-        module: A copy of PyTorch's model, which is updated.
-        leaves: Flax's parameters.
-        tree: What they are the leaves of.
-        places: Their full names, in the same order.
+        module: A copy of the PyTorch model, which is updated.
+        leaves: The Flax parameters.
+        tree: Their tree structure.
+        places: Their full names.
     """
 
     def __init__(self, run: Run, torch_optimizer: Callable[[Any], Any], flax_optimizer: Any, updates: int) -> None:
@@ -535,7 +538,7 @@ class Stepping:
                 if (others := theirs.get(tensor)) is None:  # one that is tied to another in Flax
                     continue
                 sizes[tensor] = max(largest(values) or largest(others), sizes.get(tensor, 0.0))
-                # What is added is known to as many digits as the sum with the weight keeps of it.
+                # An update is the difference of two weights, so it has the rounding error of the weight.
                 kept = largest(weights[tensor]) / max(sizes[tensor], 1e-300)
                 tolerance = float(64 * EPS * (1 + kept))
                 if number == 1:
@@ -547,14 +550,13 @@ class Stepping:
         return [*first.values(), *later.values()]
 
     def walk(self, steps: Iterable[ByLayer]) -> Iterator[tuple[Arrays, Arrays, Arrays]]:
-        """New optimizers, and the updates that they make one after another.
+        """Create new optimizers, and yield their successive updates.
 
         Args:
-            steps: The gradients of each update, as PyTorch lays them out.
+            steps: The gradients of each update in the layout of PyTorch.
 
         Yields:
-            The weights before an update and what PyTorch's and Flax's optimizers added, by full name, as Flax lays
-            them out.
+            The weights before an update, PyTorch's update and Flax's update, by full name in the layout of Flax.
         """
         optimizer = self.torch_optimizer(list(self.module.parameters()))
         leaves, state = self.leaves, with_wide_counts(self.flax_optimizer, self.run.flax_params)
@@ -578,7 +580,7 @@ class Stepping:
         return {path: self._pairs[path].to_flax(own, what) for path, own in arrays.items()}
 
     def _as_leaves(self, gradients: ByLayer) -> list[Any]:
-        """Gradients as Flax's parameters; what is not among these has none."""
+        """Return gradients for all Flax parameters, zeros for those without one."""
         named = _named(self._laid_out(gradients, "gradients"))
         return [
             jnp.asarray(named[place]) if place in named else jnp.zeros_like(leaf)
@@ -598,7 +600,7 @@ def _learns(tensor: Any) -> bool:
 
 
 def _worse(one: Difference | None, other: Difference) -> Difference:
-    """The first beyond rounding, and of those within it the larger one."""
+    """Return the first difference beyond rounding, or the largest within it."""
     if one is None or (not one.beyond and (other.beyond or other.relative > one.relative)):
         return other
     return one
@@ -618,32 +620,32 @@ def _copied(arrays: Arrays) -> Arrays:
 
 
 def _counts(name: str) -> bool:
-    """Whether an array of Flax's is trained."""
+    """Whether a Flax array is trained."""
     return name not in ("mean", "var")
 
 
 def _named(arrays: ByLayer) -> Arrays:
-    """Trained arrays of all layers by their full names."""
+    """Return the trained arrays of all layers by full name."""
     return {
         tensor_name(path, name): values for path, own in arrays.items() for name, values in own.items() if _counts(name)
     }
 
 
 def with_wide_counts(optimizer: Any, params: Any) -> Any:
-    """A new state of Flax's optimizer, whose int32 are int64: a schedule that divides an int32 gets a float32 of it."""
+    """Return a new state of a Flax optimizer with int64 for int32: dividing an int32, schedules would get float32."""
     state = optimizer.init(params)
     wide = jax.tree.map(
         lambda leaf: leaf.astype(jnp.int64) if getattr(leaf, "dtype", None) == jnp.int32 else leaf, state
     )
     try:
         jax.eval_shape(optimizer.update, params, wide, params)
-    except TypeError:  # it takes int32 alone
+    except TypeError:  # the optimizer accepts int32 only
         return state
     return wide
 
 
 def _places(run: Run) -> list[str]:
-    """The full names of Flax's parameters, in JAX's order: each is made a number of its own, and looked up."""
+    """Return the full names of Flax parameters in JAX's order: each is set to a number, which is looked up."""
     merged = nnx.clone(nnx.merge(run.flax_graph, run.flax_params, run.flax_rest))
     paths = {pair.flax.path: pair.torch.path for pair in run.pairs}
     names: list[str] = []
@@ -680,7 +682,7 @@ def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
-    """Recurrent layers of PyTorch's have two biases that are added: one step moves their sum twice as far."""
+    """Find recurrent layers of PyTorch, whose two biases are added: a step changes the sum by twice as much."""
     recurrent = {pair.torch.path for pair in run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
     found = []
     for tensor in parted:
@@ -710,7 +712,7 @@ class Read:
 
 
 def readings(small: StandIns) -> tuple[Read, Read]:
-    """PyTorch's optimizer and Flax's."""
+    """Infer the properties of the PyTorch optimizer and the Flax optimizer."""
     seen = {name: small.respond(given) for name, given in probes(small.updates).items()}
     other = next((tensor for tensor in small.owners if small.owners[tensor] != small.owners[small.loud]), "")
     found = []
@@ -730,17 +732,17 @@ def readings(small: StandIns) -> tuple[Read, Read]:
 
 
 class StandIns:
-    """Both optimizers on small tensors, of at most 2 values along each axis, that stand for the models' tensors.
+    """Both optimizers on small copies of the models' tensors, of at most 2 values along each axis.
 
-    An optimizer may look at how many axes a tensor has, and where it is. How long it is, only few do, and a model of
-    millions of weights would take minutes.
+    Optimizers may depend on the number of axes of a tensor and on its path, few on its size, and the probes would take
+    minutes for millions of weights.
 
     Args:
         stepping: Both optimizers and models.
 
     Attributes:
         owners: As ``Stepping.owners``.
-        loud: The tensor that is given a gradient of its own: the first of two values that both optimizers change.
+        loud: The tensor that receives ``ProbeState.loud``: the first with two values that both optimizers change.
     """
 
     def __init__(self, stepping: Stepping) -> None:
@@ -800,7 +802,7 @@ def _small(tensor: Any) -> tuple[int, ...]:
 
 
 def _filled(shape: tuple[int, ...], given: ProbeState, loud: bool, used: bool) -> tuple[Any, Any]:
-    """A weight and its gradient."""
+    """Return a weight and its gradient."""
     weight, gradient = np.zeros(shape), np.zeros(shape)
     if used:
         weight.flat[0], gradient.flat[0] = given.weight, given.gradient

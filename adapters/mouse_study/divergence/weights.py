@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -73,16 +72,18 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
         ConfigError: The arguments are not models of both frameworks, or float64 cannot be copied to JAX without x64.
     """
     if isinstance(source, torch.nn.Module) and isinstance(destination, nnx.Module):
-        writes = _to_flax(twins(source, destination, names=names))
+        pairs = twins(source, destination, names=names)
+        copies = _copies((pair.torch, pair.flax, pair.to_flax) for pair in pairs)
     elif isinstance(source, nnx.Module) and isinstance(destination, torch.nn.Module):
-        writes = _to_torch(twins(destination, source, names=names))
+        pairs = twins(destination, source, names=names)
+        copies = _copies((pair.flax, pair.torch, pair.to_torch) for pair in pairs)
     else:
         raise ConfigError(
             "transfer: expected a torch.nn.Module and a flax.nnx.Module, found "
             f"{type(source).__name__} and {type(destination).__name__}"
         )
-    for write in writes:
-        write()
+    for array, values in copies:
+        _write(array, values)
 
 
 def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | None = None) -> list[Twins]:
@@ -275,53 +276,38 @@ def _without_twins(ours: list[Layer], theirs: list[Layer], in_order: Mapping[str
 # ---------------------------------------------------------------------- copying
 
 
-class _Written:
-    """The new value of each array, which detects conflicts between layers that share an array."""
+def _copies(pairs: Iterable[tuple[Layer, Layer, Callable[[Arrays], Arrays]]]) -> list[tuple[Any, Array]]:
+    """Return the arrays of the destination layers, each with its new values.
 
-    def __init__(self) -> None:
-        self._by_array: dict[int, tuple[Layer, Array]] = {}
+    Args:
+        pairs: Source, destination, and the conversion of the arrays.
 
-    def add(self, layer: Layer, name: str, values: Array) -> None:
-        """Record the new value of a layer's array; SchemaError if a tied layer assigns a different value."""
-        first, before = self._by_array.setdefault(id(layer.arrays[name]), (layer, values))
-        if before.dtype != values.dtype or not np.array_equal(before, values, equal_nan=before.dtype.kind == "f"):
-            raise SchemaError(
-                f"layers: expected equal weights for {first} and {layer}, which are tied in one tensor, found others"
-            )
-
-
-def _to_flax(pairs: list[Twins]) -> list[Callable[[], None]]:
-    writes: list[Callable[[], None]] = []
-    written = _Written()
-    for pair in pairs:
-        for name, values in _converted(pair.torch, pair.flax, pair.to_flax).items():
-            written.add(pair.flax, name, values)
-            if values.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-                raise ConfigError(f"{pair.torch.path!r}: expected jax_enable_x64 for float64, found JAX without it")
-            writes.append(partial(_write_variable, pair.flax.arrays[name], values))
-    return writes
+    Raises:
+        SchemaError: Names or shapes do not match, or layers that share an array assign different values.
+    """
+    found: dict[int, tuple[Layer, Any, Array]] = {}
+    for source, destination, convert in pairs:
+        for name, values in _converted(source, destination, convert).items():
+            array = destination.arrays[name]
+            first, _, before = found.setdefault(id(array), (destination, array, values))
+            if before.dtype != values.dtype or not np.array_equal(before, values, equal_nan=before.dtype.kind == "f"):
+                raise SchemaError(
+                    f"layers: expected equal weights for {first} and {destination}, which are tied in one tensor, "
+                    "found others"
+                )
+            wide = isinstance(array, nnx.Variable) and values.dtype == np.float64
+            if wide and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+                raise ConfigError(f"{source.path!r}: expected jax_enable_x64 for float64, found JAX without it")
+    return [(array, values) for _, array, values in found.values()]
 
 
-def _to_torch(pairs: list[Twins]) -> list[Callable[[], None]]:
-    writes: list[Callable[[], None]] = []
-    written = _Written()
-    for pair in pairs:
-        for name, values in _converted(pair.flax, pair.torch, pair.to_torch).items():
-            written.add(pair.torch, name, values)
-            writes.append(partial(_write_tensor, pair.torch.arrays[name], values))
-    return writes
-
-
-def _write_variable(to: Any, values: Array) -> None:
-    to.set_value(jnp.array(values))
-
-
-def _write_tensor(to: torch.Tensor, values: Array) -> None:
-    if values.dtype == ml_dtypes.bfloat16:
-        made = torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
+def _write(to: Any, values: Array) -> None:
+    if isinstance(to, nnx.Variable):
+        to.set_value(jnp.array(values))
     else:
-        made = torch.from_numpy(np.array(values))
-    to.data = made.to(to.device)
+        bits = values.dtype == ml_dtypes.bfloat16
+        made = torch.from_numpy(np.array(values.view(np.int16) if bits else values))
+        to.data = (made.view(torch.bfloat16) if bits else made).to(to.device)
 
 
 def _converted(source: Layer, destination: Layer, convert: Callable[[Arrays], Arrays]) -> Arrays:
