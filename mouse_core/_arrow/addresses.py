@@ -143,7 +143,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
             size = array.type.list_size
             first *= size
         else:
-            ends = _offsets(array)[first : first + n + 1]
+            ends = _offsets(array, first, n + 1)
             size = int(ends[1] - ends[0])
             if not (np.diff(ends) == size).all():
                 # Later reads must be able to trust its offsets.
@@ -219,7 +219,7 @@ def _check_values(array: pa.Array) -> None:
             raise ValueError(f"expected codes in 0..{len(array.dictionary) - 1}, found {first}..{last}")
         _check_values(array.dictionary.slice(first, last + 1 - first))
     else:
-        ends = _offsets(array)[array.offset : array.offset + len(array) + 1]
+        ends = _offsets(array, array.offset, len(array) + 1)
         first, last = int(ends[0]), int(ends[-1])
         if first < 0 or last > len(array.values) or (np.diff(ends) < 0).any():
             found = f"{ends.min()}..{ends.max()}"
@@ -240,9 +240,8 @@ def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
         if pa.types.is_fixed_size_list(array.type):
             n, first = n * array.type.list_size, first * array.type.list_size
         else:
-            offsets = _offsets(array)
-            yield array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype
-            ends = offsets[first : first + n + 1]
+            ends = _offsets(array, first, n + 1)
+            yield array.buffers()[1].address + first * ends.itemsize, n + 1, ends.dtype
             first, n = int(ends[0]), int(ends[-1] - ends[0])
         array = array.values
         first += array.offset
@@ -276,24 +275,26 @@ def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[
             elif len(buffers) > 1 and buffers[1] is not None:
                 if width := _offset_bytes(data_type):
                     ranges.append(_bits_of(buffers[1], begin, count + 1, 8 * width))
-                    level.append((array, begin, count, width))
+                    level.append((array, begin, count))
                 elif len(buffers) == 2:
                     ranges.append(_bits_of(buffers[1], begin, count, data_type.bit_width))
         yield ranges
         rows = [_values_of(*one) for one in level]
 
 
-def _values_of(array: pa.Array, begin: int, count: int, width: int) -> tuple[pa.Array, int, int]:
+def _values_of(array: pa.Array, begin: int, count: int) -> tuple[pa.Array, int, int]:
     """Return the values of lists, or the bytes of strings, with the first one and the number of those of some rows.
 
     Args:
         array: The lists or strings.
         begin: The position of the first row among the offsets.
         count: Number of rows.
-        width: Bytes of an offset.
     """
     buffers = array.buffers()
-    low, high = np.frombuffer(buffers[1], f"i{width}")[[begin, begin + count]].tolist()
+    try:
+        low, high = _offsets(array, begin, count + 1)[[0, count]].tolist()
+    except ValueError as error:
+        raise DataError(f"expected offsets of {begin + count} rows, found fewer: {error}; they are damaged") from error
     if is_list(array.type):
         values = array.values
     else:
@@ -331,6 +332,11 @@ def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) ->
     return address + first * np.dtype(name).itemsize, shape
 
 
-def _offsets(array: pa.Array) -> npt.NDArray[Any]:
-    wide = pa.types.is_large_list(array.type)
-    return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+def _offsets(array: pa.Array, first: int, count: int) -> npt.NDArray[Any]:
+    """Return a view of ``count`` offsets of lists, strings or bytes from ``first`` on.
+
+    Raises:
+        ValueError: The array is damaged: it has fewer offsets.
+    """
+    width = _offset_bytes(array.type)
+    return np.frombuffer(array.buffers()[1], f"i{width}", count, first * width)

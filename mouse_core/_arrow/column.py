@@ -35,7 +35,7 @@ from mouse_core._base.memory import sparse_zeros
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:
-    from mouse_core.readahead.backing import RemoteMemory
+    from mouse_core.readahead import RemoteMemory
 
 # ---------------------------------------------------------------------- record batches with equal layouts
 #
@@ -86,7 +86,7 @@ class Alike:
         self, column: pa.ChunkedArray, distance: Int64s, alike: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the alike chunks that also have the template's list offsets in ``column``."""
-        from mouse_core.readahead.local import in_parts  # loaded when chunks are compared
+        from mouse_core.readahead import in_parts  # loaded when chunks are compared
 
         if not self._holds(column):
             return np.zeros(len(alike), np.bool_)
@@ -173,7 +173,7 @@ class Alike:
                     positions.append(position)
                     found.append(address)
         if positions:
-            from mouse_core.readahead.local import in_parts
+            from mouse_core.readahead import in_parts
 
             bodies, same = np.array(found), np.zeros(len(found), np.bool_)
             lists = [(bodies + (address - self._address), nbytes) for address, nbytes in list(self._lists.items())]

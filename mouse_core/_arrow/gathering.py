@@ -124,7 +124,7 @@ def _gather_rows(
 def _regular_when_there(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
     if not column.backings:
         return _regular(column, begin, row, length, width)
-    from mouse_core.readahead.backing import copied_when_there  # loaded where some part is remote
+    from mouse_core.readahead import copied_when_there  # loaded where some part is remote
 
     if column.kind.value_type == "bool":
         firsts = begin + row * width

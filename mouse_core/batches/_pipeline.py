@@ -28,7 +28,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews, CopiedField, FieldChunks
-    from mouse_core.readahead.reading import ReadAhead
+    from mouse_core.readahead import ReadAhead
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -290,13 +290,13 @@ class Pipeline:
         snapshot = self.planner.snapshot
         if not any(part.backing is not None or part.is_mapped or part.sealed_files for part in snapshot.segments):
             return None
-        from mouse_core.readahead.reading import ReadAhead
+        from mouse_core.readahead import ReadAhead
 
         return ReadAhead.of(snapshot, *self._readahead_arguments())
 
     def _readahead_arguments(self) -> tuple[Any, ...]:
         """Return the arguments of ``ReadAhead`` after the first one, the files."""
-        from mouse_core.readahead.reading import weakly  # imported only if rows are read ahead
+        from mouse_core.readahead import weakly  # imported only if rows are read ahead
 
         # Weak references: a reference cycle would keep this pipeline and its files open until garbage collection.
         views, gathered = weakly(self._byte_views, None), weakly(self._ranges_not_copied, ())

@@ -239,7 +239,7 @@ class Planner:
         pool = None if pool_of is None else pool_of(self.snapshot)
         if pool is None:
             return False
-        from mouse_core.readahead.room import room_for_files  # loaded on demand
+        from mouse_core._base.room import room_for_files  # loaded on demand
 
         nbytes = pool.nbytes // self.shard[1]
         found = [("the cache", one.room) for one in self.snapshot.backings]

@@ -31,7 +31,7 @@ import pyarrow as pa
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.dtypes import RowError, dtype_name, is_hidden, named_dtype, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.ipc.batches import read_message
+from mouse_core.files.ipc import read_message
 
 Buffer = memoryview
 _HEAD = struct.Struct("<4sIQ")

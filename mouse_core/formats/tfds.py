@@ -48,7 +48,7 @@ from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_st
 from mouse_core.images.pixels import decode_image, encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import nest
-from mouse_core.remote.clients.options import ObjectInfo
+from mouse_core.remote.clients import ObjectInfo
 from mouse_core.spec import check_choice
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.remote.files import ArrowFile, Asking

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mouse_core._base.room import room_for_files
 from mouse_core.errors import MouseError
-from mouse_core.files.ipc.batches import MAGIC, messages, read_footer, read_message
+from mouse_core.files.ipc import MAGIC, messages, read_footer, read_message
 from mouse_core.formats.base import RowStream
-from mouse_core.readahead.room import room_for_files
 from mouse_core.store.disk.folder import NAME, parse_manifest
 
 # For larger record batches, columns are too far apart for windows, and Arrow's reader keeps too much memory for each.

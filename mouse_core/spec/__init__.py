@@ -25,24 +25,24 @@ from mouse_core.dtypes import replaced_by as replaced_by
 from mouse_core.errors import ConfigError, MissingFieldError
 
 if TYPE_CHECKING:
-    from mouse_core.spec.categories import Categorical as Categorical
-    from mouse_core.spec.categories import MultiCategorical as MultiCategorical
-    from mouse_core.spec.categories import MultiOneHot as MultiOneHot
-    from mouse_core.spec.categories import OneHot as OneHot
-    from mouse_core.spec.choice import Choice as Choice
+    from mouse_core.spec.arrays import Binary as Binary
+    from mouse_core.spec.arrays import Bounded as Bounded
+    from mouse_core.spec.arrays import Categorical as Categorical
+    from mouse_core.spec.arrays import Choice as Choice
+    from mouse_core.spec.arrays import MultiCategorical as MultiCategorical
+    from mouse_core.spec.arrays import MultiOneHot as MultiOneHot
+    from mouse_core.spec.arrays import NonTensor as NonTensor
+    from mouse_core.spec.arrays import OneHot as OneHot
+    from mouse_core.spec.arrays import Unbounded as Unbounded
     from mouse_core.spec.composite import Composite as Composite
     from mouse_core.spec.composite import Stacked as Stacked
     from mouse_core.spec.composite import check_no_exclusive_keys as check_no_exclusive_keys
     from mouse_core.spec.composite import consolidate as consolidate
     from mouse_core.spec.composite import contains_lazy as contains_lazy
     from mouse_core.spec.composite import from_batch as from_batch
+    from mouse_core.spec.composite import from_json as from_json
     from mouse_core.spec.composite import stack_specs as stack_specs
     from mouse_core.spec.domain import Domain as Domain
-    from mouse_core.spec.numbers import Binary as Binary
-    from mouse_core.spec.numbers import Bounded as Bounded
-    from mouse_core.spec.numbers import Unbounded as Unbounded
-    from mouse_core.spec.objects import NonTensor as NonTensor
-    from mouse_core.spec.saved import from_json as from_json
 
 Alignment = Literal["arrived", "outgoing"]
 """The transition that a row's action, reward and done belong to: the one that led to the row's observation
@@ -365,16 +365,15 @@ class Spec(Mapping[str, FieldSpec]):
 
 
 _MODULES = {
-    "categories": ("Categorical", "MultiCategorical", "MultiOneHot", "OneHot"),
-    "choice": ("Choice",),
+    "arrays": (
+        *("Binary", "Bounded", "Categorical", "Choice", "MultiCategorical", "MultiOneHot", "NonTensor", "OneHot"),
+        "Unbounded",
+    ),
     "composite": (
         *("Composite", "Stacked", "check_no_exclusive_keys", "consolidate", "contains_lazy", "from_batch"),
-        *("of_fields", "stack_specs"),
+        *("from_json", "of_fields", "stack_specs"),
     ),
     "domain": ("Domain",),
-    "numbers": ("Binary", "Bounded", "Unbounded"),
-    "objects": ("NonTensor",),
-    "saved": ("from_json",),
     "spaces": ("from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"),
 }
 

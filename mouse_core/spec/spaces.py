@@ -9,11 +9,9 @@ import numpy as np
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
-from mouse_core.spec.categories import Categorical, MultiCategorical
+from mouse_core.spec.arrays import Binary, Bounded, Categorical, MultiCategorical, NonTensor, Unbounded
 from mouse_core.spec.composite import Composite
 from mouse_core.spec.domain import Domain, is_dynamic
-from mouse_core.spec.numbers import Binary, Bounded, Unbounded
-from mouse_core.spec.objects import NonTensor
 
 __all__ = ["from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"]
 

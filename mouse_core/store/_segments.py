@@ -22,7 +22,7 @@ from mouse_core.errors import DataError
 
 if TYPE_CHECKING:  # loaded on demand: for appended or remote rows
     from mouse_core.columns.appended import ColumnExtent, Extent
-    from mouse_core.readahead.backing import RemoteMemory
+    from mouse_core.readahead import RemoteMemory
 
 _LOOKED_AT = 1 << 16
 # Runs of rows are kept, in 24 bytes each, if they have this average length and there are at most this many.

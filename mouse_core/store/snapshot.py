@@ -283,7 +283,7 @@ class Snapshot:
 
     @memo
     def backings(self) -> tuple[Any, ...]:
-        """Each ``readahead.backing.RemoteMemory`` of rows that are neither in memory nor in local files."""
+        """Each ``readahead.RemoteMemory`` of rows that are neither in memory nor in local files."""
         return tuple({id(one.backing): one.backing for one in self.segments if one.backing is not None}.values())
 
     def locate(

@@ -177,7 +177,7 @@ def _ours(data: Path, way: str) -> dict[str, float]:
 
 def _never_looking() -> Any:
     """While it is entered, sources are made that never look whether their rows are in memory."""
-    from mouse_core.readahead.local import LocalFiles
+    from mouse_core.readahead import LocalFiles
 
     return patch.object(LocalFiles, "of", lambda _: None)
 

@@ -19,14 +19,10 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
-from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats, readahead
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.images import encode_png
-from mouse_core.readahead import local
-from mouse_core.readahead.backing import by_batch, merged
-from mouse_core.readahead.local import ReadaheadWindow
-from mouse_core.readahead.reading import ReadAhead
-from mouse_core.readahead.room import room_for_files
+from mouse_core.readahead import ReadAhead, ReadaheadWindow, by_batch, merged, room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
@@ -279,21 +275,21 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     written: Any, monkeypatch: pytest.MonkeyPatch, boundary: Any
 ) -> None:
     folder, known = written
-    asked, ask = [0], local.LocalFiles.ask
+    asked, ask = [0], readahead.LocalFiles.ask
 
-    def asking(self: local.LocalFiles, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+    def asking(self: readahead.LocalFiles, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         asked[0] += int((ends - begins).sum())
         ask(self, begins, ends, batches)
 
-    monkeypatch.setattr(local.LocalFiles, "ask", asking)
-    monkeypatch.setattr(local.LocalFiles, "gap", 0)
-    monkeypatch.setattr(local.LocalFiles, "look", lambda self, batches: True)
-    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    monkeypatch.setattr(readahead.LocalFiles, "ask", asking)
+    monkeypatch.setattr(readahead.LocalFiles, "gap", 0)
+    monkeypatch.setattr(readahead.LocalFiles, "look", lambda self, batches: True)
+    monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     options: dict[str, Any] = {"boundary": boundary, "fields": ["reward", "obs_continuous"], "seed": 2}
     fields, found = [Field("goal"), Field("words", shape=(3,), pad=-1)], []
     for room in (1 << 30, 2_000):
         there = DatasetStore.open(folder, fields=fields, max_action_dim=5)
-        monkeypatch.setattr("mouse_core.readahead.room.room_for_files", lambda room=room: room)
+        monkeypatch.setattr("mouse_core._base.room.room_for_files", lambda room=room: room)
         asked[0] = 0
         source, here = (BatchSource(one, 10, 8, Blocks(rows=100, pool=8), **options) for one in (there, known))
         with warnings.catch_warnings(record=True) as said:
@@ -362,14 +358,14 @@ class Advice:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given = list[tuple[int, int, int]]()
-        monkeypatch.setattr(local, "_advise", self._note)
+        monkeypatch.setattr(readahead, "_advise", self._note)
 
     def _note(self, begins: Int64s, sizes: Int64s, advice: int) -> None:
         self.given += [(*place, advice) for place in zip(begins.tolist(), sizes.tolist(), strict=True)]
 
     def asked(self) -> list[tuple[int, int]]:
         """Begins and ends of the ranges that are to be read."""
-        return [(begin, begin + size) for begin, size, advice in self.given if advice == local._WILL_NEED]
+        return [(begin, begin + size) for begin, size, advice in self.given if advice == readahead._WILL_NEED]
 
 
 @takes_advice
@@ -378,7 +374,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: str
 ) -> None:
     """Datasets, stores in both layouts, and blocks of them; by each of the calls by which advice is given."""
-    one, many = local._system_calls()
+    one, many = readahead._system_calls()
     if calls == "of many ranges" and many is None:
         pytest.skip("this system has no process_madvise")
     refused = (lambda *_: -1) if "refused" in calls else many
@@ -391,15 +387,15 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
     sampling: tuple[Any, ...] = ("random", Blocks(rows=100, pool=8))
     memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
     wanted = [[BatchSource(memory, 30, 8, how, seed=4)[index] for index in range(4)] for how in sampling]
-    monkeypatch.setattr(local, "room_for_files", lambda: 0)
-    monkeypatch.setattr("mouse_core.readahead.room.room_for_files", lambda: 1 << 30)
+    monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
+    monkeypatch.setattr("mouse_core._base.room.room_for_files", lambda: 1 << 30)
     advised = list[tuple[int, int]]()
 
     def madvise(begin: int, size: int, advice: int) -> int:
         advised.append((advice, size))
         return int(one(begin, size, advice))
 
-    monkeypatch.setattr(local, "_system_calls", lambda: (madvise, None if "one" in calls else refused))
+    monkeypatch.setattr(readahead, "_system_calls", lambda: (madvise, None if "one" in calls else refused))
     for store in stores:
         advised.clear()
         for how, expected in zip(sampling, wanted, strict=True):
@@ -409,21 +405,23 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
                 for name, values in batch.items():
                     assert_array_equal(found[name], values, err_msg=f"{name} of batch {index}")
         if calls != "of many ranges":
-            assert sum(advice == local._WILL_NEED for advice, _ in advised) >= 6
-            assert any(advice == local._RANDOM for advice, _ in advised)
+            assert sum(advice == readahead._WILL_NEED for advice, _ in advised) >= 6
+            assert any(advice == readahead._RANDOM for advice, _ in advised)
 
 
 @takes_advice
 def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_kernel_reads_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     blocks, advice = itertools.count(), Advice(monkeypatch)
-    monkeypatch.setattr(local, "usage", lambda: local.Usage(0, next(blocks)))
+    monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(0, next(blocks)))
     store, found = formats.open(saved).to_store(**OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
-        monkeypatch.setattr(local, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0))))
-        monkeypatch.setattr(local, "_AT_ONCE", most)
+        monkeypatch.setattr(
+            readahead, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0)))
+        )
+        monkeypatch.setattr(readahead, "_AT_ONCE", most)
         source = BatchSource(store, 30, 8, seed=4)
         for index in range(49):
             _ = source[index]
@@ -444,7 +442,7 @@ def test_a_store_that_grows_is_measured_against_memory_when_it_has_grown_much(
 ) -> None:
     """Not for every few rows, which takes longer than all else that new rows take; nor never."""
     asked, room = list[int](), [1 << 50]
-    monkeypatch.setattr(local, "room_for_files", lambda: asked.append(1) or room[0])
+    monkeypatch.setattr(readahead, "room_for_files", lambda: asked.append(1) or room[0])
     with DatasetStore.open(tmp_path, "a") as writer:
         writer.from_dataset(table_of("numbers", 0, 1_000))
         reader = DatasetStore.open(tmp_path)
@@ -459,7 +457,7 @@ def test_a_store_that_grows_is_measured_against_memory_when_it_has_grown_much(
     large = SimpleNamespace(
         is_mapped=False, origin=None, sealed_files=[SimpleNamespace(mapped=None)], sealed_bytes=100 << 20
     )
-    files = local.LocalFiles.of([large])
+    files = readahead.LocalFiles.of([large])
     assert files is not None
     room[0] = 150 << 20
     files.grow([large], [large])
@@ -531,13 +529,13 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     store, memory = DatasetStore.open(tmp_path), DatasetStore().from_dataset(table_of("numbers", 0, 2_000))
     ours, theirs = (BatchSource(one, 40, 32, seed=1) for one in (store, memory))
     on, known = [True], []
-    monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
+    monkeypatch.setattr("mouse_core.readahead.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
     for index in range(12):
         batch = ours[index]
         for name, values in theirs[index].items():
             assert_array_equal(batch[name], values)
     # What is not read before it is copied is looked at batch by batch, whether it is allowed; once it is, no more.
-    monkeypatch.setattr("mouse_core.readahead.local.LocalFiles.look", lambda _, batches: on[0])
+    monkeypatch.setattr("mouse_core.readahead.LocalFiles.look", lambda _, batches: on[0])
     source = BatchSource(DatasetStore.open(tmp_path), 40, 32, seed=1)
     for index in (0, 1, 9):
         on[0] = index < 9
@@ -563,8 +561,8 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
     source = BatchSource(formats.open(tmp_path / "rows.arrow").to_store(dense_bytes=0), 10, 8, seed=2)
     _ = source[0]
     faults = itertools.count()
-    monkeypatch.setattr(local, "usage", lambda: local.Usage(next(faults), 0))
-    monkeypatch.setattr(local, "_advise", advise)
+    monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(next(faults), 0))
+    monkeypatch.setattr(readahead, "_advise", advise)
     for index in range(1, 10):
         _ = source[index]
     chunks = source.snapshot.segments[0].table.column("observation").chunks
@@ -594,9 +592,9 @@ def test_what_gathering_reads_is_asked_for_and_little_else(tmp_path: Path, monke
     ]
     store = formats.open(tmp_path / "rows.arrow").to_store(fields=fields, dense_bytes=0)
     asked = list[tuple[int, int]]()
-    monkeypatch.setattr(local, "room_for_files", lambda: 0)
+    monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     monkeypatch.setattr(
-        local.LocalFiles, "ask", lambda _, begins, ends, batch: asked.extend(zip(begins, ends, strict=True))
+        readahead.LocalFiles, "ask", lambda _, begins, ends, batch: asked.extend(zip(begins, ends, strict=True))
     )
     source = BatchSource(store, 4, 3, seed=2, fields=["words", "some", "picture"])
     table = source.snapshot.segments[0].table

@@ -15,7 +15,7 @@ from mouse_core import BatchSource, DatasetStore, formats
 from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.ipc.summed import SummedFile
+from mouse_core.files.ipc import SummedFile
 from mouse_core.formats.verifying import verify
 from mouse_core.inspect import inspect
 from mouse_core.store.disk.checking import repair
@@ -101,7 +101,7 @@ def test_no_more_is_asked_for_at_once_than_stays_until_it_is_read(
     with DatasetStore.open(tmp_path / "store", "a", layout="windows") as writer:
         writer.extend(rows)
     whole = DatasetStore.open(tmp_path / "store").snapshot().episode_starts
-    monkeypatch.setattr("mouse_core.files.ipc.summed._ASKED_BYTES", most)
+    monkeypatch.setattr("mouse_core.files.ipc._ASKED_BYTES", most)
     monkeypatch.setattr("mouse_core.store.snapshot._BYTES", most)
     monkeypatch.setattr(SummedFile, "_advise", lambda _, *what: asked.append(what))
     store = DatasetStore.open(tmp_path / "store")

@@ -19,7 +19,7 @@ import pytest
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.prefetch.report import counters_of
-from mouse_core.readahead.backing import merged
+from mouse_core.readahead import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Fetcher, Pace
 from mouse_core.remote.mirror.table import PAGE, SparseFile, Table, bits, masks_of, pages_of, touched

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import DataError
-from mouse_core.files.ipc.batches import messages, read_footer, read_message
+from mouse_core.files.ipc import messages, read_footer, read_message
 from mouse_core.store.remote.files import lying, rows_of, run
 
 NUMBERS = np.random.default_rng(0)

@@ -23,9 +23,8 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
 from mouse_core.formats.columns import check_final, rows_at_once, transition_rows
 from mouse_core.formats.lerobot._meta import INDEX, Description, Frames, bytes_a_frame, check_action, read_description
-from mouse_core.remote.clients import Reaching
+from mouse_core.remote.clients import ObjectInfo, Reaching
 from mouse_core.remote.clients.objects import MissingObject
-from mouse_core.remote.clients.options import ObjectInfo
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.remote.files import ArrowFile, Objects, Place, Range
 from mouse_core.store.remote.rows import DecodedFiles, FileRows, ParquetObjects, infos_of, object_stream

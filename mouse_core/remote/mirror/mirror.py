@@ -30,7 +30,7 @@ from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ClosedError, DataError, MouseError, StorageError
 from mouse_core.files.checksum import PAGE, PageChecksums
 from mouse_core.files.writing import make_folder
-from mouse_core.remote.clients.options import ObjectClient, ObjectInfo
+from mouse_core.remote.clients import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.table import (
     BLOCK,
     PAGES,

@@ -41,8 +41,8 @@ from mouse_core.files.checksum import PAGE, PageChecksums, checksum, digest, pag
 from mouse_core.files.locking import Descriptor, FileLock, is_at, lock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
 from mouse_core.files.writing import write_all
-from mouse_core.readahead.backing import ragged
-from mouse_core.remote.clients.options import ObjectClient, ObjectInfo
+from mouse_core.readahead import ragged
+from mouse_core.remote.clients import ObjectClient, ObjectInfo
 
 Int64s = npt.NDArray[np.int64]
 

@@ -81,7 +81,7 @@ class Sealed(NamedTuple):
         rows: Number of rows.
         bytes: The size of the file.
         digest: Digest of the file's bytes. For a file of many record batches, digest of the bytes behind them, which
-            hold a checksum of each record batch; see ``files.ipc.summed``.
+            hold a checksum of each record batch; see ``files.ipc``.
         schema: Number of its schema among the manifest's schemas.
         appended: Whether its rows were appended to the store, not taken from a dataset.
         nulls: Columns that are null throughout the file.

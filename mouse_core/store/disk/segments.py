@@ -35,7 +35,7 @@ from mouse_core.store.disk.folder import Lease, ReadFolder, Sealed, Shared, bare
 from mouse_core.store.disk.tail import TailReader
 
 if TYPE_CHECKING:
-    from mouse_core.files.ipc.summed import SummedFile
+    from mouse_core.files.ipc import SummedFile
 
 MOST_BYTES = 64 << 20
 """Largest size of a sealed segment in bytes, approximately; a single row may be larger."""
@@ -86,7 +86,7 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
 def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
     """Write a file, and return its entry for the manifest."""
     if sealed.batch_rows:
-        from mouse_core.files.ipc.summed import write_summed  # imported where it is used
+        from mouse_core.files.ipc import write_summed  # imported where it is used
 
         stride, written = write_summed(path, batch, sealed.batch_rows)
         return sealed._replace(bytes=os.path.getsize(path), digest=written, stride=stride)
@@ -211,7 +211,7 @@ class SealedFile:
         return opened
 
     def _summed(self, memory: mmap.mmap) -> SummedFile:
-        from mouse_core.files.ipc.summed import SummedFile  # imported where it is used
+        from mouse_core.files.ipc import SummedFile  # imported where it is used
 
         sealed = self.sealed
         expected = sealed.digest if self.verify else None

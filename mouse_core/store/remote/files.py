@@ -31,16 +31,14 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, DataError, StorageError
 from mouse_core.files.checksum import PAGE, PageChecksums, check, digest, page_checksums, with_digest, without_digest
-from mouse_core.files.ipc.batches import ColumnPlace, Message, read_footer, read_message
-from mouse_core.files.ipc.summed import SummedFile
+from mouse_core.files.ipc import ColumnPlace, Message, SummedFile, read_footer, read_message
 from mouse_core.files.writing import make_folder, write_file
-from mouse_core.remote.clients import Reaching, open_client
-from mouse_core.remote.clients.options import ObjectInfo
+from mouse_core.remote.clients import ObjectInfo, Reaching, open_client
 from mouse_core.store._segments import FileSegment, no_column
 from mouse_core.store.disk.folder import Sealed
 
 if TYPE_CHECKING:
-    from mouse_core.readahead.backing import RemoteMemory
+    from mouse_core.readahead import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
 

@@ -23,13 +23,12 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError, StoreWarning
 from mouse_core.files.checksum import digest, with_digest, without_digest
-from mouse_core.files.ipc.batches import Message
+from mouse_core.files.ipc import Message
 from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
 from mouse_core.files.reading import MOST_JSON
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.metadata import DatasetMetadata, joined_schemas, read_metadata
-from mouse_core.remote.clients import Reaching
-from mouse_core.remote.clients.options import ObjectInfo
+from mouse_core.remote.clients import ObjectInfo, Reaching
 from mouse_core.store._intake import StoreBackend, StoreSchema
 from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, Sealed, bare_schema, check_identity, parse_manifest
 from mouse_core.store.disk.rows import settled
@@ -51,7 +50,7 @@ from mouse_core.store.remote.files import (
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.readahead.backing import RemoteMemory
+    from mouse_core.readahead import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
 # Up to this number, the information on each file is requested by itself; more files are listed.

@@ -1,0 +1,766 @@
+"""Readahead: the bytes of future batches are requested before the batches are copied.
+
+Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied. ``ReadAhead.copied`` copies a
+batch and asks for the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB of remote memory. Example:
+with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are asked for when batch 3 is copied, and the next ones when
+2 MB of these are left.
+
+- ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
+- ``LocalFiles`` asks the kernel for the pages of mapped files (``MADV_WILLNEED``). It begins when page faults wait for
+  a disk, and ends when nothing is read from a disk any more: with data in memory it costs one look at a counter.
+- ``ReadaheadWindow`` finds how many bytes to ask for ahead. Example: with files of 2.8 GB and 900 MB of memory the
+  window begins at 4 MB, some ten batches of six columns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakMethod
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.room import room_for_files as room_for_files
+from mouse_core.errors import DataError
+
+Int64s = npt.NDArray[np.int64]
+Made = TypeVar("Made")
+
+APART = 48
+"""The ranges of several batches are sorted together; those of batch n are moved by n times 2**48 bytes."""
+
+
+class RemoteMemory(Protocol):
+    """Memory whose bytes are fetched on request, at the addresses ``begin .. begin + size``.
+
+    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and apart. Many threads may
+    call all methods.
+    """
+
+    begin: int
+    """The first address."""
+    size: int
+    """Number of bytes."""
+    gap: int
+    """Ranges with at most this number of bytes between them are requested as one."""
+    room: int | None
+    """Largest number of bytes that can be present at once; None: unknown."""
+
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+        """Request ranges that batches will read. Returns at once, and raises nothing.
+
+        Args:
+            begins, ends: The ranges of one batch after those of another; within a batch they ascend and are apart.
+            batches: Number of the batch of each range, int64 ``[n]``.
+        """
+        ...
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """Whether the bytes of some ranges are present; False also if that is unknown."""
+        ...
+
+    def looks_further(self) -> bool:
+        """Whether requests for still later batches help, although their bytes need not come yet."""
+        ...
+
+    def wait(self, begins: Int64s, ends: Int64s) -> object:
+        """Wait until the bytes of some ranges are present, whether they were requested or not.
+
+        Returns:
+            A token for ``still``.
+
+        Raises:
+            Exception: The bytes cannot be fetched.
+        """
+        ...
+
+    def still(self, token: object) -> bool:
+        """Whether no byte of the ranges was evicted since ``wait``; otherwise copies made meanwhile are invalid."""
+        ...
+
+
+def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
+    """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
+
+    Ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 are 0..40 and 50..60: in ascending order they end, taken
+    together, at 10, 30, 40 and 60, and only the last begins more than 4 behind the end before it.
+    """
+    if not len(begins):
+        return begins, ends
+    order = np.argsort(begins)
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    apart = np.flatnonzero(begins[1:] > ends[:-1] + gap)
+    return begins[np.append(0, apart + 1)], ends[np.append(apart, len(ends) - 1)]
+
+
+def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tuple[Int64s, Int64s, Int64s]:
+    """Merge the ranges of several batches, each separately: those of batch 0, of batch 1, and so on.
+
+    Args:
+        begins, ends, numbers: Ranges, and the number of the batch of each, from 0 on; int64 ``[n]``, in any order.
+        gap: See ``merged``.
+    """
+    apart = numbers << APART  # so that ranges of different batches do not merge
+    begins, ends = merged(begins + apart, ends + apart, gap)
+    numbers = begins >> APART
+    apart = numbers << APART
+    return begins - apart, ends - apart, numbers
+
+
+def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return pairs ``(e, 0 .. counts[e] - 1)`` in order: for ``[2, 0, 1]``, ``(0, 0), (0, 1), (2, 0)``."""
+    whose = np.repeat(np.arange(len(counts)), counts)
+    return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
+
+
+def _inside(
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
+) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:
+    """Yield each backing with the mask of its ranges; a range in several backings belongs to the first."""
+    rest = ends > begins
+    for backing in backings:
+        inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
+        if inside.any():
+            rest &= ~inside
+            yield backing, inside
+
+
+def in_backings(
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
+) -> Iterator[tuple[RemoteMemory, Int64s, Int64s]]:
+    """Yield each backing with its ranges, merged by its gap."""
+    for backing, inside in _inside(backings, begins, ends):
+        yield backing, *merged(begins[inside], ends[inside], backing.gap)
+
+
+def ask_backings(
+    backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s
+) -> int:
+    """Request the ranges that batches will read from their backings; return the number of bytes.
+
+    Args:
+        backings: The memories that may hold the ranges.
+        begins, ends: The ranges, in any order.
+        numbers: For each range the position of its batch in ``batches``.
+        batches: The numbers of the batches.
+    """
+    nbytes = 0
+    for backing, inside in _inside(backings, begins, ends):
+        firsts, behind, whose = by_batch(begins[inside], ends[inside], numbers[inside], backing.gap)
+        backing.ask(firsts, behind, batches[whose])
+        nbytes += int((behind - firsts).sum())
+    return nbytes
+
+
+def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:
+    """Wait for ranges of memory, call ``copy()``, and repeat until none of them was evicted meanwhile.
+
+    Args:
+        backings: The memories that may hold the ranges.
+        begins, ends: The ranges, int64 ``[n]`` each, in any order.
+        copy: Reads them, and keeps no reference to the memory.
+    """
+    parts = list(in_backings(backings, begins, ends))
+    while True:
+        tokens = [backing.wait(first, end) for backing, first, end in parts]
+        made = copy()
+        if all(part[0].still(token) for part, token in zip(parts, tokens, strict=True)):
+            return made
+
+
+try:
+    import resource
+except ImportError:  # Windows, where nothing is asked for
+    resource = None  # type: ignore[assignment]
+
+
+LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
+"""Bytes that are asked for ahead: at least, at first, and at most."""
+
+# Pages that were asked for take at most a sixteenth of the memory for files, or they are evicted before they are read.
+_PART = 16
+# Waiting for up to this share of the time counts as not waiting.
+_CALM = 0.04
+# Waiting counts as less below 0.8 times the earlier waiting, and as more above 1.25 times: measurements vary.
+_LESS, _MORE = 0.8, 1.25
+# Values of MADV_WILLNEED and MADV_RANDOM on Linux and macOS.
+_WILL_NEED, _RANDOM = 3, 1
+_PAGE = mmap.PAGESIZE
+# The kernel reads at most its readahead size (128 KB by default) for one advice; the rest of a longer range is ignored.
+_AT_ONCE = 128 << 10
+# Ranges in one call of ``process_madvise``, at most.
+_MOST_RANGES = 1024
+# Readahead begins after 3 page faults that waited for a disk within 16 batches, and ends after 48 batches in which no
+# block was read from a disk.
+_FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
+# The room in memory is measured again when 64 MB and an eighth of the bytes were added since the last measurement.
+_MORE_BYTES, _MORE_SHARE = 64 << 20, 8
+# From 2 page faults a batch on, although all pages were asked for, pages are evicted before they are read. For the next
+# 16 times 48 batches they are then asked for again, immediately before the copy.
+_FAULTS_EACH, _TIMES_AGAIN = 2, 16
+# ``in_parts`` gives 2 ranges first, then 64 at a time.
+_TRIED, _TOGETHER = 2, 64
+
+
+class ReadaheadWindow:
+    """Number of bytes that are asked for ahead, adapted to how long batches wait for pages.
+
+    A batch waits for one of three reasons: its pages have not come yet (more depth helps), its pages were evicted again
+    (less depth helps), or the disk is at its limit (depth changes nothing). The reason is unknown, so the window is
+    doubled or halved, and the next measurement decides: go on where waiting fell, go back where it rose, and return
+    towards the first size where it stayed the same. From the first size the next try goes the other way. Where batches
+    hardly wait the window stays.
+
+    Args:
+        room: Bytes of files that fit in memory; None: unknown.
+    """
+
+    def __init__(self, room: int | None = None) -> None:
+        self.most = MOST if room is None else max(LEAST, min(MOST, room // _PART))
+        self.nbytes = min(FIRST, self.most)
+        self._first, self._out = self.nbytes, 0.5
+        self._step, self._before = 2.0, 0.0
+
+    def saw(self, batches: int, waited: float, seconds: float) -> None:
+        """Adapt the window: ``batches`` were copied in ``seconds``, of which they waited ``waited`` for pages."""
+        if not batches or waited <= _CALM * seconds:
+            self._before = 0.0
+            return
+        each, before = waited / batches, self._before
+        if before and each > _MORE * before:
+            self._step = 1 / self._step
+        elif before and each > _LESS * before:
+            if self.nbytes == self._first:  # the other way than last time
+                self._out = self._step = 1 / self._out
+            else:
+                self._step = 0.5 if self.nbytes > self._first else 2.0
+        self._before = each
+        self.nbytes = min(max(int(self.nbytes * self._step), LEAST), self.most)
+
+
+class Usage(NamedTuple):
+    """Disk activity of this process so far: page faults that waited for a disk, and blocks read."""
+
+    faults: int
+    blocks: int
+
+
+class LocalFiles:
+    """Memory-mapped files of this machine as a ``RemoteMemory`` that covers all addresses.
+
+    ``ask`` has effect only while readahead is on; see ``look``. Where the files do not fit in memory, the kernel's own
+    readahead is turned off as well (``MADV_RANDOM``).
+
+    Args:
+        segments: The ``Segment``s whose rows lie in files.
+    """
+
+    begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
+
+    def __init__(self, segments: Sequence[Any]) -> None:
+        self._bytes = self._fitting = 0
+        # Mapped files, and sealed files that may not be open yet, for which the kernel's own readahead is on.
+        self._read_by_kernel = list[Any]()
+        # Since the last measurement: disk activity, batches, seconds of waiting, page faults, and its time.
+        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, perf_counter()
+        # For how many more measurements pages are asked for again before the copy.
+        self._again = 0
+        self.is_on = self._is_short = False
+        for segment in segments:
+            self._count(segment, 1)
+        self._measure_room()
+
+    @classmethod
+    def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
+        """Return the files of ``segments``; None where there are none, or where the system takes no advice."""
+        in_files = any(one.sealed_files or _mapped_files(one) for one in segments)
+        return cls(segments) if resource is not None and hasattr(mmap.mmap, "madvise") and in_files else None
+
+    def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
+        """Add the ``appended`` segments and remove the ``replaced`` ones.
+
+        Measuring the room in memory takes as long as several batches, so it happens only after much growth.
+        """
+        for segment in appended:
+            self._count(segment, 1)
+        for segment in replaced:
+            self._count(segment, -1)
+        if not self._is_short and self._bytes - self._fitting > max(_MORE_BYTES, self._fitting // _MORE_SHARE):
+            self._measure_room()
+
+    def _count(self, segment: Any, sign: int) -> None:
+        """Add the files of ``segment``, or with ``sign`` -1 remove them."""
+        mapped = _mapped_files(segment)
+        files = [*mapped, *segment.sealed_files]
+        self._bytes += sign * (segment.sealed_bytes + sum(size for _, size in mapped))
+        kept = [one for one in self._read_by_kernel if one not in files]
+        self._read_by_kernel = [*kept, *files] if sign > 0 else kept
+
+    def _measure_room(self) -> None:
+        """Turn readahead on where the files do not fit in the memory that is available now."""
+        self._fitting, room = self._bytes, room_for_files()
+        self.depth = ReadaheadWindow(room)
+        if room is not None and self._bytes > room:
+            self.is_on = self._is_short = True
+            self._turn_off_kernel()
+
+    def _turn_off_kernel(self) -> None:
+        """Turn off the kernel's own readahead for the files that are mapped by now."""
+        places = [(one, one if isinstance(one, tuple) else one.mapped) for one in self._read_by_kernel]
+        self._read_by_kernel = [one for one, place in places if place is None]
+        begins, sizes = np.array([place for _, place in places if place], np.int64).reshape(-1, 2).T
+        _advise(begins & ~(_PAGE - 1), sizes + begins % _PAGE, _RANDOM)
+
+    def look(self, batches: int) -> bool:
+        """Return whether readahead is on, after ``batches`` more batches."""
+        self._batches += batches
+        if self.is_on:
+            if self._batches >= _BATCHES_READ:
+                evicted = self._is_short and self._missed >= _FAULTS_EACH * self._batches
+                self._again = _TIMES_AGAIN if evicted else max(0, self._again - 1)
+                before, batches, waited, seconds = self._restart()
+                self.is_on = self._since.blocks != before.blocks
+                self.depth.saw(batches, waited, seconds)
+        else:
+            now = usage()
+            if now.faults - self._since.faults >= _FAULTS:
+                self._restart()
+                self.is_on = True
+                if not self._is_short:
+                    self._measure_room()
+            elif self._batches >= _BATCHES_WATCHED:
+                self._since, self._batches = now, 0
+        return self.is_on
+
+    def _restart(self) -> tuple[Usage, int, float, float]:
+        """Restart the measurement; return its earlier usage, batches, seconds of waiting, and seconds in all."""
+        now = perf_counter()
+        measured = self._since, self._batches, self._waited, now - self._looked
+        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
+        return measured
+
+    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
+        """Return ``copy()``, which reads ``ranges()``, and measure how long it waits for pages.
+
+        New pages replace pages that were not read for long, among them pages that were in memory when they were asked
+        for. Each of these would be a page fault of its own, so where there are many they are asked for again together.
+        """
+        if self._again:
+            begins, ends, _ = ranges()
+            begins, ends = merged(begins, ends, self.gap)
+            self.ask(begins, ends, np.zeros(len(begins), np.int64))
+        (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
+        made = copy()
+        missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
+        self._missed += missed
+        if missed or stopped:
+            self._waited += max(0.0, perf_counter() - began - (thread_time() - computed))
+        return made
+
+    def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
+        """See ``RemoteMemory``."""
+        if self._is_short and self._read_by_kernel:
+            self._turn_off_kernel()
+        begins = begins & ~(_PAGE - 1)
+        if len(begins) and (ends - begins).max() > _AT_ONCE:
+            begins, ends = _cut(begins, ends, _AT_ONCE)
+        _advise(begins, ends - begins, _WILL_NEED)
+
+    def there(self, begins: Int64s, ends: Int64s) -> bool:
+        """See ``RemoteMemory``."""
+        return True
+
+    def wait(self, begins: Int64s, ends: Int64s) -> object:
+        """See ``RemoteMemory``: the processor waits itself."""
+        return None
+
+    def looks_further(self) -> bool:
+        """Return False: the kernel chooses which pages stay."""
+        return False
+
+    def still(self, token: object) -> bool:
+        """See ``RemoteMemory``: an evicted page comes back when it is read."""
+        return True
+
+
+def _cut(begins: Int64s, ends: Int64s, most: int) -> tuple[Int64s, Int64s]:
+    """Ranges in pieces of at most ``most`` bytes: 0..10 and 20..25 with 4 are 0..4, 4..8, 8..10, 20..24, 24..25."""
+    counts = -(-(ends - begins) // most)
+    whose, number = ragged(counts)
+    cut = begins[whose] + number * most
+    return cut, np.minimum(cut + most, ends[whose])
+
+
+def _mapped_files(segment: Any) -> list[tuple[int, int]]:
+    """Return the first address and the bytes of each file that a segment's dataset is mapped from.
+
+    They are the outermost buffers of each ``datasets.table.Table`` block.
+    """
+    files = dict[int, int]()
+    data = segment.origin.data if segment.is_mapped and segment.origin is not None else None
+    for block in (one for row in getattr(data, "blocks", [[data]]) for one in row if one is not None):
+        columns = block.table.columns
+        for buffer in columns[0].chunk(0).buffers() if columns and columns[0].num_chunks else ():
+            while buffer is not None and buffer.parent is not None:
+                buffer = buffer.parent
+            if buffer is not None and buffer.size:
+                files[buffer.address] = buffer.size
+    return [*files.items()]
+
+
+def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
+    """Yield slices of ``begins`` to read one after the other, ``nbytes`` from each address on.
+
+    Once reading waited for a disk, all ranges that are left are asked for together, and so are the ranges that are read
+    ``later``: pairs of addresses, and bytes from each of them on.
+    """
+    before: int | None = usage().faults if resource is not None else None
+    first = 0
+    while first < len(begins):
+        end = first + (_TRIED if first == 0 else _TOGETHER)
+        yield slice(first, end)
+        first = end
+        if before is not None and usage().faults > before:
+            before, rest = None, [(begins[first:], nbytes), *later]
+            pages = np.concatenate([some & ~(_PAGE - 1) for some, _ in rest])
+            _advise(pages, np.concatenate([some + size for some, size in rest]) - pages, _WILL_NEED)
+
+
+def _advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
+    """Give the kernel ``advice`` about ranges of memory; it ignores ranges that it refuses."""
+    one, many = _system_calls()
+    if many is not None and len(begins) > 1 and _advise_many(many, np.stack([begins, sizes], axis=1), advice):
+        return
+    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        one(begin, size, advice)
+
+
+def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
+    """Whether the kernel took ``advice`` about all ``ranges``, int64 ``[n, 2]``; it may allow a process one at a time.
+
+    One call for 1,024 ranges takes half the processor time of a call for each.
+    """
+    try:
+        this = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return False
+    try:
+        parts = (ranges[first : first + _MOST_RANGES] for first in range(0, len(ranges), _MOST_RANGES))
+        return all(process_madvise(this, one.ctypes.data, len(one), advice, 0) == one[:, 1].sum() for one in parts)
+    finally:
+        os.close(this)
+
+
+@functools.cache
+def _system_calls() -> tuple[Any, Any]:
+    """The C library's ``madvise`` and ``process_madvise``, None where it has none (before glibc 2.36, and on macOS).
+
+    Python's ``mmap.madvise`` takes no memory that Arrow has mapped.
+    """
+    library, size, number = ctypes.CDLL(None), ctypes.c_size_t, ctypes.c_int
+    many: Any = getattr(library, "process_madvise", None)
+    library.madvise.argtypes = [ctypes.c_void_p, size, number]
+    if many is not None:
+        many.argtypes, many.restype = [number, ctypes.c_void_p, size, number, ctypes.c_uint], ctypes.c_ssize_t
+    return library.madvise, many
+
+
+def usage() -> Usage:
+    """Return the disk activity of this process so far."""
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(now.ru_majflt, now.ru_inblock)
+
+
+def _own_faults() -> tuple[int, int]:
+    """Return this thread's page faults that waited for a disk, and its voluntary waits, as for pages that are coming.
+
+    Where the system counts by process only, they are the process's.
+    """
+    now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return now.ru_majflt, now.ru_nvcsw
+
+
+Block = Any
+"""A ``batches._planner.Block``: batches that were planned together. That room lies above this one."""
+Views = Any
+"""An ``_arrow.byte_views.ByteViews``: how the batches of a block are copied."""
+
+# Bytes of remote memory, and batches of any memory, that are requested ahead of the copies.
+_FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
+# If a cache evicts by later reads, two more batches are requested with each batch that is copied.
+_FURTHER = 2
+# Nothing of mapped files is requested while more than half of the requested bytes are left, or before twice the batches
+# of a copy fit: sorting the ranges of two batches takes hardly longer than those of one. It is at most twice, as the
+# caller waits meanwhile.
+_LEFT, _PACE = 0.5, 2
+# Of batches from stretches that were read long before, 8 are copied at a time.
+_OF_STRETCHES = 8
+# 8 batches of remote memory are requested together, if as many are left, and are copied together.
+_FAR_TOGETHER = 8
+# 64 batches are planned together if pages come from a disk: so the data for planning are read at once.
+_PLANNED, _MANY = 64, 1 << 30
+# A caller has gone back when it reads 3 times a batch more than 16 before the requested ones: threads are less far
+# apart, and two callers that take turns alternate.
+_TURNS, _TIMES_BACK = 16, 3
+_NOTHING = np.zeros(0, np.int64)
+_NO_RANGES = _NOTHING, _NOTHING, _NOTHING
+
+
+class ReadAhead:
+    """Requests the bytes of a pipeline's batches ahead of the copies, and waits for remote bytes.
+
+    Args:
+        backings: Remote memory that may hold the bytes.
+        files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
+        blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
+        views: Returns the views by which a block is copied; None for a block that is not copied.
+        gathered: Yields ranges of a batch that are read and not copied: first the known ones, then ranges that reading
+            the first reveals.
+        read: Returns the blocks that are read for a block: itself; or, if batches are drawn from stretches of rows that
+            are read as a whole, a block of these stretches; or both, if stretches may be evicted early.
+    """
+
+    def __init__(
+        self,
+        backings: Sequence[RemoteMemory],
+        files: LocalFiles | None,
+        blocks: Any,
+        views: Callable[[Block], Views],
+        gathered: Callable[[Block, int], Iterator[tuple[Int64s, Int64s]]],
+        read: Callable[[Block], Sequence[Block]] = lambda block: [block],
+    ) -> None:
+        self._always, self._files = tuple(backings), files
+        self._backings, self._blocks, self._views = self._always, blocks, views
+        self._gathered, self._read = gathered, read
+        # Bytes of the requested batches that are not copied yet, by their index.
+        self._asked: dict[int, int] = {}
+        # The next batch to request: its block, and its number there.
+        self._next: tuple[Block, int] | None = None
+        # How often in turn a batch far before the requested ones was read; and the index behind the last batch read.
+        self._back, self._behind = 0, -1
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, snapshot: Any, *planned: Any) -> ReadAhead:
+        """Return the readahead for a ``Snapshot``; ``planned`` are the constructor's arguments behind the files."""
+        return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
+
+    def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
+        """Return the readahead for a snapshot that has grown, with the knowledge about its files."""
+        files = self._files
+        if files is None:
+            files = LocalFiles.of(growth.appended)
+        else:
+            files.grow(growth.appended, growth.replaced)
+        elsewhere = self._always or any(one.backing is not None for one in growth.appended)
+        return type(self)(snapshot.backings if elsewhere else (), files, *planned)
+
+    def is_on(self, batches: int = 0) -> bool:
+        """Whether readahead is on, after ``batches`` more batches."""
+        if self._files is not None:
+            files = (self._files,) if self._files.look(batches) else ()
+            self._backings = (*self._always, *files)
+            self._blocks.most = _PLANNED if files else _MANY
+        return bool(self._backings)
+
+    def together(self, block: Block, most: int) -> int:
+        """Return how many batches of a block are copied at once, at most ``most``.
+
+        If pages come from a disk it is one, so that a reader does not wait for pages of other batches; it is more if
+        most pages were read long before, as parts of stretches.
+        """
+        if not self.is_on():
+            return most
+        if self._always:
+            return min(most, _FAR_TOGETHER)
+        return min(most, _OF_STRETCHES if self._stretches(block) is not None else 1)
+
+    def there(self, views: Views, first: int, count: int) -> bool:
+        """Whether copying ``count`` batches of a block does not wait for remote bytes; False also if unknown."""
+        if not self._always:
+            return True
+        parts = in_backings(self._always, *views.ranges(first, count)[:2])
+        return all(backing.there(begins, ends) for backing, begins, ends in parts)
+
+    def copied(self, block: Block, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+        """Return ``views.copy(first, count)`` once its bytes are present, and request the next batches."""
+        copy: Callable[[], dict[str, npt.NDArray[Any]]] = partial(views.copy, first, count)
+        if not self.reach(block, first, count):
+            return copy()
+        if not self._always:  # the processor waits itself
+            return copy() if self._files is None else self._files.watched(copy, partial(views.ranges, first, count))
+        begins, ends, _ = views.ranges(first, count)
+        return copied_when_there(self._backings, begins, ends, copy)
+
+    def reach(self, block: Block, first: int, count: int) -> bool:
+        """Request ``count`` batches of a block, which are read now, and the next ones; return whether it is on."""
+        if not self.is_on(count):
+            return False
+        for number in range(first, first + count):
+            if self._asked.pop(block.first + number * block.step, None) is None:
+                self._ask(block, number, 1)
+        if self._lock.acquire(blocking=False):  # otherwise another thread requests batches
+            try:
+                self._reach(block, first, count)
+            finally:
+                self._lock.release()
+        return True
+
+    def _reach(self, block: Block, first: int, count: int) -> None:
+        """Request the batches behind some of a block, up to the end of the next block."""
+        begin, number, current, copied = block.first + first * block.step, first + count, block, count
+        in_turn, self._behind = begin == self._behind, begin + count * block.step
+        if block.kind < 0 and not in_turn:
+            return  # in no order
+        asked = self._left(block.first + number * block.step, block.step)
+        if self._next is not None and self._asked:
+            block, number = self._next
+        far, pace = bool(self._always), _MANY if self._always else _PACE * count
+        some = pace * asked // max(1, len(self._asked))
+        most = self._most(some)
+        if asked > max(_LEFT * most, most - some) and not far:
+            return
+        while asked < most and len(self._asked) < _AHEAD_BATCHES and pace > 0:
+            if number == len(block.sizes):
+                behind = self._block_behind(block) if block is current else None
+                if behind is None:
+                    break
+                block, number = behind, 0
+            # As many as fit, if they are as large as the batches before them.
+            count = int((most - asked) * len(self._asked) / max(asked, 1)) if self._asked else 1
+            if far:
+                count = min(count, _AHEAD_BATCHES - len(self._asked))
+                if (count < _FAR_TOGETHER and asked > _LEFT * most) or 0 < count < _FAR_TOGETHER < len(self._asked):
+                    break  # later, with the next ones: sorting the ranges of several takes hardly longer
+                count = min(count, _FAR_TOGETHER)
+            count = min(max(count, 1), pace, len(block.sizes) - number)
+            nbytes = self._ask(block, number, count)
+            for one in range(number, number + count):
+                self._asked[block.first + one * block.step] = nbytes // count
+            asked += nbytes
+            number += count
+            pace -= count
+        self._next = self._further(block, number, copied) if far else (block, number)
+
+    def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
+        """Request more batches, if a cache uses them; return the block and number of the next one.
+
+        They are planned again when they are near, as keeping their blocks would take much memory.
+        """
+        for _ in range(_FURTHER * copied):
+            if not any(one.looks_further() for one in self._always):
+                break
+            if number == len(block.sizes):
+                if len(block.sizes) == 1 and block.kind == block.first:
+                    break
+                try:
+                    block, number = self._blocks.behind(block), 0
+                except Exception:
+                    break  # the reader of that batch gets the error
+            self._asked[block.first + number * block.step] = self._ask(block, number, 1)
+            number += 1
+        return block, number
+
+    def _left(self, index: int, step: int) -> int:
+        """Return the number of requested bytes that are not copied yet, when batch ``index`` is copied next."""
+        # Other threads remove entries meanwhile, so this iterates over a copy.
+        asked = list(self._asked)
+        self._back = self._back + 1 if asked and min(asked) > index + _TURNS * step else 0
+        for old in asked if self._back == _TIMES_BACK else [one for one in asked if one < index]:
+            self._asked.pop(old, None)
+        return sum(list(self._asked.values()))
+
+    def _most(self, some: int) -> int:
+        """Return the number of bytes to request ahead: at least ``some``, if there is room."""
+        if self._always or self._files is None:
+            return _FAR_BYTES
+        depth = self._files.depth
+        return max(depth.nbytes, min(some, depth.most))
+
+    def _by_views(self, read: Sequence[Block], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the ranges that copying some batches reads, and the number of the batch of each, from 0 on."""
+        found = [_NO_RANGES]
+        for one in read:
+            views, (rows, batches) = self._views(one), _rows(one, first, count)
+            if views is not None and len(rows):
+                begins, ends, numbers = views.ranges(rows.start, len(rows))
+                found.append((begins, ends, batches[numbers]))
+        begins, ends, numbers = (np.concatenate(some) for some in zip(*found, strict=True))
+        return begins, ends, numbers
+
+    def _stages(
+        self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
+    ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+        """Yield ``ranges`` with all other ranges of some batches, and then the ranges that reading these reveals."""
+        begins, ends, numbers = ranges
+        for one in read:
+            rows, batches = _rows(one, first, count)
+            for row, number in zip(rows, batches.tolist(), strict=True):
+                for more in self._gathered(one, row):
+                    whose = np.append(numbers, np.full(len(more[0]), number))
+                    yield np.append(begins, more[0]), np.append(ends, more[1]), whose
+                    begins, ends, numbers = _NO_RANGES
+        yield begins, ends, numbers
+
+    def _stretches(self, block: Block) -> Any:
+        """Return the stretches that the batches of a block open, where these stay in memory."""
+        try:
+            read = self._read(block)
+        except (DataError, IndexError):
+            return None  # the reader of damaged rows gets the error
+        return read[0].stretches if len(read) == 1 else None
+
+    def _block_behind(self, block: Block) -> Block | None:
+        """Return the next block, if batches are read in order."""
+        if len(block.sizes) == 1 and block.kind == block.first:
+            return None  # the first batch: its successor is unknown
+        try:
+            return self._blocks.block_with(block.end)[0]
+        except Exception:
+            return None  # the reader of that batch gets the error
+
+    def _ask(self, block: Block, number: int, count: int) -> int:
+        """Request all ranges of some batches; return the number of bytes."""
+        nbytes, index = 0, block.first + number * block.step
+        try:
+            read = self._read(block)
+            ranges = self._by_views(read, number, count)
+            for begins, ends, numbers in self._stages(read, number, count, ranges):
+                if not self._always:  # the system sorts by no batch
+                    numbers = np.zeros(len(begins), np.int64)
+                batches = index + np.arange(count) * block.step
+                nbytes += ask_backings(self._backings, begins, ends, numbers, batches)
+        except (DataError, IndexError):
+            pass  # the reader of damaged rows gets the error
+        return nbytes
+
+
+def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
+    """Return the rows of a block that some batches read (its batches, or stretches), and the batch of each, from 0 on.
+
+    Of stretches 0 and 1 of batch 0, none of batch 1, and stretch 2 of batch 2, two batches from 1 on have row 2, which
+    is of number 1.
+    """
+    if block.stretches is None:
+        return range(first, first + count), np.arange(count)
+    firsts = block.stretches.firsts[first : first + count + 1]
+    return range(int(firsts[0]), int(firsts[-1])), np.repeat(np.arange(count), np.diff(firsts))
+
+
+def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
+    """Return ``method`` as a function that does not keep its object alive, and returns ``gone`` once it is deleted."""
+    reference = WeakMethod(method)
+
+    def call(*given: Any) -> Any:
+        alive = reference()
+        return gone if alive is None else alive(*given)
+
+    return call
