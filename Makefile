@@ -32,8 +32,7 @@ help:  ## list the commands
 	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed-demo  ## record, store, load, train and play, then the same batches in PyTorch and in JAX
-	$(PY) examples/quickstart.py --output out/quickstart $(ARGS)
-	$(PY) examples/compare_frameworks.py --dataset out/quickstart/dataset --steps 300
+	$(PY) -m scripts.notebooks offline study $(ARGS)
 
 test: $(VENV)/.installed-test  ## run the tests
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -18,10 +18,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import lunar_lander
 import numpy as np
 from numpy.typing import NDArray
-from online_dqn import ACTIONS, ENVIRONMENT, OBSERVATION_SIZE, PLAYING_SEED, play
 
 try:
     import gymnasium as gym
@@ -33,8 +31,10 @@ except ImportError as error:
 
 from mouse_core import DatasetStore
 from mouse_core.mixtures import Mixture, Schedule
+from mouse_core.record import record
 from mouse_torch import PrefetchBatchifier
 
+ENVIRONMENT, OBSERVATION_SIZE, ACTIONS = "CartPole-v1", 4, 2
 RECORDED_EPISODES = 50
 CLUMSINESS = 0.7  # the share of random actions in what is recorded
 EXPLORATION = 0.05  # the same in what the network plays
@@ -110,6 +110,12 @@ def episode_of(environment: gym.Env[Any, Any], act: Act, share: float, random: n
     return dict(zip(names, map(np.asarray, zip(*rows, strict=True)), strict=True))
 
 
+def play(learner: Learner) -> float:
+    """The mean return of 30 episodes in which the best action is always taken, far from the seeds of training."""
+    played = record(ENVIRONMENT, lambda seen: int(learner.act(seen[None])[0]), episodes=30, seed=1_000_000)
+    return float(played.episodes["return"].to_numpy().mean())
+
+
 def shares_by_batch(offline: int, online: int) -> Schedule:
     """Recorded transitions alone, then three quarters of them, and from the middle of acting on one half."""
     return Schedule({0: [1, 0], offline: [3, 1], offline + online // 2: [1, 1]})
@@ -127,9 +133,9 @@ def train(*, offline: int, online: int, seed: int) -> tuple[Learner, dict[str, f
     mixture = Mixture({"recorded": recorded, "fresh": fresh}, weights=shares_by_batch(offline, online))
     codes = []
     with PrefetchBatchifier(mixture, seed=seed, **TRANSITIONS) as loader:
-        for _ in lunar_lander.progress(range(offline), description="learning", total=offline):
+        for _ in range(offline):
             learner.update(loader.next_batch())
-        figures["return offline"] = float(play(learner, episodes=30, seed=PLAYING_SEED).mean())
+        figures["return offline"] = play(learner)
         steps = 0
         while steps < online:
             rows = episode_of(environment, lambda seen: int(learner.act(seen[None])[0]), EXPLORATION, random)
@@ -143,7 +149,7 @@ def train(*, offline: int, online: int, seed: int) -> tuple[Learner, dict[str, f
     environment.close()
     figures["rows recorded"], figures["rows fresh"] = len(recorded), len(fresh)
     figures["share of fresh transitions"] = float(np.mean(codes))
-    figures["return online"] = float(play(learner, episodes=30, seed=PLAYING_SEED).mean())
+    figures["return online"] = play(learner)
     return learner, figures
 
 

@@ -1,4 +1,5 @@
-"""README and docs/ hold what they say: code runs, commands and files exist, links lead somewhere.
+"""README and docs/ hold what they say: code runs, commands and files exist, links lead somewhere, notebooks print what
+their files hold.
 
 The ```python blocks of one page are one program, run from top to bottom in an empty folder. What a page needs
 but does not show (a stand-in for the Hub, say) stands in tests/docs_setup/, in a file named after the page:
@@ -18,6 +19,7 @@ import textwrap
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +27,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from scripts.house import ALL, ROOT, parse, statements
+from scripts.notebooks import NOTEBOOKS, cells_of, code_of, execute, outputs_of
 from tests.programs import run_program
 
 TOP = [path for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")) if path.exists()]
@@ -130,6 +133,26 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
     folder.mkdir()
     done = run_page(page, page.read_text(encoding="utf-8"), folder)
     assert done.returncode == 0, f"{named(page)}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_notebooks_hold_what_they_print(path: Path) -> None:
+    """Written by `python -m scripts.notebooks --write`."""
+    assert outputs_of(execute(path).cells) == outputs_of(cells_of(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_notebooks_state_their_job_and_hold_what_any_machine_prints(path: Path) -> None:
+    first, *others = cells_of(path)
+    assert first["cell_type"] == "markdown"
+    assert re.match(r"# .*\n\n\*\*Job:\*\* ", "".join(first["source"]))
+    assert [cell["execution_count"] for cell in others if cell["cell_type"] == "code"] == [
+        number + 1 for number in range(len(code_of(path)))
+    ]
+    for text in chain.from_iterable(outputs_of(others)):
+        assert not re.search(r"0x[0-9a-f]{6}|(?<![\w.])/\w+/|\d\.?\d* ?(?:ms|seconds|it/s)", text), text
+    assert len("".join(chain.from_iterable(outputs_of(others)))) < 2000
 
 
 @cache

@@ -6,10 +6,8 @@ waits for what it made. It runs on JAX's default device.
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from tests.bench.results import Settings, Table, compare_on, peer
 
 OURS = "mouse_jax.device"
 _BATCH, _SLICES, _LENGTH, _EPISODE, _SCANNED, _TURNS = 256, 32, 64, 200, 100, 300
-_EXAMPLE = Path(__file__).parents[2] / "examples" / "dqn_in_jit.py"
 
 
 def tables(settings: Settings) -> list[Table]:
@@ -269,31 +266,31 @@ def _writer(add: Any, state: Any, rows: Any) -> Callable[[int], Any]:
 
 
 def _whole_loop() -> Iterator[Contender | str]:
-    """The training of the example, mapped over seeds; all but the replay is the same."""
+    """A whole training, mapped over seeds; all but the replay is the same."""
     import jax
     import jax.numpy as jnp
 
     try:
-        example = runpy.run_path(str(_EXAMPLE))
+        from tests.bench import dqn_in_jit
     except ModuleNotFoundError as error:
         yield f"the whole loop: not measured, as {error.name} is not installed here"
         return
 
     def loop(memory: Any) -> Callable[[int], Any]:
-        training = jax.jit(jax.vmap(partial(example["train"], steps=_TURNS, memory=memory)))
+        training = jax.jit(jax.vmap(partial(dqn_in_jit.train, steps=_TURNS, memory=memory)))
         return lambda number: jax.block_until_ready(training(jnp.arange(8, dtype=jnp.uint32) + number)[1])
 
-    yield Contender(OURS, loop(example["on_device"]()), "ours")
+    yield Contender(OURS, loop(dqn_in_jit.on_device()), "ours")
 
     def theirs() -> Callable[[int], Any]:
         import flashbax
 
         buffer = flashbax.make_flat_buffer(
-            max_length=example["CAPACITY"],
-            min_length=example["LEARNING_STARTS"],
-            sample_batch_size=example["BATCH_SIZE"],
+            max_length=dqn_in_jit.CAPACITY,
+            min_length=dqn_in_jit.LEARNING_STARTS,
+            sample_batch_size=dqn_in_jit.BATCH_SIZE,
             add_sequences=False,
-            add_batch_size=example["ENVIRONMENTS"],
+            add_batch_size=dqn_in_jit.ENVIRONMENTS,
         )
 
         def sample(state: Any, number: Any, key: Any) -> Any:
@@ -307,6 +304,6 @@ def _whole_loop() -> Iterator[Contender | str]:
                 "mask": pair.first["done"] != 2,
             }
 
-        return loop(example["Memory"](lambda seed, row: buffer.init(row), buffer.add, sample))
+        return loop(dqn_in_jit.Memory(lambda seed, row: buffer.init(row), buffer.add, sample))
 
     yield from _peers(theirs)

@@ -19,6 +19,7 @@ import torch
 
 from mouse_core import BatchSource, DatasetStore
 from scripts.house import ROOT
+from scripts.notebooks import NOTEBOOKS, code_of
 from tests.programs import EXAMPLES
 from tests.test_docs import PAGES, blocks, named, program
 
@@ -109,40 +110,10 @@ def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-def of_the_quickstart(code: str, batch: Batch) -> float:
-    return float(importlib.import_module("quickstart").cloning_loss(policy, tensors(batch)))
-
-
-def of_flax_offline(code: str, batch: Batch) -> float:
-    jax = pytest.importorskip("jax")
-    made = importlib.import_module("flax_offline")
-    arrays = {name: jax.numpy.asarray(values) for name, values in batch.items()}
-    return float(made.cloning_loss(lambda seen: 50.0 * jax.nn.one_hot(seen[..., 0].astype(int), 4), arrays))
-
-
 def of_carts(code: str, batch: Batch) -> float:
     pushes = {name: np.isin(batch[name], (1, NOTHING)) for name in ("obs_continuous", "action")}
     carts = {**batch, "obs_continuous": 2.0 * pushes["obs_continuous"] - 1, "action": pushes["action"].astype(int)}
     return 1 - float(importlib.import_module("from_object_storage").learn(np.array([1.0, 0.0]), carts))
-
-
-def of_compared(framework: str) -> Callable[[str, Batch], float]:
-    """Q is 50 for the action that leaves an observation, which is what it brings, and what follows is worth nothing."""
-
-    def mistakes(code: str, batch: Batch) -> float:
-        made = importlib.import_module("compare_frameworks")
-        batch = {**batch, "reward": np.full(batch["reward"].shape, 50 / made.REWARD_SCALE)}
-        if framework == "torch":
-            return float(made.torch_loss(policy, lambda rows: 0 * policy(rows), tensors(batch)))
-        jax = pytest.importorskip("jax")
-
-        def network(rows: Any) -> Any:
-            return 50.0 * jax.nn.one_hot(rows[..., 0].astype(int), 4)
-
-        arrays = {name: jax.numpy.asarray(values) for name, values in batch.items()}
-        return float(made.jax_loss(network, lambda rows: 0 * network(rows), arrays))
-
-    return mistakes
 
 
 CHECKED: dict[tuple[str, str], Callable[[str, Batch], float]] = {
@@ -150,11 +121,7 @@ CHECKED: dict[tuple[str, str], Callable[[str, Batch], float]] = {
     ("docs/guides/augmentation.md", "value_of_action"): of_recorded_values,
     ("docs/guides/in-your-trainer.md", "forward"): of_the_trainers_policy,
     ("examples/collect_and_train.py", "train"): paired("observation", "action", "begins", function="train"),
-    ("examples/compare_frameworks.py", "torch_loss"): of_compared("torch"),
-    ("examples/compare_frameworks.py", "jax_loss"): of_compared("jax"),
-    ("examples/flax_offline.py", "cloning_loss"): of_flax_offline,
     ("examples/from_object_storage.py", "learn"): of_carts,
-    ("examples/quickstart.py", "cloning_loss"): of_the_quickstart,
 }
 
 WINDOWS = "`windows=` delivers the action that leaves the anchor's observation, in either alignment"
@@ -164,22 +131,15 @@ SETTLED: dict[tuple[str, str], str] = {
     ("docs/getting-started.md", ""): TRANSITIONS,
     ("docs/guides/normalisation.md", ""): "a policy that acts: what it says is no part of a batch",
     ("docs/guides/rollouts.md", ""): OUTGOING,
-    ("examples/compare_online.py", "update"): OUTGOING,
-    ("examples/compare_online.py", "jax_step"): OUTGOING,
-    ("examples/compare_online.py", "loss_of"): OUTGOING,
-    ("examples/dqn_in_jit.py", "loss_of"): OUTGOING,
-    ("examples/dqn_in_jit.py", "on_device"): OUTGOING,
-    ("examples/dqn_in_jit.py", "sample"): OUTGOING,
+    ("docs/notebooks/jax.ipynb", "loss_of"): OUTGOING,
+    ("docs/notebooks/offline.ipynb", "loss_of"): TRANSITIONS,
+    ("docs/notebooks/online.ipynb", "learn"): TRANSITIONS,
+    ("docs/notebooks/robot.ipynb", ""): WINDOWS,
+    ("docs/notebooks/study.ipynb", "loss_of"): TRANSITIONS,
+    ("docs/notebooks/study.ipynb", "step"): TRANSITIONS,
     ("examples/offline_to_online.py", "update"): WINDOWS,
-    ("examples/online_dqn.py", "jax_learner"): OUTGOING,
-    ("examples/online_dqn.py", "loss_of"): OUTGOING,
-    ("examples/online_dqn.py", "step"): OUTGOING,
-    ("examples/online_dqn.py", "torch_learner"): OUTGOING,
-    ("examples/online_dqn.py", "update"): OUTGOING,
     ("examples/ppo_cartpole.py", "loss_of"): OUTGOING,
     ("examples/ppo_cartpole.py", "update"): OUTGOING,
-    ("examples/return_conditioned_flax.py", "cloning_loss"): WINDOWS,
-    ("examples/return_conditioned_torch.py", "cloning_loss"): WINDOWS,
     ("examples/sac_on_device.py", "critic_loss"): OUTGOING,
 }
 
@@ -209,7 +169,7 @@ def scopes(code: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def pairings() -> set[tuple[str, str]]:
-    """The blocks of pages and the functions of examples that read an observation and an action."""
+    """The blocks of pages and the functions of notebooks and examples that read an observation and an action."""
     found = set()
     sources = [
         (named(page), block.code)
@@ -217,6 +177,7 @@ def pairings() -> set[tuple[str, str]]:
         for block in blocks(page.read_text(encoding="utf-8"))
         if block.language == "python"
     ]
+    sources += [(named(path), "\n".join(code_of(path))) for path in NOTEBOOKS]
     sources += [(named(path), path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
     for source, code in sources:
         for scope, tree in scopes(code):
@@ -231,13 +192,7 @@ def test_every_pairing_is_known() -> None:
     assert not CHECKED.keys() & SETTLED.keys()
 
 
-def lane(where: tuple[str, str]) -> Any:
-    """Examples that import Flax have a lane of their own."""
-    flax = where[0] in ("examples/compare_frameworks.py", "examples/flax_offline.py")
-    return pytest.mark.slow if flax else ()
-
-
-@pytest.mark.parametrize("where", [pytest.param(where, id="-".join(where), marks=lane(where)) for where in CHECKED])
+@pytest.mark.parametrize("where", [pytest.param(where, id="-".join(where)) for where in CHECKED])
 def test_an_observation_is_paired_with_the_action_that_leaves_it(where: tuple[str, str]) -> None:
     source, scope = where
     text = (ROOT / source).read_text(encoding="utf-8")
@@ -261,12 +216,11 @@ def test_an_observation_is_paired_with_the_action_that_leaves_it(where: tuple[st
 @pytest.mark.parametrize("where", [pytest.param(where, id="-".join(where)) for where in SETTLED])
 def test_what_settles_an_alignment_is_there(where: tuple[str, str]) -> None:
     path = ROOT / where[0]
-    text = path.read_text(encoding="utf-8")
+    text = "\n".join(code_of(path)) if path in NOTEBOOKS else path.read_text(encoding="utf-8")
     code = program(text) if path.suffix == ".md" else text
     if SETTLED[where] == OUTGOING:
         assert any(name in code for name in ("ReplayBuffer", "RolloutStorage", "device.init", "Replay("))
     if SETTLED[where] == TRANSITIONS:
         assert '"transitions": True' in code or "transitions=True" in code
     if SETTLED[where] == WINDOWS:
-        kin = code + (ROOT / "examples" / "return_conditioned.py").read_text(encoding="utf-8") * ("return_" in where[0])
-        assert '"windows": {' in kin
+        assert '"windows": {' in code or "windows={" in code

@@ -1,29 +1,13 @@
-"""Learn to balance a pole in one compiled program: environments, replay and learning, for eight seeds side by side.
-
-    python examples/dqn_in_jit.py
-
-Everything is a function of a seed: what JAX compiles acts in ten environments, writes into a replay on the device, and
-trains a Q-network on what is drawn from it. ``jax.vmap`` makes eight trainings of it, each of which is the training
-that its seed would have alone. What a training drew can be looked at afterwards: a buffer on the host with the same
-seed and rows gives the same batches.
-
-The program follows PureJaxRL's DQN. Its replay is one argument, so that another may take its place.
-"""
+"""A DQN in one compiled program, environments, replay and learning, whose replay is an argument; after PureJaxRL's."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-try:
-    import jax
-    import jax.numpy as jnp
-    import optax
-except ImportError as error:
-    raise SystemExit(f"dqn_in_jit.py needs {error.name}: pip install 'mouse-data[jax]' optax") from error
+import jax
+import jax.numpy as jnp
+import optax
 
 from mouse_core.replay import NextView
 from mouse_jax import device
@@ -217,30 +201,3 @@ def train(seed: Any, *, steps: int, memory: Memory) -> tuple[Run, dict[str, jax.
         return run._replace(parameters=parameters, optimizer=state, target=target), figures | {"loss": loss}
 
     return jax.lax.scan(turn, began, jnp.arange(steps, dtype=jnp.uint32))
-
-
-def main() -> None:
-    """Train for all seeds at once, and print the figures."""
-    parser = argparse.ArgumentParser(description="Learn to balance poles in one compiled program.")
-    parser.add_argument("--steps", type=int, default=20_000, help="time steps of ten environments, for each seed")
-    parser.add_argument("--seeds", type=int, default=8, help="trainings side by side")
-    options = parser.parse_args()
-
-    trainings = jax.jit(jax.vmap(partial(train, steps=options.steps, memory=on_device())))
-    seeds = jnp.arange(options.seeds, dtype=jnp.uint32)
-    began = time.perf_counter()
-    compiled = trainings.lower(seeds).compile()
-    print(f"seconds to compile: {time.perf_counter() - began:.1f}")
-    began = time.perf_counter()
-    _, figures = jax.block_until_ready(compiled(seeds))
-    seconds = time.perf_counter() - began
-    print(f"steps per second, of all seeds: {options.seeds * options.steps * ENVIRONMENTS / seconds:.0f}")
-    tenth = max(1, options.steps // 10)
-    for name, part in (("first", slice(None, tenth)), ("last", slice(-tenth, None))):
-        lengths, ended = (figures[key][:, part].sum(axis=1) for key in ("steps", "ended"))
-        means = (float(mean) for mean in lengths / jnp.maximum(ended, 1))
-        print(f"steps of an episode, {name} tenth: {' '.join(f'{mean:.0f}' for mean in means)}")
-
-
-if __name__ == "__main__":
-    main()
