@@ -137,6 +137,8 @@ SETTLED: dict[tuple[str, str], str] = {
     ("docs/notebooks/robot.ipynb", ""): WINDOWS,
     ("docs/notebooks/study.ipynb", "loss_of"): TRANSITIONS,
     ("docs/notebooks/study.ipynb", "step"): TRANSITIONS,
+    ("docs/notebooks/study.ipynb", "train_jax"): TRANSITIONS,
+    ("docs/notebooks/study.ipynb", "train_torch"): TRANSITIONS,
     ("examples/offline_to_online.py", "update"): WINDOWS,
     ("examples/ppo_cartpole.py", "loss_of"): OUTGOING,
     ("examples/ppo_cartpole.py", "update"): OUTGOING,
