@@ -173,11 +173,6 @@ class Counts:
 
     slow, weighed_every = _SLOW, _WEIGHED
 
-    __slots__ = (
-        *("began", "ended", "looked", "waited", "making", "still", "still_for_disk"),
-        *("batches", "weighed", "weighed_bytes", "_usage", "_disk_bytes", "_elsewhere"),
-    )
-
     def __init__(self, source: Any, began: float) -> None:
         self.began = self.ended = self.looked = began
         self.waited = self.making = self.still = self.still_for_disk = self.weighed_bytes = 0.0

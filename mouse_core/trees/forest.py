@@ -179,67 +179,6 @@ class Transitions(NamedTuple):
     extra: Fields
 
 
-class Names(NamedTuple):
-    """The names of a row's observation, action, reward and extra fields."""
-
-    observation: tuple[FieldKey, ...]
-    action: tuple[FieldKey, ...]
-    reward: FieldKey
-    extra: tuple[FieldKey, ...]
-
-
-def transitions(rollouts: Any, names: Names, batch_dims: int | None) -> Transitions:
-    """The transitions of rollouts: those of TED have a "next", others are rows of alignment "arrived".
-
-    Raises:
-        SchemaError, MissingFieldError, DataError, ConfigError: As ``Forest.extend`` says.
-    """
-    if hasattr(rollouts, "snapshot"):
-        raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] gives its rows")
-    if isinstance(rollouts, list):
-        rollouts = stack(rollouts)
-    given = flatten(rollouts)
-    rows = _Rows(given, _batch_dims(given, batch_dims))
-    ahead = any(isinstance(key, tuple) and key[0] == "next" for key in given)
-    seen, actions, extra = rows.fields(names.observation), rows.fields(names.action), rows.fields(names.extra)
-    if ahead:  # each row is a transition
-        after = {key: rows.field(("next", *path_of(key))) for key in names.observation}
-        places: list[FieldKey] = [("next", *path_of(names.reward)), names.reward]
-        dones = rows.dones(("next",))
-    else:  # a transition leads from each row to the next one of its episode, which has its action and reward
-        after, places, dones = seen, [names.reward], None
-    dones = rows.dones(()) if dones is None else dones
-    first, second = (slice(None), slice(None)) if ahead else (slice(None, -1), slice(1, None))
-    shape = next(iter(seen.values())).shape[:2]
-    reward = next(filter(rows.has, places), None)
-    rewards = np.zeros(shape) if reward is None else rows.number(reward)
-    chosen = np.ones(shape, np.bool_)[:, first]
-    if rows.mask is not None:
-        chosen &= rows.mask[:, first] & rows.mask[:, second]
-    if not ahead:
-        times = [rows.number(name) for name in _TIMES if rows.has(name)]
-        if dones is None and not times:
-            raise MissingFieldError(
-                f"rows: expected a field 'next', or one that says where episodes end ('done'), found {list(rows.given)}"
-            )
-        if dones is not None:
-            chosen &= dones[:, first] == 0
-        for time in times:
-            chosen &= time[:, second] != 0
-    rewards = rewards[:, second][chosen].astype(np.float64)
-    wrong = np.flatnonzero(~np.isfinite(rewards))
-    if wrong.size:
-        raise DataError(f"rows: {names.reward!r}: expected finite numbers, found {rewards[wrong[0]]}")
-    return Transitions(
-        before={key: array[:, first][chosen] for key, array in seen.items()},
-        after={key: array[:, second][chosen] for key, array in after.items()},
-        actions={key: array[:, second][chosen] for key, array in actions.items()},
-        rewards=rewards,
-        dones=np.zeros(len(rewards), np.int8) if dones is None else dones[:, second][chosen],
-        extra={key: array[:, second][chosen] for key, array in extra.items()},
-    )
-
-
 class _Rows:
     """Fields whose first axes count rows, brought to ``[B, T, ...]``."""
 
@@ -336,17 +275,16 @@ class Forest:
         reward: FieldKey = "reward",
         extra: Iterable[FieldKey] = (),
     ) -> None:
-        self._names = Names(
-            check_list("observation", observation), check_list("action", action), reward, check_list("extra", extra)
-        )
-        if not self._names.observation:
+        self._observation, self._action = check_list("observation", observation), check_list("action", action)
+        self._reward, self._extra_fields = reward, check_list("extra", extra)
+        if not self._observation:
             raise ConfigError("observation: expected at least one field, found none")
         self._forget()
 
     def _forget(self) -> None:
-        self._node_map = RowMap(keys=self._names.observation)
+        self._node_map = RowMap(keys=self._observation)
         self._edge_map = RowMap()
-        self._extra: RowMap | None = RowMap() if self._names.extra else None
+        self._extra: RowMap | None = RowMap() if self._extra_fields else None
         self._memory = np.empty(0, _EDGE)
         # The latest edge that leaves each node, -1 where none does; also of nodes to come.
         self._latest = np.empty(0, np.int64)
@@ -393,7 +331,7 @@ class Forest:
             SchemaError: The shape or dtype of a field differs from earlier rows.
             DataError: A reward is not finite, or a code of ``done`` is unknown. The forest is unchanged.
         """
-        given = transitions(rollouts, self._names, batch_dims)
+        given = self._transitions(rollouts, batch_dims)
         number = len(given.rewards)
         if not number:
             return np.empty(0, np.int64)
@@ -417,6 +355,62 @@ class Forest:
         if self._extra is not None:
             self._extra.extend({"edge": edges}, nest(given.extra))
         return edges
+
+    def _transitions(self, rollouts: Any, batch_dims: int | None) -> Transitions:
+        """Return the transitions of rollouts: those of TED have a "next", others are rows of alignment "arrived".
+
+        Raises:
+            SchemaError, MissingFieldError, DataError, ConfigError: As ``extend``.
+        """
+        if hasattr(rollouts, "snapshot"):
+            raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] gives its rows")
+        if isinstance(rollouts, list):
+            rollouts = stack(rollouts)
+        given = flatten(rollouts)
+        rows = _Rows(given, _batch_dims(given, batch_dims))
+        ahead = any(isinstance(key, tuple) and key[0] == "next" for key in given)
+        seen, actions, extra = (
+            rows.fields(self._observation),
+            rows.fields(self._action),
+            rows.fields(self._extra_fields),
+        )
+        if ahead:  # each row is a transition
+            after = {key: rows.field(("next", *path_of(key))) for key in self._observation}
+            places: list[FieldKey] = [("next", *path_of(self._reward)), self._reward]
+            dones = rows.dones(("next",))
+        else:  # a transition leads from each row to the next one of its episode, which has its action and reward
+            after, places, dones = seen, [self._reward], None
+        dones = rows.dones(()) if dones is None else dones
+        first, second = (slice(None), slice(None)) if ahead else (slice(None, -1), slice(1, None))
+        shape = next(iter(seen.values())).shape[:2]
+        reward = next(filter(rows.has, places), None)
+        rewards = np.zeros(shape) if reward is None else rows.number(reward)
+        chosen = np.ones(shape, np.bool_)[:, first]
+        if rows.mask is not None:
+            chosen &= rows.mask[:, first] & rows.mask[:, second]
+        if not ahead:
+            times = [rows.number(name) for name in _TIMES if rows.has(name)]
+            if dones is None and not times:
+                raise MissingFieldError(
+                    "rows: expected a field 'next', or one that says where episodes end ('done'), found "
+                    f"{list(rows.given)}"
+                )
+            if dones is not None:
+                chosen &= dones[:, first] == 0
+            for time in times:
+                chosen &= time[:, second] != 0
+        rewards = rewards[:, second][chosen].astype(np.float64)
+        wrong = np.flatnonzero(~np.isfinite(rewards))
+        if wrong.size:
+            raise DataError(f"rows: {self._reward!r}: expected finite numbers, found {rewards[wrong[0]]}")
+        return Transitions(
+            before={key: array[:, first][chosen] for key, array in seen.items()},
+            after={key: array[:, second][chosen] for key, array in after.items()},
+            actions={key: array[:, second][chosen] for key, array in actions.items()},
+            rewards=rewards,
+            dones=np.zeros(len(rewards), np.int8) if dones is None else dones[:, second][chosen],
+            extra={key: array[:, second][chosen] for key, array in extra.items()},
+        )
 
     def _grow(self, before: int) -> None:
         """Have memory for all edges; those from number ``before`` on are new."""
@@ -518,7 +512,7 @@ class Forest:
             bounds=graph.bounds,
             steps=steps,
             observations=as_arrays(self._node_map.rows(graph.nodes)),
-            reward_key=self._names.reward,
+            reward_key=self._reward,
         )
 
     def _node(self, root: Any) -> int:
@@ -527,10 +521,10 @@ class Forest:
                 raise MissingRowError(f"root: expected a node in 0..{self.num_nodes - 1}, found {root}")
             return int(root)
         fields = flatten(root)
-        missing = [key for key in self._names.observation if key not in fields]
+        missing = [key for key in self._observation if key not in fields]
         if missing:
-            raise MissingRowError(f"root: expected the fields {list(self._names.observation)}, found {list(fields)}")
-        rows = nest({key: np.asarray(fields[key])[None] for key in self._names.observation})
+            raise MissingRowError(f"root: expected the fields {list(self._observation)}, found {list(fields)}")
+        rows = nest({key: np.asarray(fields[key])[None] for key in self._observation})
         node = int(self.index(rows)[0])
         if node < 0:
             raise MissingRowError(f"root: expected an observation of the forest, found {rows}")
@@ -548,7 +542,7 @@ class Forest:
             return order[np.searchsorted(nodes, node, sorter=order)]
 
         rows = as_arrays(self._edge_map.rows(edges))
-        fields: dict[FieldKey, Any] = {key: rows["action"][str(n)] for n, key in enumerate(self._names.action)}
+        fields: dict[FieldKey, Any] = {key: rows["action"][str(n)] for n, key in enumerate(self._action)}
         if self._extra is not None and len(edges):
             fields |= flatten(as_arrays(self._extra[{"edge": edges}]))
         values = self._memory[edges]
@@ -562,7 +556,7 @@ class Forest:
             terminated=terminated,
             truncated=truncated,
             fields=fields,
-            actions=self._names.action,
+            actions=self._action,
         )
 
     # ------------------------------------------------------------------ to keep
@@ -573,10 +567,9 @@ class Forest:
         Raises:
             StorageError: The file cannot be written.
         """
-        names = self._names
         parts = {"nodes": self._node_map, "edges": self._edge_map, "extra": self._extra}
         states = {name: None if part is None else part.state_dict() for name, part in parts.items()}
-        keys = [paths_of(keys) for keys in (names.observation, names.action, [names.reward], names.extra)]
+        keys = [paths_of(keys) for keys in (self._observation, self._action, [self._reward], self._extra_fields)]
         columns = {name: self._memory[name][: len(self)] for name in _EDGE.names or ()}
         write_saved(path, "forest", {"names": keys, "columns": columns, **states})
 

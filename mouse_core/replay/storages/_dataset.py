@@ -65,10 +65,7 @@ class DatasetStorage:
         """The number of rows."""
         return self.snapshot.num_rows
 
-    @property
-    def written(self) -> int:
-        """The number of rows."""
-        return self.snapshot.num_rows
+    written = capacity
 
     @property
     def alignment(self) -> Alignment:
@@ -167,9 +164,8 @@ class DatasetStorage:
         # Rows that follow each other are read as one window, others each as a window of its own.
         follow = slots.ndim > 0 and bool((np.diff(slots, axis=-1) == 1).all())
         starts, length = (slots[..., 0], slots.shape[-1]) if follow else (slots, 1)
-        windows = self.snapshot.locate(starts.reshape(-1), length).part(0)
-        found: npt.NDArray[Any] = reader.read(windows, reader.spec.dtype)
-        return found.reshape(*slots.shape, *found.shape[2:])
+        found = self.snapshot.stored(name, starts.reshape(-1), length, reader.spec.dtype)
+        return found.reshape(*slots.shape, *found.shape[1:])
 
     def __getstate__(self) -> dict[str, Any]:
         # A store stays in its process; a copy has the rows that there are.
