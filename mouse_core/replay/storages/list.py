@@ -252,34 +252,35 @@ class ListStorage(RingStorage):
                 ``n`` rows.
             one: Whether ``rows`` is a single object.
         """
+        items = [copied(item) for item in self._checked(rows, one=one)]
+        for number, item in enumerate(items, self.written):
+            self._set(number % self.capacity, item)
+        return self._appended(len(items)), len(items)
+
+    def _checked(self, rows: Any, *, one: bool = False) -> list[Any]:
         items = [rows] if one else take_apart(rows, self._ragged)
         for item in items:
             _check_row(item)
-        items = [copied(item) for item in items]
-        for number, item in enumerate(items, self.written):
-            slot = number % self.capacity
-            if slot == len(self._items):
-                self._items.append(item)
-            else:
-                self._items[slot] = item
-            self._signatures.mark_changed(slot)
-        return self._appended(len(items)), len(items)
+        return items
+
+    def _set(self, slot: int, item: Any) -> None:
+        if slot == len(self._items):
+            self._items.append(item)
+        else:
+            self._items[slot] = item
+        self._signatures.mark_changed(slot)
 
     def check(self, rows: Any) -> None:
         """Raise the errors of ``append(rows)`` without writing."""
-        for item in take_apart(rows, self._ragged):
-            _check_row(item)
+        self._checked(rows)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
         self._check_slots(slots)
-        items = take_apart(rows, self._ragged)
-        for item in items:
-            _check_row(item)
+        items = self._checked(rows)
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), [copied(item) for item in items], strict=True):
-            self._items[slot] = item
-            self._signatures.mark_changed(slot)
+            self._set(slot, item)
         self.changes += 1
 
     def get(self, slots: Slots) -> list[Any]:

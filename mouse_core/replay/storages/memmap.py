@@ -213,11 +213,6 @@ class Head:
             self.words[place] = number
         self.words[_WHICH] = other
 
-    @property
-    def is_of_this_boot(self) -> bool:
-        """Whether the machine was not restarted since rows were written, if the system has this information."""
-        return self.boot in (0, this_boot())
-
 
 def _shown(capacity: int, ndim: int, outgoing: int) -> tuple[Any, ...]:
     return capacity, ndim, "outgoing" if outgoing else "arrived"
@@ -271,14 +266,8 @@ def values_file(folder: Path, generation: int | None, room: int) -> Path:
     return folder / f"values-{generation}-{room}"
 
 
-def write_journal(folder: Path, places: Slots, rows: Sequence[npt.NDArray[Any]], *, sync: bool) -> None:
-    """Write which rows change in place, and to what."""
-    columns = {str(number): array for number, array in enumerate(rows)}
-    write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=sync, only_writer=True)
-
-
 def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
-    """Return the places and rows that ``write_journal`` wrote.
+    """Return the places and rows of the journal that ``MemmapStorage.put`` wrote.
 
     Raises:
         StateError: The journal is damaged, missing, or of other rows than the ``rows`` rows in ``memory``.
@@ -621,7 +610,7 @@ class MemmapStorage(RowStorage):
             with self._lock:
                 self._head = Head(path / "head", capacity, self.ndim, outgoing)
         with self._lock:
-            if not self._head.is_of_this_boot and not self._head.closed:
+            if self._head.boot not in (0, this_boot()) and not self._head.closed:  # the machine was restarted
                 self._recover()
             now = self._catch_up()
             self._head.boot = this_boot()
@@ -705,7 +694,8 @@ class MemmapStorage(RowStorage):
                 # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
                 piece = min(n - done, places - min(now.written, self.capacity))
-                if now.written + piece > places and self._is_unlooked(schema, now.written + piece - places):
+                gone = now.written + piece - places  # the rows before this one are overwritten
+                if gone > 0 and self._begins.looked(schema) * schema.num_envs < gone:
                     self._look_at_begins(now)
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.kept(schema, part, now, self._refs)
@@ -716,10 +706,6 @@ class MemmapStorage(RowStorage):
                 done += piece
             self._written()
             return first, n
-
-    def _is_unlooked(self, schema: RowSchema, rows: int) -> bool:
-        """Whether ``Begins`` has not looked at all of the first ``rows`` rows."""
-        return self._begins.looked(schema) * schema.num_envs < rows
 
     def _written(self) -> None:
         if self._sync == "append":
@@ -760,7 +746,8 @@ class MemmapStorage(RowStorage):
             self._head.making = True
             rows, now = self._values.kept(self._schema, arrays, now, self._refs)
             self._commit(now)
-            write_journal(self.path, self._places(slots, now), rows, sync=self._sync != "none")
+            journal = {"places": self._places(slots, now), "columns": {str(at): rows[at] for at in range(len(rows))}}
+            write_checkpoint(self.path / "journal", journal, sync=self._sync != "none", only_writer=True)
             self._head.journal = True
             if self._sync != "none":
                 self._sync_head()
