@@ -24,12 +24,12 @@ class Graph(NamedTuple):
     """A rooted graph: nodes by the numbers of the forest, the root first, and edges from vertex to vertex.
 
     Attributes:
-        nodes: Of the forest; the vertices first, then those that lie within edges.
-        edges: Parent and child of each edge, numbers of vertices, ordered by parent; ``[E, 2]``.
-        bounds: Edge e consists of the steps from ``bounds[e]`` to ``bounds[e + 1]``.
-        steps: Numbers of edges of the forest.
+        nodes: Nodes of the forest: the vertices, followed by the nodes within edges.
+        edges: The parent and the child of each edge, ordered by parent: numbers of vertices ``[E, 2]``.
+        bounds: Edge e has the steps ``bounds[e] .. bounds[e + 1] - 1``.
+        steps: The forest's edges, which are the steps of the graph's edges.
         ended: Whether the episode terminated each time with an edge.
-        vertices: How many of the nodes are vertices.
+        vertices: The number of vertices.
     """
 
     nodes: Integers
@@ -41,13 +41,13 @@ class Graph(NamedTuple):
 
 
 def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> Graph:
-    """The graph below a node.
+    """Return the graph below a node.
 
     Args:
-        forest: How the forest's nodes are linked.
-        root: A node.
-        max_depth: How many edges of the result may lie between its root and a vertex.
-        compact: Whether chains become one edge.
+        forest: The links between the forest's nodes.
+        root: The node.
+        max_depth: The largest number of edges between the root and a vertex; None: no limit.
+        compact: Whether a chain of edges becomes one edge.
     """
     out = _reachable(forest, root, None if compact else max_depth)
     if compact:
@@ -62,10 +62,10 @@ class Links(NamedTuple):
     """The links between the nodes of a forest; memory views, whose items are read at once.
 
     Attributes:
-        latest: The latest edge that leaves each node, -1 where none does.
-        previous: The edge before it that leaves the same node, -1 where none does.
-        target: Where each edge leads.
-        terminated, count: How often the episode ended with each edge, and how often it was taken.
+        latest: The latest edge that leaves each node; -1 without such an edge.
+        previous: The earlier edge that leaves the same node; -1 without such an edge.
+        target: The node that each edge leads to.
+        terminated, count: The number of episodes that ended with each edge, and the number of its transitions.
     """
 
     latest: Any
@@ -75,7 +75,7 @@ class Links(NamedTuple):
     count: Any
 
     def leaving(self, node: int) -> list[int]:
-        """The edges that leave a node, in the order in which they were first seen."""
+        """Return the edges that leave a node, in the order of their first transitions."""
         found, edge = [], self.latest[node]
         while edge >= 0:
             found.append(edge)
@@ -88,7 +88,7 @@ class Links(NamedTuple):
 
 
 def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
-    """The edges that leave each node that is reached, but by an edge with which the episode ended."""
+    """Return the edges that leave each reachable node; an edge with which each episode ended leads nowhere."""
     out: dict[int, list[int]] = {}
     waiting, seen = deque([(root, 0)]), {root}
     while waiting:
@@ -105,7 +105,7 @@ def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, lis
 
 
 def _branching(forest: Links, out: dict[int, list[int]], root: int) -> set[int]:
-    """Nodes that stay: the root, leaves, those that several edges leave, and those to which several lead."""
+    """Return the nodes that become vertices: the root, leaves, and nodes that several edges leave or enter."""
     reached: dict[int, int] = {}
     for edges in out.values():
         for edge in edges:
@@ -115,7 +115,7 @@ def _branching(forest: Links, out: dict[int, list[int]], root: int) -> set[int]:
 
 
 def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) -> list[int]:
-    """The edges from one on to the next node that stays."""
+    """Return the edges from ``edge`` on to the next node in ``kept``."""
     chain = [edge]
     while (target := forest.target[chain[-1]]) not in kept:
         chain.append(out[target][0])
@@ -123,7 +123,7 @@ def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) 
 
 
 def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int, list[list[int]]]) -> Graph:
-    """Vertices numbered by their distance from the root."""
+    """Return the graph, whose vertices are numbered in the order of their distance from the root."""
     number, depths = {root: 0}, [0]
     order, edges, bounds, steps = [root], [], [0], []
     ended = []
@@ -180,7 +180,7 @@ class Transitions(NamedTuple):
 
 
 class _Rows:
-    """Fields whose first axes count rows, brought to ``[B, T, ...]``."""
+    """The fields of rows, whose first ``batch_dims`` axes count rows, as arrays ``[B, T, ...]``."""
 
     def __init__(self, given: dict[FieldKey, Any], batch_dims: int) -> None:
         self.given, self.batch_dims = given, batch_dims
@@ -191,7 +191,7 @@ class _Rows:
         return key in self.given
 
     def field(self, key: FieldKey) -> npt.NDArray[Any]:
-        """``[B, T, ...]``."""
+        """Return a field as an array ``[B, T, ...]``."""
         if key not in self.given:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.given)}")
         array = as_array(self.given[key], where=f"rows: {key!r}")
@@ -208,7 +208,7 @@ class _Rows:
         return {key: self.field(key) for key in keys}
 
     def number(self, key: FieldKey) -> npt.NDArray[Any]:
-        """One number a row, ``[B, T]``, also where there is a last axis of one."""
+        """Return a field of one number for each row as ``[B, T]``, also if it has a last axis of length 1."""
         array = self.field(key)
         if array.shape[2:] not in ((), (1,)) or array.dtype.kind not in "biuf":
             raise SchemaError(
@@ -413,7 +413,7 @@ class Forest:
         )
 
     def _grow(self, before: int) -> None:
-        """Have memory for all edges; those from number ``before`` on are new."""
+        """Make memory for all edges; edges from number ``before`` on are new."""
         length = len(self._edge_map)
         if length > len(self._memory):
             larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)
@@ -422,7 +422,7 @@ class Forest:
         self._memory[before:length] = 0
 
     def _link(self, before: int) -> None:
-        """Have the edges from number ``before`` on be the latest that leave their nodes."""
+        """Record that the edges from number ``before`` on are the latest that leave their nodes."""
         if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
             self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
         sources = self._memory["source"][before : len(self)]
@@ -434,7 +434,7 @@ class Forest:
         self._latest[sources] = new  # of equal sources the last one stays
 
     def _check(self, given: Transitions) -> None:
-        """Raise what a part of the forest would say of these rows, before another one was changed."""
+        """Raise the errors of all parts of the forest for these rows, before any part changes."""
         one = {key: array[:1] for key, array in given.before.items()}
         after = {key: array[:1] for key, array in given.after.items()}
         for key, array in one.items():
@@ -535,7 +535,7 @@ class Forest:
         return Links(*map(_view, (self._latest, *columns)))
 
     def _steps(self, edges: Integers, nodes: Integers) -> Steps:
-        """Edges as steps between nodes, which are named by their place in ``nodes``."""
+        """Return edges as steps between nodes; a step names a node by its position in ``nodes``."""
         order = np.argsort(nodes, kind="stable")
 
         def place(node: Integers) -> Integers:
@@ -559,7 +559,7 @@ class Forest:
             actions=self._action,
         )
 
-    # ------------------------------------------------------------------ to keep
+    # ------------------------------------------------------------------ files
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save the forest to a file; after an error the old file is unchanged.
@@ -599,10 +599,10 @@ class Forest:
 
 
 def _actions(fields: dict[FieldKey, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Actions as part of the key of an edge, in their order: their own names may be those of other parts."""
+    """Return actions as a part of an edge's key, by number, since a name may equal the name of another part."""
     return {"action": {str(number): array for number, array in enumerate(fields.values())}} if fields else {}
 
 
 def _view(column: npt.NDArray[Any]) -> Any:
-    """Memory whose items are Python's own numbers, which are read one by one in half the time."""
+    """Return a view whose items are Python numbers, which are read one by one in half the time."""
     return memoryview(column)  # type: ignore[arg-type]

@@ -24,16 +24,16 @@ Integers = npt.NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """S steps.
+    """The S steps of a tree.
 
     Attributes:
-        sources, targets: Of which observations, by their place among those of the tree, int64 ``[S]``.
-        counts: How often a step was taken, int64 ``[S]``.
-        rewards: Its mean reward, float64 ``[S]``.
-        dones: As those of edges, int8 ``[S]``.
-        terminated, truncated: How often the episode terminated with it, or was truncated, int64 ``[S]``.
-        fields: Actions and other fields ``[S, ...]``, those of the last time it was taken.
-        actions: Which of the fields are actions.
+        sources, targets: The observations before and after each step, by their position in the tree, int64 ``[S]``.
+        counts: The number of transitions of each step, int64 ``[S]``.
+        rewards: The mean reward, float64 ``[S]``.
+        dones: As for edges of the tree, int8 ``[S]``.
+        terminated, truncated: The number of episodes that terminated, or were truncated, with the step, int64 ``[S]``.
+        fields: Actions and other fields ``[S, ...]`` of the latest transition.
+        actions: The fields that are actions.
     """
 
     sources: Integers
@@ -48,7 +48,7 @@ class Steps(NamedTuple):
 
 
 def as_arrays(rows: Any) -> Any:
-    """Rows with lists of text or of values that differ in length as arrays, which an index picks from."""
+    """Return rows in which lists of text, or of values that differ in length, are arrays."""
     if isinstance(rows, dict):
         return {name: as_arrays(child) for name, child in rows.items()}
     if not isinstance(rows, list) or all(isinstance(value, str) for value in rows):
@@ -88,12 +88,12 @@ def read_saved(path: str | PathLike[str], kind: str, names: Iterable[str]) -> di
 
 
 def paths_of(keys: Iterable[FieldKey]) -> list[list[str | int]]:
-    """Names of fields as JSON holds them; see ``keys_of``."""
+    """Return names of fields in the form of JSON; see ``keys_of``."""
     return [list(path_of(key)) for key in keys]
 
 
 def keys_of(paths: Iterable[Iterable[str | int]]) -> tuple[FieldKey, ...]:
-    """The names of fields that ``paths_of`` was given."""
+    """Return the names of fields from the result of ``paths_of``."""
     return tuple([key_of(tuple(path)) for path in paths])
 
 
@@ -139,14 +139,14 @@ def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
 
 
 def _actions(tree: Tree) -> Integers:
-    """A number for the action of each edge's first step, the same for the same action."""
+    """Return a number for the action of each edge's first step; equal actions have equal numbers."""
     first = tree.bounds[:-1]
     fields = {key: tree.steps.fields[key][first] for key in tree.steps.actions}
     return RowMap().extend(nest(fields)) if fields else np.zeros(len(first), np.int64)
 
 
 def _times(shares: Floats, values: Floats) -> Floats:
-    """The product, and nothing of values that do not count, be they infinite."""
+    """Return the product; 0 for a share of 0, also if the value is infinite."""
     return np.multiply(shares, values, out=np.zeros(len(shares)), where=shares != 0)
 
 
@@ -195,7 +195,7 @@ Edges = list[list[tuple[int, int, bool]]]
 
 
 def components(edges: Edges) -> list[list[int]]:
-    """The vertices in groups: those that lead to each other are in one, and each group is behind those it leads to.
+    """Return groups of vertices: vertices on a common cycle are one group, and a group follows those that it leads to.
 
     Tarjan (1972), "Depth-first search and linear graph algorithms", without recursion.
     """
@@ -286,9 +286,9 @@ def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
 
 
 def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, int]]:
-    """The ends of all walks within a group that pass no vertex twice: how long each is, and where it leaves the group.
+    """Yield all walks within a group that pass no vertex twice: the length, and the vertex behind the group.
 
-    -1 where it does not: the path is still in the group, or over.
+    The vertex is -1 if the walk ends in the group.
     """
     passed = {begin}
     way = [(begin, iter(edges[begin]))]
@@ -380,7 +380,7 @@ class Tree:
     reward_key: FieldKey = "reward"
 
     def __len__(self) -> int:
-        """Vertices."""
+        """The number of vertices."""
         return len(self.nodes)
 
     def __repr__(self) -> str:
@@ -508,10 +508,10 @@ class Tree:
             _, vertex, over = self._leaving[vertex][path[-1]]
         return tuple(path)
 
-    # ------------------------------------------------------------------ rollouts and what they are worth
+    # ------------------------------------------------------------------ rollouts and values
 
     def rollout(self, edge: int) -> Any:
-        """The steps of an edge as rows of TED: a nested dict of arrays ``[n, ...]``, with "count" of each step."""
+        """Return the steps of an edge as rows of TED: a nested dict of arrays ``[n, ...]``, with "count"."""
         return self.rows(np.arange(self.bounds[edge], self.bounds[edge + 1]))
 
     def rollouts_at(self, vertex: int) -> list[Any]:
@@ -583,7 +583,7 @@ class Tree:
         values = np.array(vertices)
         return values, worth.gains + _times(worth.shares, values[worth.children])
 
-    # ------------------------------------------------------------------ to look at, and to keep
+    # ------------------------------------------------------------------ texts, plots and files
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
         """Return a line for each path to a vertex, indented by its length; "..." below a repeated vertex.

@@ -118,7 +118,7 @@ class DatasetStorage:
         self.append(None)
 
     def get(self, slots: Slots) -> dict[str, npt.NDArray[Any]]:
-        """The rows in ``slots``, in fresh memory; see ``Storage.get``."""
+        """Return the rows in ``slots`` in new memory; see ``Storage.get``."""
         check_slots(slots, len(self))
         if not slots.size:
             return {name: self._values(name, slots) for name in self.snapshot.readers}
@@ -140,7 +140,7 @@ class DatasetStorage:
         return {name: values.reshape(*slots.shape, *values.shape[2:]) for name, values in found.items()}
 
     def _read(self, starts: Slots, length: int) -> dict[str, npt.NDArray[Any]]:
-        """Windows of ``length`` rows, ``[n, length, ...]`` in every field, in fresh memory."""
+        """Return windows of ``length`` rows, ``[n, length, ...]`` in every field, in new memory."""
         source = self._sources.get(length)
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
@@ -149,7 +149,7 @@ class DatasetStorage:
         return source.gather(Plan(starts, length, _KEY, len(starts)))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows in ``slots``; see ``Storage.read``."""
+        """Return one field of the rows in ``slots``; see ``Storage.read``."""
         rows = np.arange(len(self), dtype=np.int64)[slots] if isinstance(slots, slice) else slots
         if key == EPISODE and not {"done", "time"}.isdisjoint(self.snapshot.readers):
             return self.snapshot.episode_starts.searchsorted(rows, side="right") - 1
@@ -172,15 +172,15 @@ class DatasetStorage:
         return {**self.__dict__, "_sources": {}, "_store": None}
 
     def lock(self) -> None:
-        """None, as no process writes recorded rows."""
+        """Return None: no process writes recorded rows."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """The number and the fingerprint of the rows; the rows are not saved again."""
+        """Return the number and the fingerprint of the rows, without the rows."""
         return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows of ``state``: these rows, or the first of them or of the store."""
+        """Restore the rows of ``state``: the first rows of the snapshot or of its store."""
         if not isinstance(state, Mapping) or state.get("kind") != "dataset":
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
         snapshot = self._of_rows(state.get("size"))
@@ -189,7 +189,7 @@ class DatasetStorage:
         self._become(snapshot)
 
     def _of_rows(self, rows: Any) -> Snapshot:
-        """The first ``rows`` rows of the store or of the snapshot."""
+        """Return a snapshot of the first ``rows`` rows of the store or of the snapshot."""
         there = max(len(self), 0 if self._store is None else len(self._store))
         if not is_whole(rows) or not 1 <= rows <= there:
             raise StateError(f"storage: expected the state of {there} rows, found {rows!r:.80}")
@@ -219,7 +219,7 @@ def _dropped(before: Snapshot, after: Snapshot) -> int:
 
 
 def no_store(found: str) -> ConfigError:
-    """The error for a buffer without a store to take later rows from."""
+    """Return the error for a buffer without a store."""
     return ConfigError(f"refresh: expected a buffer over a DatasetStore, found one over {found}")
 
 
@@ -273,7 +273,7 @@ class RecordedSlices:
         return self._known_whole
 
     def is_for_rows(self) -> bool:
-        """Whether it draws the same as the sampler; False for padded slices of rows that have a field "mask".
+        """Whether batches of a source can be the samples; False for padded slices of rows that have a field "mask".
 
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
@@ -281,7 +281,7 @@ class RecordedSlices:
         return self._is_whole or MASK not in self._storage.snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
-        """The rows of the sample that ``key`` names, and their draw.
+        """Return the rows of sample ``key.index``, and their draw.
 
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
@@ -339,7 +339,7 @@ class _Slices:
         self._draws: dict[int, Draw] = {}
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """1, as epochs have no end."""
+        """Return 1: epochs have no end."""
         return 1
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -361,19 +361,19 @@ class _Slices:
         return planned
 
     def forget(self) -> None:
-        """Plan again, as there are more rows."""
+        """Discard all plans, since the store has more rows."""
         self._planned.clear()
         self._draws = {}
 
     def draw(self, key: Key) -> Draw:
-        """The draw of the sample that ``key`` names."""
+        """Return the draw of sample ``key.index``."""
         if key.index not in self._draws:
             planned = next((block for block in self._planned if key.index in block[0]), None)
             self._draws = self._draws_from(key.index, *(planned or self._plan(key.seed, key.index, 1)))
         return self._draws.pop(key.index)
 
     def _draws_from(self, first: int, samples: range, windows: Windows) -> dict[int, Draw]:
-        """The draws of ``samples`` from number ``first`` on, as many as are small together."""
+        """Return draws of ``samples`` from number ``first`` on, up to ``_STEPS_TOGETHER`` steps together."""
         size = self.batch_size
         count = min(samples.stop - first, max(1, _STEPS_TOGETHER // (size * self.sequence_length)))
         begin = (first - samples.start) * size

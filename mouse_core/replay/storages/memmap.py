@@ -4,11 +4,11 @@ A folder has these files, where ``G`` counts how often all rows were written ane
 
     lock          held around every call
     head          capacity, counters, flags
-    schema        what a row is, as JSON
+    schema        the schema of a row, as JSON
     rows-G-0      the fields of a row that lie side by side; there is one file for each block of fields
     sums-G        the checksums of each row
     values-G-R    values that differ in length, in a ring of R bytes
-    begins        where the oldest episodes began, see ``Begins``
+    begins        the first steps of the oldest episodes, see ``Begins``
     journal       rows that are being changed in place
 
 The head has all counters twice, and one word says which copy counts. A change goes to the other copy and takes effect
@@ -64,7 +64,7 @@ _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
 # Places beyond the capacity, at most.
 _SPARE_BYTES, _SPARE_ROWS = 1 << 20, 1024
-_MOST = 1 << 40  # more rows than anybody writes, and a terabyte of room
+_MOST = 1 << 40  # an upper limit of rows, and a terabyte
 
 
 def lengthen(path: Path, nbytes: int) -> None:
@@ -139,19 +139,19 @@ class Head:
     """
 
     journal = Word(_JOURNAL)
-    """Whether rows are being changed in place, as the journal says."""
+    """Whether the journal holds rows that are being changed in place."""
 
     making = Word(_MAKING)
-    """Whether files are being made or removed that do not count: if the process dies, they are left over."""
+    """Whether temporary files are being written or removed; a process that dies leaves them behind."""
 
     synced = Word(_SYNCED)
-    """How many of the rows written are known to be on the disk."""
+    """The number of written rows that are known to be on the disk."""
 
     closed = Word(_CLOSED)
-    """Whether all is on the disk, this word too, and nothing was written since."""
+    """Whether all rows and this word are on the disk, and nothing was written since."""
 
     boot = Word(_BOOT)
-    """The boot of the machine in which the rows were found in order."""
+    """The boot of the machine in which the rows were last checked."""
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
         self.path = path
@@ -222,7 +222,7 @@ def _shown(capacity: int, ndim: int, outgoing: int) -> tuple[Any, ...]:
 
 
 def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
-    """Return what a row is; None before the first row.
+    """Return the schema of a row; None before the first row.
 
     Raises:
         StateError: The file is damaged or missing, or the counters do not fit rows like these.
@@ -467,11 +467,11 @@ class Begins:
         return np.max(begins, axis=0)
 
     def look(self, schema: RowSchema, steps: range, read: Read) -> None:
-        """Take note of the rows before the last of some steps, which are about to be overwritten."""
+        """Record the ends of episodes in ``steps`` before its last step; these rows are overwritten next."""
         self._write(schema, steps[-1], self.state(schema, steps, read))
 
     def looked(self, schema: RowSchema) -> int:
-        """Return the first step that was not looked at."""
+        """Return the first step that ``look`` has not read."""
         return int(self._mapped(schema)[0])
 
     def forget(self, schema: RowSchema, step: int, saved: Int64s | None = None) -> None:
