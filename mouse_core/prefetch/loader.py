@@ -138,13 +138,6 @@ class StoreFeed(Feed):
         return StoreFeed(source, self._store)
 
 
-def feed_of(source: Any, store: Store | None) -> Any:
-    """Return the feed of ``source``, which may be a ``BatchSource`` of ``store`` or a ``BufferSource``."""
-    if isinstance(source, BatchSource):
-        return StoreFeed(source, store)
-    return source if hasattr(source, "prepare") else Feed(source)
-
-
 T = TypeVar("T")
 
 # Age in seconds after which the calling thread's resource usage is read again before it makes a batch.
@@ -179,7 +172,9 @@ class Loader(Generic[T]):
         num_workers: int = 2,
         digest: bool = False,
     ) -> None:
-        self._feed = feed_of(source, store)
+        self._feed: Any = source  # a BufferSource is a feed
+        if not hasattr(source, "prepare"):
+            self._feed = StoreFeed(source, store) if isinstance(source, BatchSource) else Feed(source)
         self._delivery = delivery
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)

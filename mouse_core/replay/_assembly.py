@@ -49,7 +49,7 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
         SchemaError: A field of the rows has the name of a field of the draw, or items of a list cannot be stacked.
     """
     if collate is not None:
-        rows = collate(rows_as_list(rows, draw.index.shape[0]))
+        rows = collate(rows if isinstance(rows, list) else [row_of(rows, at) for at in range(draw.index.shape[0])])
     elif isinstance(rows, list):
         rows = _stack_items(rows)
     else:
@@ -148,11 +148,6 @@ def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
             if is_number(leaf.dtype) and value != pad and (pad == pad or value == value):
                 raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} holds, found {pad}")
         leaf[where] = value
-
-
-def rows_as_list(rows: Any, n: int) -> list[Any]:
-    """Return gathered rows as a list of ``n`` rows."""
-    return rows if isinstance(rows, list) else [row_of(rows, number) for number in range(n)]
 
 
 def row_of(rows: Any, number: int) -> Any:

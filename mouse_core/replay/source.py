@@ -187,7 +187,10 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
         members = buffer.buffers
         rows = [(number, _decoded(rows[str(number)], members[number])) for number in entry["members"]]
     else:
-        rows = _nested_as_stored(_opened(buffer._accept(rows)), getattr(buffer.storage, "structure", None))
+        rows, structure = _opened(buffer._accept(rows)), getattr(buffer.storage, "structure", None)
+        leaves, keys = list(flatten(rows).values()), [] if structure is None else keys_of(structure)
+        if len(keys) == len(leaves):  # named tuples of the storage may have become plain tuples
+            rows = unflatten(structure, dict(zip(keys, leaves, strict=True)))
     mask, weight = (
         None if values is None else np.asarray(values) for values in (entry["mask"], entry["priority_weight"])
     )
@@ -196,13 +199,6 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
     counts = int(entry["written"]), int(entry["updates"])
     return Drawn(rows, draw, key, *counts, entry.get("settled"), bool(entry["last"]))
-
-
-def _nested_as_stored(rows: Any, structure: Any) -> Any:
-    """Return the rows of a state in the structure of the storage, as its named tuples may have become plain tuples."""
-    leaves = list(flatten(rows).values())
-    keys = [] if structure is None else keys_of(structure)
-    return unflatten(structure, dict(zip(keys, leaves, strict=True))) if len(keys) == len(leaves) else rows
 
 
 def _of_ensemble(rows: Any) -> bool:

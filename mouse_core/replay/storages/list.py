@@ -100,7 +100,7 @@ class Signatures:
         if self._layout is None:
             entering_lists = [signature for signature, _ in self._counts]
             # If entering lists gives rows different fields, the lists differ in length: each list is one leaf then.
-            if len({_keys_of(signature) for signature in entering_lists}) < 2:
+            if len({frozenset(key for key, *_ in signature) for signature in entering_lists}) < 2:
                 self._layout = _dtypes_by_field(entering_lists, self._ragged), _is_none
             else:
                 lists_as_leaves = list({signature: None for _, signature in self._counts})
@@ -146,10 +146,6 @@ def _row_signature(item: Any, is_leaf: Callable[[Any], bool]) -> _RowSignature:
     except SchemaError:
         leaves = {(): item}
     return tuple((key, *_leaf_signature(leaf)) for key, leaf in leaves.items())
-
-
-def _keys_of(leaves: _RowSignature) -> frozenset[FieldKey]:
-    return frozenset(key for key, *_ in leaves)
 
 
 def _leaf_signature(leaf: Any) -> _LeafSignature:

@@ -43,12 +43,8 @@ class Compose:
                 raise ConfigError(f"Compose: expected transforms that can be called, found {transform!r}")
             flat += transform.transforms if isinstance(transform, Compose) else [transform]
         vars(self).update(transforms=tuple(flat))
-        self._check_chain()
-
-    def _check_chain(self) -> None:
-        known = next((takes for step in self.transforms if (takes := getattr(step, "takes", None))), None)
-        if known is not None:
-            delivered_alignment(self, known)
+        if self.takes is not None:
+            delivered_alignment(self, self.takes)
 
     def _said(self, name: str) -> list[Any]:
         """Return the values of an attribute of all transforms that have it, in order."""

@@ -346,7 +346,9 @@ class CatFrames:
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with stacks in place of frames, ``[..., k * C]``."""
-        timed = _has_time(batch, self.mask)
+        index, flags = find_any(batch, "index"), find_any(batch, self.mask)
+        # Slices, or single rows with later steps, have an axis of time.
+        timed = index is None or index.ndim == 2 or (flags is not None and flags.ndim == 2)
         begins: npt.NDArray[np.int64] | None = None
         for key in self.keys:
             values = find(batch, key, where="CatFrames")
@@ -416,9 +418,3 @@ def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))
     except ValueError as error:
         raise DataError(f"CatFrames: {key!r}: expected a pad that its dtype holds: {error}") from error
-
-
-def _has_time(batch: Any, mask: FieldKey) -> bool:
-    """Whether a batch has an axis of time: slices, or single rows with later steps."""
-    index, flags = find_any(batch, "index"), find_any(batch, mask)
-    return index is None or index.ndim == 2 or (flags is not None and flags.ndim == 2)
