@@ -253,7 +253,7 @@ class BatchPlan:
 
             behind_all = stages[-1].spec if stages else fields
             replaced = replaced_by(self.replace_dtypes)
-            stages = (*stages, StreamMap.of(self.map, behind_all, replaced, self.batch_dims))
+            stages = (*stages, StreamMap(self.map, behind_all, replaced, self.batch_dims))
         return stages
 
     @memo

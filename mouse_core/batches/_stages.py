@@ -186,46 +186,34 @@ def _pickled_by_value() -> bool:
     return False
 
 
-@dataclass(frozen=True, eq=False)
 class StreamMap:
-    """The stage that applies a ``Map`` to the batches of one source.
+    """The stage that applies a ``Map`` to the batches of one source; ``spec`` has the fields of a batch after it.
 
     Args:
-        map: The user's function and its options.
+        chosen: The user's function and its options.
         arriving: The fields of a batch before the function.
-        delivered: The fields of a batch after the function, in the dtypes of the framework.
+        replaced: ``replace_dtypes`` of the source; delivered dtypes equal stored dtypes.
         batch_dims: Number of axes before the axes of a field.
+
+    Raises:
+        MissingFieldError: ``drop`` names a field that does not arrive.
     """
 
-    map: Map
-    arriving: Mapping[str, FieldSpec]
-    delivered: Mapping[str, FieldSpec]
-    batch_dims: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         chosen: Map,
         arriving: Mapping[str, FieldSpec],
         replaced: Mapping[np.dtype[Any], np.dtype[Any]],
         batch_dims: int,
-    ) -> StreamMap:
-        """Return the stage for batches with the fields ``arriving``; ``replaced`` is ``replace_dtypes`` of the source.
-
-        Raises:
-            MissingFieldError: ``drop`` names a field that does not arrive.
-        """
+    ) -> None:
         for name in chosen.drop:
             if name not in arriving:
                 raise MissingFieldError(f"map: drop: expected fields among {list(arriving)}, found {name!r}")
+        self.map, self.arriving, self.batch_dims = chosen, arriving, batch_dims
         made = {name: one for name, one in {**arriving, **chosen.fields}.items() if name not in chosen.drop}
-        delivered = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in made.items()}
-        return cls(chosen, arriving, delivered, batch_dims)
-
-    @property
-    def spec(self) -> Mapping[str, FieldSpec]:
-        """The fields of a batch after the function; stored dtypes equal delivered dtypes."""
-        return self.delivered
+        self.spec: Mapping[str, FieldSpec] = {
+            name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in made.items()
+        }
 
     @property
     def identity(self) -> list[Any]:
@@ -268,7 +256,7 @@ class StreamMap:
                 found = self._checked(self._called(window, generator, index=key.index), axes[1:], key.index)
                 for name, values in found.items():
                     made[name][row] = values
-        return {name: made[name] if name in made else view[name] for name in self.delivered}
+        return {name: made[name] if name in made else view[name] for name in self.spec}
 
     def _called(self, *given: Any, index: int) -> Any:
         try:
@@ -299,9 +287,9 @@ class StreamMap:
     def _delivered(self, view: Batch) -> Batch:
         """Convert a view to the dtypes of the framework, in arrays that the caller may keep and modify."""
         for name, values in view.items():
-            if values.dtype != self.delivered[name].dtype:
+            if values.dtype != self.spec[name].dtype:
                 try:
-                    view[name] = values = convert(values, self.delivered[name].dtype)
+                    view[name] = values = convert(values, self.spec[name].dtype)
                 except RowError as error:
                     raise DataError(f"map: {self.map.version!r}: {name!r}: {error}") from error
             if name in self.map.spec and not (values.flags.c_contiguous and values.flags.writeable):
