@@ -832,8 +832,6 @@ class StoreWriter:
 
         A store that has rows keeps the columns that it has.
         """
-        if self.infos is not None:
-            return
         kinds: dict[str, set[str]] = {}
         for name, kind in (one for info in found for one in _columns.numbers_in(info)):
             kinds.setdefault(name, set()).add(kind)

@@ -133,7 +133,7 @@ class _GymnasiumRecorder(Recorder):
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
-        if self._episodes.is_running:
+        if self._writer.infos is None and self._episodes.is_running:
             self._writer.choose_infos(self._info, info)
         seen = self._seen(_columns.values_of(self._writer.observations, observation), info)
         self._episodes.step(taken, reward_of(reward), terminated, truncated, seen)
@@ -303,7 +303,7 @@ class VectorRecorder:
         taken = {number: _columns.values_of(self._writer.actions, actions, number) for number in running}
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
-        if running:
+        if self._writer.infos is None and running:
             self._writer.choose_infos(self._infos, infos)
         ended = np.logical_or(terminated, truncated)
         if ended.shape != self._over.shape:
