@@ -111,24 +111,16 @@ def ratio(number: float) -> str:
     return f"{number:,.0f}" if number < 1e6 else f"{number:.2g}"
 
 
-def called(column: str, dimension: int | None, width: int, names: Sequence[str] | None = None) -> str:
-    """Return the name of a column or of one dimension for messages: ``observation[3] (elbow)``."""
-    if dimension is None or width <= 1:
-        return column
-    said = f" ({names[dimension]})" if names is not None and dimension < len(names) else ""
-    return f"{column}[{dimension}]{said}"
-
-
 def of_dimension(
     code: str,
     level: str,
     message: str,
     column: Any,
-    dimension: int | None,
-    where: tuple[int | None, int | None] = (None, None),
+    dimension: int,
+    where: tuple[int, int],
     episodes: tuple[int, ...] = (),
 ) -> Finding:
-    """Return a finding about a dimension of a column; its message begins with the dimension's name.
+    """Return a finding about a dimension of a column; its message begins with the dimension: ``action[3] (elbow)``.
 
     Args:
         code, level, message: As in ``Finding``.
@@ -137,13 +129,10 @@ def of_dimension(
         where: Episode and step.
         episodes: All affected episodes; by default the episode of ``where``.
     """
-    names = column.names if column.names is not None and dimension is not None else None
-    found = Finding(code, level, f"{called(column.name, dimension, column.width, names)}: {message}", column.name)
-    name = names[dimension] if names is not None and dimension is not None and dimension < len(names) else None
+    name = None if column.names is None else column.names[dimension]
     place = dimension if column.width > 1 else None
-    if not episodes and where[0] is not None:
-        episodes = (where[0],)
-    return replace(found, dimension=place, name=name, episode=where[0], step=where[1], episodes=episodes)
+    label = column.name if place is None else f"{column.name}[{place}]{'' if name is None else f' ({name})'}"
+    return Finding(code, level, f"{label}: {message}", column.name, place, name, *where, episodes or where[:1])
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
