@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", 
 }
 
 
+@lru_cache(maxsize=1024)
 def column_type(data_type: pa.DataType) -> ColumnType:
     """Return the ColumnType of an Arrow type; extension and dictionary types count as their storage types."""
     depth = 0

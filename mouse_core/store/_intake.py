@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, declared_columns, fixed_shape
+from mouse_core._arrow.column_types import check_readable, column_type, declared_columns, fixed_shape
 from mouse_core._arrow.dense import DenseBudget
 from mouse_core._base.checks import is_text, recipe, values_of
 from mouse_core._base.locks import ProcessLock
@@ -63,16 +62,13 @@ class StoreSchema:
         self.all_say_alignment = True
         #: Columns whose type does not depend on rows, by name.
         self.declared = {} if columns is None else declared_columns(columns)
-        self.types: dict[str, ColumnType] = {}
         self.arrow_types: dict[str, pa.DataType] = {}
-        self.widths: dict[str, tuple[int, ...]] = {}
         self._know_fields()
 
     def config(self) -> SnapshotConfig:
         """Return the configuration of a snapshot."""
-        return SnapshotConfig(
-            dict(self.fields), dict(self.types), self.dims, self.alignment, layout=self.said.layout or "mouse"
-        )
+        types = {name: column_type(one) for name, one in self.arrow_types.items()}
+        return SnapshotConfig(dict(self.fields), types, self.dims, self.alignment, layout=self.said.layout or "mouse")
 
     def columns(self) -> dict[str, pa.DataType]:
         """Return the Arrow types of the columns of the rows, or before any row, of the declared columns."""
@@ -129,12 +125,8 @@ class StoreSchema:
             unknown.append((_called(where, metadata), metadata.replace(**news)))
         self.said = joined([(_called("the rows before", self.said), self.said), *unknown])
         self._know_fields()
-        for column, width in self.widths.items():
-            known = self._row_shape(self.by_column[column], {})
-            if known is not None and len(width) == len(known) == 1 and width > known:
-                raise SchemaError(
-                    f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
-                )
+        for column, data_type in self.arrow_types.items():
+            self._check_width(column, data_type, " in the rows before")
 
     def _untold_dim(self, name: str, label: str, metadata: DatasetMetadata) -> int | None:
         """Return a dimension from a dataset's metadata that is not an argument of the store."""
@@ -154,7 +146,7 @@ class StoreSchema:
         for name, declared in self.declared.items():
             if name in self.by_column:
                 check_readable(column_type(declared.type), self.by_column[name])
-                self._check_width(name, declared.type, self.widths)
+                self._check_width(name, declared.type)
 
     def declare(self, columns: Iterable[pa.Field], label: str) -> Self:
         """Return the schema with columns that were declared when the rows' folder was made.
@@ -167,12 +159,12 @@ class StoreSchema:
             known = found.get(name, declared)
             if known != declared:
                 raise SchemaError(f"columns: expected {known}, as declared in {label}, found {declared}")
-        schema.declared, schema.widths = found | self.declared, dict(self.widths)
+        schema.declared = found | self.declared
         schema._know_fields()
         return schema
 
     def _merge_columns(self, segments: Sequence[Segment]) -> None:
-        types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
+        arrow_types = dict(self.arrow_types)
         for segment in segments:
             names = segment.table.schema.names
             if len(set(names)) < len(names):
@@ -192,24 +184,26 @@ class StoreSchema:
                     _check_declared(declared, segment)
                 if name in self.by_column:
                     check_readable(kind, self.by_column[name])
-                self._check_width(name, data_type, widths)
-                known = types.get(name, kind)
+                before = arrow_types.get(name, data_type)
+                self._check_width(name, data_type, before=before)
+                known = column_type(before)
                 if known != kind and "null" not in (known.kind, kind.kind):
                     raise SchemaError(
                         f"column {name!r}: expected {known} as in the rows before, found {kind}; "
                         f"cast one of them first, e.g. with Dataset.cast_column"
                     )
-                if name not in types or known.kind == "null":
-                    types[name], arrow_types[name] = kind, data_type if declared is None else declared.type
-        self.types, self.arrow_types, self.widths = types, arrow_types, widths
+                if name not in arrow_types or known.kind == "null":
+                    arrow_types[name] = data_type if declared is None or kind.kind == "null" else declared.type
+        self.arrow_types = arrow_types
 
-    def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
+    def learn(self, name: str, column: ColumnExtent) -> None:
         """Add the type of a column of appended rows, unless the type is known already."""
         if not self.arrow_types and self.said.alignment is None:
             self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
-        if name not in self.types or self.types[name].kind == "null":
-            declared = self.declared.get(name)
-            self.types[name], self.arrow_types[name] = kind, data_type() if declared is None else declared.type
+        if name not in self.arrow_types or column_type(self.arrow_types[name]).kind == "null":
+            found = column.to_arrow(0).type
+            is_declared = name in self.declared and column_type(found).kind != "null"
+            self.arrow_types[name] = self.declared[name].type if is_declared else found
 
     def check_names(self, names: Iterable[str]) -> None:
         """Check that ``names`` are the columns of the store, or can be the first columns of an empty store.
@@ -301,8 +295,8 @@ class StoreSchema:
             image=any(field.image for field in fields),
         )
 
-    def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
-        """Raise SchemaError if the type alone shows that rows do not fit earlier rows or the declared width."""
+    def _check_width(self, name: str, data_type: pa.DataType, where: str = "", before: pa.DataType = None) -> None:
+        """Raise SchemaError if the type alone shows that rows do not fit their field, or earlier rows of a type."""
         found = fixed_shape(data_type)
         field = self.by_column.get(name)
         if not found or field is None or field.image:
@@ -310,11 +304,11 @@ class StoreSchema:
         wanted = self._row_shape(field, {})
         if wanted == ():
             wanted = (1,)  # a list of one number is read as that number
-        wanted = wanted or widths.setdefault(name, found)
+        wanted = wanted or (None if before is None else fixed_shape(before)) or found
         fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
         if not fits and len(found) == len(wanted) == 1:
             at_most = "at most " if field.pad is not None else ""
-            raise SchemaError(f"column {name!r}: expected {at_most}{values_of(wanted[0])}, found {found[0]}")
+            raise SchemaError(f"column {name!r}: expected {at_most}{values_of(wanted[0])}, found {found[0]}{where}")
         if not fits:
             raise SchemaError(f"column {name!r}: expected rows of shape {list(wanted)}, found {list(found)}")
 
@@ -649,7 +643,7 @@ class StoreBackend:
 
     def _know(self, extent: Extent) -> None:
         for name, column in extent.extents.items():
-            self.schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
+            self.schema.learn(name, column)
 
     def _spec(self) -> Mapping[str, FieldSpec]:
         """The specs of the fields of the earlier rows."""
@@ -657,10 +651,6 @@ class StoreBackend:
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:
         return DataError(f"column {name!r}: {error} at row {self.count + row}")
-
-
-def _arrow_type(column: ColumnExtent) -> pa.DataType:
-    return column.to_arrow(0).type
 
 
 def _first_known(values: Any, is_read: bool) -> Any:

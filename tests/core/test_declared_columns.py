@@ -137,12 +137,16 @@ def test_a_declared_column_is_in_every_row(store: DatasetStore) -> None:
 
 def test_what_a_store_keeps_is_a_copy(store: DatasetStore) -> None:
     tokens, matrix, struct = [1, 2], np.zeros((2, 2), np.uint8), {"name": "a", "path": np.zeros(2)}
+    same = np.array([1, 2], np.int32)
     store.append(row(tokens=tokens, matrix=matrix, struct=struct))
+    store.append(row(tokens=same))
     tokens.append(3)
+    same[:] = 9
     matrix[:] = 9
     struct["path"][:] = 9  # type: ignore[index]
     struct["name"] = "b"
-    (kept,) = rows_of(store)
+    kept, after = rows_of(store)
+    assert after["tokens"] == [1, 2]
     assert (kept["tokens"], kept["matrix"]) == ([1, 2], [[0, 0], [0, 0]])
     assert kept["struct"] == {"name": "a", "path": [0.0, 0.0]}
 
@@ -180,6 +184,7 @@ IN_EPISODES = {
     "info.raw": bytes,
     "info.struct": STRUCT,
     "info.score": "float32",
+    "info.pair": ("int16", (2,)),
     "observation.x": ("float32", (2,)),
     "observation.words": pa.list_(pa.string()),
     "reward": "float64",
@@ -190,7 +195,7 @@ IN_EPISODES = {
 @pytest.mark.parametrize("by_step", [False, True])
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
 def test_episodes_hold_declared_values(store: DatasetStore, alignment: Any, by_step: bool) -> None:
-    fields = [Field("info.score", fill=-1)]
+    fields = [Field("info.score", fill=-1), Field("info.pair", fill=5)]
     options: dict[str, Any] = {"columns": IN_EPISODES, "fields": fields, "alignment": alignment}
     store = DatasetStore(**options) if store.path is None else DatasetStore.open(f"{store.path}-e", "a", **options)
     columns: dict[str, list[Any]] = {
@@ -198,6 +203,7 @@ def test_episodes_hold_declared_values(store: DatasetStore, alignment: Any, by_s
         "raw": [b"a\0", b"", b"\0"],
         "struct": [None, {"name": "a", "path": [1.0]}, {"name": "b", "path": []}],
         "score": [None, 1, 2.5],
+        "pair": [None, [1, 2], [3, 4]],
     }
     seen: dict[str, list[Any]] = {"x": [[0, 1], [2, 3], [4, 5], [6, 7]], "words": [[], ["a"], ["b", "c"], ["\0"]]}
     infos: Any = columns
@@ -208,7 +214,7 @@ def test_episodes_hold_declared_values(store: DatasetStore, alignment: Any, by_s
         del infos[0]["score"]  # some simulators leave out what is not there
     given = {"observations": observations, "infos": infos, "actions": [1, 2, 3], "rewards": [2**24 + 1, 0, 1]}
     store.add_episodes([{**given, "tags": ["a", "b"]}, {**given, "tags": []}])
-    empty = {"tokens": [], "raw": b"", "struct": {"name": None, "path": None}, "score": 0.0}
+    empty = {"tokens": [], "raw": b"", "struct": {"name": None, "path": None}, "score": 0.0, "pair": [0, 0]}
     expected = []
     for tags in (["a", "b"], []):
         for at in range(4 if alignment == "arrived" else 3):

@@ -843,14 +843,14 @@ class WrittenRows(FolderRows):
         tail, self._candidate = self._candidate, None
         assert tail is not None
         assert tail.extent is extent
-        known = dict(self.schema.types), dict(self.schema.arrow_types)
+        known = dict(self.schema.arrow_types)
         # Rows of an unfinished call are not part of ``end`` yet.
         first = self.end if self._extent is None else self._first + self.open_count
         try:
             self._know(extent)
             self._name_tail(self._number, tail)
         except BaseException:
-            self.schema.types, self.schema.arrow_types = known
+            self.schema.arrow_types = known
             if self._folder.may_name(self._number):
                 tail.close()
             else:
