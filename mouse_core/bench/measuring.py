@@ -207,7 +207,7 @@ def private_memory() -> int | None:
 
 
 def machine() -> dict[str, str]:
-    """The machine in words: system, processor, cores this process may use, memory, load."""
+    """Describe this machine: system, processor, cores that this process may use, memory and load."""
     import platform
 
     found = {"system": f"{platform.system()} {platform.release()}", "processor": platform.machine()}
@@ -216,7 +216,7 @@ def machine() -> dict[str, str]:
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
         found["processor"] = model or found["processor"]
     found["cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with suppress(OSError, ValueError, AttributeError):  # not every system says it
+    with suppress(OSError, ValueError, AttributeError):  # not every system reports these
         found["memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
         found["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg())
     return found

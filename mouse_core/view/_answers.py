@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from mouse_core.metadata import DatasetMetadata
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
-from mouse_core.view._inspecting import told
-from mouse_core.view.columns import described, read_numbers
+from mouse_core.view._inspecting import report_content
+from mouse_core.view.columns import described, read_dimensions
 from mouse_core.view.counting import Query, shortest
 from mouse_core.view.opening import Shown
 from mouse_core.view.pictures import picture, png
@@ -310,7 +311,7 @@ class Answers:
         if state == "done" and found.report is not None:
             with one.lock:
                 one.episodes.mark(found.warnings())
-            said["report"] = told(found.report)
+            said["report"] = report_content(found.report)
         return said
 
     def close(self) -> None:
@@ -410,11 +411,7 @@ class Answers:
             raise ConfigError(f"dims: expected at most {_MOST_DIMENSIONS}, found {len(dims)}")
         low = whole(asked, "from", 0, 0, end - begin - 1)
         high = whole(asked, "to", end - begin, low + 1, end - begin)
-        snapshot = one.snapshot
-
-        def read(first: int, last: int) -> npt.NDArray[np.float64]:
-            return chosen(read_numbers(snapshot, name, begin + first, begin + last), dims)
-
+        read = partial(read_dimensions, one.snapshot, name, dims, begin)
         found = thinned(read, low, high, whole(asked, "points", 800, 1, 8000), width)
         return {
             "column": name,
@@ -441,15 +438,6 @@ class Answers:
         """Return a picture of a row, as a file, and its media type."""
         one, row, _ = self._rows(asked)
         return picture(one.snapshot, asked.get("column", ""), row)
-
-
-def chosen(values: npt.NDArray[np.float64], dims: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return some dimensions of values; a dimension that does not exist is a gap in every step."""
-    found = np.full((len(values), len(dims)), np.nan)
-    for place, dim in enumerate(dims):
-        if dim < values.shape[1]:
-            found[:, place] = values[:, dim]
-    return found
 
 
 def query_of(asked: Asked) -> Query:

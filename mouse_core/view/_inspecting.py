@@ -91,7 +91,7 @@ class _Ended(Exception):
     """Raised in the inspection's thread once the viewer is closed."""
 
 
-def told(report: Report) -> dict[str, Any]:
+def report_content(report: Report) -> dict[str, Any]:
     """Return a report as an object for JSON, for the page: facts, findings, tables, and plots."""
     return {
         "rows": report.rows,

@@ -99,14 +99,27 @@ def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
 
 
 def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
-    """A column of numbers in rows ``begin .. end - 1``: float64 ``[n, width]``, NaN where there is none.
+    """Return a column of numbers in rows ``begin .. end - 1``, float64 ``[n, width]``; missing values are NaN.
 
-    There is none, too, where a value only fills up a row whose observation the recording lacks. Rows of differing
-    lengths are as wide as the longest of them.
+    A value that only fills a row whose observation the recording lacks is missing, too. The width is that of the
+    longest row.
     """
     found = _read(snapshot, name, begin, end)
     if is_filler(snapshot, name):
         found[_read(snapshot, MISSING, begin, end)[:, 0] == 1] = np.nan
+    return found
+
+
+def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: int, first: int, last: int) -> Floats:
+    """Return some dimensions of a column in the steps ``first .. last - 1`` from the row ``start``, ``[n, dims]``.
+
+    A dimension that does not exist is NaN in every step.
+    """
+    values = read_numbers(snapshot, name, start + first, start + last)
+    wanted = np.asarray(dims)
+    found = np.full((len(values), len(wanted)), np.nan)
+    exists = wanted < values.shape[1]
+    found[:, exists] = values[:, wanted[exists]]
     return found
 
 

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.inspect import Finding, Report, inspect
-from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 from mouse_core.view._answers import Answers
-from mouse_core.view._inspecting import told
-from mouse_core.view.columns import read_numbers
+from mouse_core.view._inspecting import report_content
+from mouse_core.view.columns import read_dimensions
 from mouse_core.view.opening import Shown, shown_of
 from mouse_core.view.pictures import picture, shown, small
 from mouse_core.view.thinning import thinned
@@ -181,7 +180,7 @@ def _sentences(some: Sequence[str]) -> str:
 
 
 def _findings(report: Report) -> dict[str, Any]:
-    found = told(report)
+    found = report_content(report)
     found["findings"] = [{**one, "episodes": one["episodes"][:_MOST_NAMED]} for one in found["findings"][:_MOST_FOUND]]
     found["tables"] = [{**table, "rows": table["rows"][:_MOST_FOUND]} for table in found["tables"]]
     return {"state": "done", "done": report.rows, "total": report.rows, "error": "", "report": found}
@@ -300,7 +299,7 @@ class _Keeper:
 
     def _curves(self, column: Column, begin: int, length: int) -> list[dict[str, Any]]:
         width = max(column["width"], 1)
-        read = partial(_read, self._snapshot, column["name"], begin, width)
+        read = partial(read_dimensions, self._snapshot, column["name"], range(width), begin)
         found = thinned(read, 0, length, self._stretches, width)
         return [
             {
@@ -344,12 +343,6 @@ class _Keeper:
         except (MouseError, ImportError, OSError):
             return None
         return f"data:{kind};base64,{base64.b64encode(encoded).decode()}"
-
-
-def _read(snapshot: Snapshot, name: str, begin: int, width: int, first: int, last: int) -> npt.NDArray[np.float64]:
-    """Return the first dimensions of a column in some steps; dimensions that do not exist are gaps throughout."""
-    values = read_numbers(snapshot, name, begin + first, begin + last)[:, :width]
-    return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
 
 
 _PAGE = Path(__file__).with_name("page")

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mouse_core.bench import machine
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
@@ -89,29 +90,16 @@ def versions(before: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def machine(threads: int) -> dict[str, Any]:
+def described_machine(threads: int) -> dict[str, Any]:
     """Describe the hardware and system of this process, without the host name."""
-    said: dict[str, Any] = {
-        "system": platform.platform(terse=True),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "device": "cpu",
-    }
+    described: dict[str, Any] = {name: value for name, value in machine().items() if name != "load average"}
+    described |= {"threads": threads, "device": "cpu"}
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if jax is not None:
-        said["device"] = jax.devices()[0].device_kind
+        described["device"] = jax.devices()[0].device_kind
     elif torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        said["device"] = torch.cuda.get_device_name()
-    return said
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        described["device"] = torch.cuda.get_device_name()
+    return described
 
 
 class Compiling:
@@ -354,7 +342,7 @@ class Worker:
             "steps": self.step,
             **self.facts(),
             "fingerprint": self.fingerprint,
-            "machine": machine(self.declared["threads"]),
+            "machine": described_machine(self.declared["threads"]),
             **more,
         }
         write_file(self.folder / "run.json", json.dumps(noted, indent=1).encode())

@@ -36,6 +36,7 @@ from mouse_core.text.recipes import (
     ended,
     flat_of,
     padded,
+    token_places,
     values_of,
     with_offsets,
 )
@@ -545,8 +546,7 @@ def collate_chats(
             raise DataError(f"example {place}: expected an EncodedChat, found {chat!r:.80}")
     rows = [chat.input_ids for chat in given]
     made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
-    width = made["input_ids"].shape[1]
-    masks = _block([chat.assistant_masks for chat in given], 0, width, padding_side)
+    masks = _block([chat.assistant_masks for chat in given], 0, made["attention_mask"])
     return {**made, "assistant_masks": masks, "labels": np.where(masks == 1, made["input_ids"], -100)}
 
 
@@ -597,7 +597,7 @@ def collate_preferences(
             rows.append(np.concatenate([prompt, answer])[kept])
             masks.append(np.repeat(np.array([0, 1], np.int64), [len(prompt), len(answer)])[kept])
     made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
-    made["completion_mask"] = _block(masks, 0, made["input_ids"].shape[1], padding_side)
+    made["completion_mask"] = _block(masks, 0, made["attention_mask"])
     if two_blocks:
         made = _apart(made)
     return {**made, **_numbers(given, "ref_chosen_logps"), **_numbers(given, "ref_rejected_logps")}
@@ -688,24 +688,18 @@ def _padded(
     if padding_side not in ("right", "left"):
         raise ConfigError(f"padding_side: expected 'right' or 'left', found {padding_side!r:.80}")
     check_count("pad_token_id", pad_token_id, 0)
-    multiple = 1
-    if pad_to_multiple_of is not None:
-        check_count("pad_to_multiple_of", pad_to_multiple_of, 1)
-        multiple = pad_to_multiple_of
+    multiple = 1 if pad_to_multiple_of is None else check_count("pad_to_multiple_of", pad_to_multiple_of)
     if not rows:
         raise DataError("examples: expected one or more, found none")
-    width = -(-max(map(len, rows)) // multiple) * multiple
-    there = [np.ones(len(row), np.int64) for row in rows]
-    return {
-        "input_ids": _block(rows, pad_token_id, width, padding_side),
-        "attention_mask": _block(there, 0, width, padding_side),
-    }
+    lengths = np.array(list(map(len, rows)))
+    there = token_places(lengths, -(-int(lengths.max()) // multiple) * multiple, padding_side)
+    return {"input_ids": _block(rows, pad_token_id, there), "attention_mask": there.astype(np.int64)}
 
 
-def _block(rows: Sequence[npt.NDArray[np.int64]], fill: int, width: int, side: str) -> npt.NDArray[np.int64]:
-    made = np.full((len(rows), width), fill, np.int64)
-    for place, row in enumerate(rows):
-        made[place, slice(width - len(row), None) if side == "left" else slice(len(row))] = row
+def _block(rows: Sequence[npt.NDArray[np.int64]], fill: int, there: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return an array with the values of rows where ``there`` is not 0, and a fill elsewhere."""
+    made = np.full(there.shape, fill, np.int64)
+    made[there != 0] = np.concatenate(rows)
     return made
 
 
