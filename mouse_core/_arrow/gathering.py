@@ -118,7 +118,9 @@ def _gather_rows(
         steps.reshape(-1, length, column.width)[target[same] // length] = values
     irregular = first == IRREGULAR
     if irregular.any():
-        _gather_irregular(column, chunk[irregular], row[irregular], target[irregular], length, steps)
+        rest = chunk[irregular], row[irregular], target[irregular], length, steps
+        if not (column.kind.kind == "image" and _share_rows(column, *rest)):
+            _gather_slices(column, *rest)
 
 
 def _regular_when_there(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
@@ -141,13 +143,6 @@ def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int
         return copy_bits((begin + row * width)[:, None] + np.arange(length * width)).reshape(shape)
     first = element_of_all(begin, column.reading.dtype.itemsize) + row * width
     return copy_runs(column.reading.dtype, first, length * width).reshape(shape)
-
-
-def _gather_irregular(
-    column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
-) -> None:
-    if not (column.kind.kind == "image" and _share_rows(column, chunk, row, target, length, steps)):
-        _gather_slices(column, chunk, row, target, length, steps)
 
 
 def _gather_slices(

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -262,25 +262,14 @@ def check_statistics(
         raise ConfigError(f"{where}: expected Statistics or None, found {statistics!r:.120}")
     names = [_OF] if _OF in rows else list(rows)
     count = sum(rows[name] for name in names)
-    stores = [store for name in names for store in _stores_of(splits[name])]
+    stores: list[Store] = []
+    for given in (splits[name] for name in names):
+        stores += [given] if isinstance(given, Store) else given
     if statistics.rows != count or (len(stores) == 1 and not statistics.is_of(stores[0])):
         raise ConfigError(
             f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found those of "
             f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
         )
-
-
-def _stores_of(given: Store | Sequence[Store]) -> Sequence[Store]:
-    return [given] if isinstance(given, Store) else given
-
-
-def stale_statistics(config: str, files: Collection[str], *, kept: Collection[str]) -> list[str]:
-    """Return the statistics files of the previous push, which are stale unless their split stays.
-
-    Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
-    """
-    paths = statistics_paths(config)
-    return [] if _OF in kept or not set(paths) <= set(files) else list(paths)
 
 
 def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
@@ -386,7 +375,10 @@ class Job:
                 said = [(where, read_metadata(kept_features, label=where)), ("the stores", metadata)]
                 metadata = joined(said, have_rows=True)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
-        stale += stale_statistics(self.config, remote.files, kept=[split.name for split in kept])
+        beside = statistics_paths(self.config)
+        # Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
+        if all(split.name != _OF for split in kept) and remote.files.keys() >= {*beside}:
+            stale += beside
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
         return Plan(card, unify_features(typed), metadata, kept, kept_bytes, stale)
@@ -454,7 +446,10 @@ def check_names(repo_id: str, config: object, splits: object, revision: str | No
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise ConfigError(f"repo_id: expected 'namespace/name', found {repo_id!r}: {error}") from error
-    _check_config(config)
+    if not isinstance(config, str) or not _CONFIG.fullmatch(config) or config == "all":
+        raise ConfigError(
+            f"config: expected a name of letters, digits, '_', '-' and '.', and not 'all', found {config!r}"
+        )
     if not isinstance(splits, Mapping) or not splits:
         raise ConfigError(f"splits: expected stores by split, such as {{'train': [store]}}, found {splits!r}")
     for split in splits:
@@ -467,13 +462,6 @@ def check_names(repo_id: str, config: object, splits: object, revision: str | No
         raise ConfigError(f"revision: expected the name of a branch, found {revision!r}")
     if commit_message is not None and not commit_message.strip():
         raise ConfigError("commit_message: expected a text or None, found an empty one")
-
-
-def _check_config(config: object) -> None:
-    if not isinstance(config, str) or not _CONFIG.fullmatch(config) or config == "all":
-        raise ConfigError(
-            f"config: expected a name of letters, digits, '_', '-' and '.', and not 'all', found {config!r}"
-        )
 
 
 def collect_parts(

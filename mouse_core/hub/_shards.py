@@ -70,16 +70,12 @@ def _common_feature(one: Any, other: Any) -> Any | None:
         inner = _common_feature(one.feature, other.feature)
         return None if inner is None else List(inner, length=one.length if one.length == other.length else -1)
     if isinstance(one, dict) and isinstance(other, dict):
-        return _common_struct(one, other)
+        if one.keys() != other.keys():
+            return None
+        common = {key: _common_feature(value, other[key]) for key, value in one.items()}
+        return None if None in common.values() else common
     plain = _plain_feature(one), _plain_feature(other)
     return None if plain == (one, other) else _common_feature(*plain)
-
-
-def _common_struct(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    if one.keys() != other.keys():
-        return None
-    common = {key: _common_feature(value, other[key]) for key, value in one.items()}
-    return None if None in common.values() else common
 
 
 def _plain_feature(feature: Any) -> Any:

@@ -856,8 +856,11 @@ class _Hot(_Categories):
         raise NotImplementedError
 
     def _hot(self, codes: Array) -> Array:
-        """Convert codes of ``categorical`` to vectors."""
-        return _one_hot(codes, self.nvec, self.dtype)
+        """Convert codes of ``categorical``, ``[..., k]``, to vectors ``[..., sum(nvec)]``."""
+        begins = np.concatenate([[0], np.cumsum(self.nvec)[:-1]]).astype(np.int64)
+        hot = np.zeros((*codes.shape[:-1], sum(self.nvec)), self.dtype)
+        np.put_along_axis(hot, codes.astype(np.int64) + begins, 1, -1)
+        return hot
 
     def _codes(self, hot: Array) -> Array:
         """Convert vectors to codes of ``categorical``."""
@@ -1044,14 +1047,6 @@ def _nearest_code(mask: Array, codes: Array) -> Array:
     nearest = np.where(numbers - before <= after - numbers, before, after)
     whole = np.broadcast_to(nearest, (*codes.shape, n))
     return np.asarray(np.take_along_axis(whole, codes[..., None], -1)[..., 0])
-
-
-def _one_hot(codes: Array, numbers: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Convert codes ``[..., k]`` to concatenated one-hot vectors ``[..., sum(numbers)]``."""
-    begins = np.concatenate([[0], np.cumsum(numbers)[:-1]]).astype(np.int64)
-    hot = np.zeros((*codes.shape[:-1], sum(numbers)), dtype)
-    np.put_along_axis(hot, codes.astype(np.int64) + begins, 1, -1)
-    return hot
 
 
 def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:

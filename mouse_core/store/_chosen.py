@@ -93,15 +93,10 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
     there = {name: _chunked(values) for name, values in columns.items() if values is not None}
     if known:
         there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
-    _name_tasks(there, tasks or {})
+    numbers = next((there[name] for name in TASK_NUMBERS if name in there), None)
+    if tasks and numbers is not None and "task" not in there:
+        there["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
     return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
-
-
-def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
-    """Add the texts of tasks to columns that only have task numbers."""
-    numbers = next((columns[name] for name in TASK_NUMBERS if name in columns), None)
-    if tasks and numbers is not None and "task" not in columns:
-        columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
 
 
 def _are_first(before: Snapshot, rows: Snapshot) -> bool:

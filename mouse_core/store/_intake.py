@@ -119,7 +119,12 @@ class StoreSchema:
                 )
             for field in metadata.fields:
                 _check_alike(told.get(field.name, field), field, where)
-            _check_values_alike(self.told.spec, metadata.spec, where)
+            spec, found = self.told.spec or {}, metadata.spec or {}
+            for name in spec:
+                if name in found and found[name] != spec[name]:
+                    raise SchemaError(
+                        f"column {name!r}: expected {spec[name]!r}, found {found[name]!r} in what {where} says"
+                    )
             news: dict[str, Any] = {name: self._untold_dim(name, where, metadata) for name in DIMS}
             news["fields"] = [field for field in metadata.fields if field.name not in told]
             unknown.append((_called(where, metadata), metadata.replace(**news)))
@@ -363,13 +368,6 @@ def _check_declared(declared: pa.Field, segment: Segment) -> None:
             f"column {name!r}: expected {declared.type}{'' if declared.nullable else ' not null'}, as declared, found "
             f"{segment.types[name]}{shape}{f' with {nulls} nulls' if nulls else ''} in the dataset"
         )
-
-
-def _check_values_alike(given: Any, said: Any, label: str) -> None:
-    """Raise SchemaError if a dataset's spec of columns contradicts the store's."""
-    for name in {} if given is None or said is None else given:
-        if name in said and said[name] != given[name]:
-            raise SchemaError(f"column {name!r}: expected {given[name]!r}, found {said[name]!r} in what {label} says")
 
 
 def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> str:

@@ -315,7 +315,8 @@ class Fetcher:
                 self._begun_pages -= self._begun.popleft()[1]
             while self._asked and not self._is_begun_with(_ROOM_PART):
                 when = self._asked[0][0]
-                if is_full and (when > until or self._is_busy()):
+                tasks = len(self._heap) + len(self._later) + self._threads - self._idle
+                if is_full and (when > until or tasks >= _THREADS or self._is_begun_with(_AHEAD_PART)):
                     break
                 is_far = not is_full and when > self._table.clock + _NEAR
                 if is_far and len(self._asked) < _TOGETHER:
@@ -340,11 +341,6 @@ class Fetcher:
         # Pages that other processes fetched are verified before they are read.
         some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
         self._push(blocks[some], masks[some], first[0][0])
-
-    def _is_busy(self) -> bool:
-        """Whether enough pages are in flight, or fetched and not read yet."""
-        tasks = len(self._heap) + len(self._later) + self._threads - self._idle
-        return tasks >= _THREADS or self._is_begun_with(_AHEAD_PART)
 
     def _is_begun_with(self, part: int) -> bool:
         """Whether more than one ``part``-th of the mirror is fetched or in flight, and not read yet."""
