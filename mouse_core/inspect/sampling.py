@@ -126,7 +126,11 @@ class RowSample:
         numbers_a_row = sum(self._widths.values()) + 3
         self._most = max(8 * PIECE, min(_MOST_ROWS, _MOST_NUMBERS // numbers_a_row))
         while self._count > self._most:
-            self._thin()
+            self._stride *= 2
+            stays = [(part[" row"] // PIECE) % self._stride == 0 for part in self._kept]
+            thinned = [(part, some) for part, some in zip(self._kept, stays, strict=True) if some.any()]
+            self._kept = [{name: found[some] for name, found in part.items()} for part, some in thinned]
+            self._count = sum(len(part[" row"]) for part in self._kept)
 
     def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
         """Whether a column holds numbers, and all rows are as long as the first rows were."""
@@ -134,30 +138,17 @@ class RowSample:
         self._continuous.setdefault(name, found.dtype.kind == "f")
         return 0 < width == int(found.shape[1])
 
-    def _thin(self) -> None:
-        self._stride *= 2
-        thinned = []
-        for part in self._kept:
-            stays = (part[" row"] // PIECE) % self._stride == 0
-            if stays.any():
-                thinned.append({name: found[stays] for name, found in part.items()})
-        self._kept = thinned
-        self._count = sum(len(part[" row"]) for part in thinned)
-
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
         """Return the sample of ``rows`` rows in all; ``names`` are the names of dimensions, by column."""
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
             values = np.concatenate([part[name] for part in self._kept]).astype(np.float64)
-            extremes, said = self.extremes[name], names.get(name)
+            said = names.get(name)
             columns[name] = SampledColumn(
-                name=name,
-                values=values,
-                low=extremes.low,
-                high=extremes.high,
-                low_at=extremes.low_at,
-                high_at=extremes.high_at,
+                name,
+                values,
+                **vars(self.extremes[name]),
                 names=said if said is not None and len(said) == values.shape[1] else None,
                 continuous=self._continuous[name],
             )
