@@ -282,9 +282,7 @@ def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
 
     Paths are ignored: a dataset must not reach outside of its folder.
     """
-    files = np.empty(len(column), object)
-    files[:] = _files(column).to_pylist()
-    return files
+    return np.asarray(_files(column).to_numpy(zero_copy_only=False))
 
 
 def unreadable_images(
@@ -392,11 +390,9 @@ def image_column(encoded: pa.Array | Sequence[bytes | None]) -> pa.Array:
 
 def _png_already(values: pa.Array) -> pa.Array | None:
     """Return the column if all of its pictures are PNG files; else None."""
-    storage = values.storage if isinstance(values, pa.ExtensionArray) else values
-    encoded = pc.struct_field(storage, "bytes") if pa.types.is_struct(storage.type) else storage
-    found = encoded.to_pylist()
-    is_png = all(value is None or value.startswith(_PNG) for value in found)
-    return image_column(found) if is_png else None
+    files = _files(plain(values))
+    is_png = pc.all(pc.starts_with(files, pattern=_PNG), min_count=0).as_py()
+    return image_column(files) if is_png else None
 
 
 class PixelReader:
