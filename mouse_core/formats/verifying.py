@@ -91,8 +91,7 @@ def verify(
         found = known[files[0].parent].digest
     if rows is None or not by_files or (digest is not None and found is None):
         rows, found = _read_through(stream, progress)
-    if digest is not None:
-        _check_digest(path, digest, found)
+    _check_digest(path, digest, found)
     left = ""
     if by_files:
         compared = "every file has the checksum that was noted when it was written"
@@ -111,26 +110,23 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     """Verify the folder of a store, or a remote one."""
     shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
-    if found is None:
-        rows, seen = _read_through(opening.open(root, **options), progress)
-        if digest is not None:
-            _check_digest(shown, digest, seen)
-        return Verified(shown, rows, seen, "" if digest is None else "the rows have the digest that was given")
-    if found.wrong:
+    if found is not None and found.wrong:
         mend = "" if is_url(root) else f"; mouse repair {root} keeps what is whole"
         raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
-    rows, known = found.rows, None
-    if digest is not None:
+    rows, known = 0 if found is None else found.rows, None
+    if found is None or digest is not None:
         rows, known = _read_through(opening.open(root, **options), progress)
         _check_digest(shown, digest, known)
+    if found is None:
+        return Verified(shown, rows, known, "" if digest is None else "the rows have the digest that was given")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     compared = f"{files} the checksums that were noted when it was written"
     return Verified(shown, rows, known, compared, not_flushed=found.not_flushed)
 
 
-def _check_digest(path: Any, digest: str, found: str | None) -> None:
-    """Raise DataError unless rows have the given digest."""
-    if found != digest.strip().lower():
+def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
+    """Raise DataError unless rows have the given digest, if one was given."""
+    if digest is not None and found != digest.strip().lower():
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
 
