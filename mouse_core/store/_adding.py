@@ -8,7 +8,6 @@ and ``observation.arm.angle``; a single array is the column ``observation``. Act
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from mouse_core.columns.appended import as_array
 from mouse_core.columns.episode_rows import Columns, agent_codes, done_codes, episode_rows
 from mouse_core.dtypes import convert, is_hidden
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
+from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import flatten, object_array, path_of, stack
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.fields import stored_fields
@@ -62,93 +62,81 @@ def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-@dataclass(frozen=True)
-class EpisodeColumns:
-    """The rows of an episode.
+def episode_columns(
+    parts: Mapping[str, Any], alignment: Alignment | None, declared: Mapping[str, pa.Field]
+) -> tuple[dict[str, Any], Alignment, frozenset[str]]:
+    """Lay out the parts of an episode as rows.
 
     Args:
-        columns: Values by column, ``[rows, ...]``; texts as lists.
-        alignment: The alignment of the rows.
-        transitions: Columns whose values belong to transitions, beside the standard ones.
-        declared: The declared columns of the store.
+        parts: See ``parts_of``.
+        alignment: The alignment of the rows. None: "arrived" if the observations include the final observation of the
+            episode, else "outgoing".
+        declared: The declared columns of the store, whose values may be of any type.
+
+    Returns:
+        Values by column, ``[rows, ...]``, texts as lists; the alignment; and the columns whose values belong to
+        transitions, beside the standard ones.
+
+    Raises:
+        DataError: Parts contradict each other, or values are neither numbers nor texts.
+        SchemaError: Two values have the same column name.
     """
+    rewards = _rewards(parts["rewards"], declared.get("reward"))
+    count = len(rewards)
+    observations = _leaves("observations", parts["observations"], declared)
+    sizes = {_shown("observations", name): len(values) for name, values in observations.items()}
+    length = next(iter(sizes.values()))
+    if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
+        raise DataError(
+            f"observations: expected {count} rows beside {count} rewards, or {count + 1} with the observation that "
+            f"the episode ended in, the same in all parts, found {sizes}"
+            if count
+            else "rewards: expected a transition at least, found none"
+        )
+    if alignment == "arrived" and length == count:
+        raise DataError(
+            f"observations: expected {count + 1} rows beside {count} rewards in a store of alignment 'arrived', "
+            f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
+            "does without it"
+        )
+    alignment = alignment or ("arrived" if length > count else "outgoing")
+    transitions = _leaves("actions", parts["actions"], declared)
+    _check_rows("actions", transitions, {count}, count)
+    given = parts.get("infos")
+    is_empty = given is None or (isinstance(given, Mapping | list) and not any(given))
+    infos = {} if is_empty else _leaves("infos", given, declared)
+    _check_rows("infos", infos, {count, count + 1}, count)
+    with_actions = {name: values for name, values in infos.items() if len(values) == count}
+    own = frozenset({*transitions, *with_actions} - {"action"})
+    transitions |= {"reward": rewards, **_ends(parts, rewards), **with_actions}
+    observations |= {name: values for name, values in infos.items() if name not in with_actions}
+    if alignment == "outgoing":
+        observations = {name: values[:count] for name, values in observations.items()}
+    rows: dict[str, Any] = episode_rows(observations, transitions, alignment=alignment)
+    rows = {name: values.tolist() if values.dtype == object else values for name, values in rows.items()}
+    for name, value in parts.items():
+        if name not in PARTS:
+            rows[name] = _repeated(name, value, len(rows["done"]), declared.get(name))
+    return rows, alignment, own
 
-    columns: dict[str, Any]
-    alignment: Alignment
-    transitions: frozenset[str]
-    declared: Mapping[str, pa.Field]
 
-    @classmethod
-    def of(
-        cls, parts: Mapping[str, Any], alignment: Alignment | None, declared: Mapping[str, pa.Field]
-    ) -> EpisodeColumns:
-        """Lay out the parts of an episode as rows.
+def episode_metadata(
+    columns: Mapping[str, Any], alignment: Alignment, transitions: frozenset[str], declared: Mapping[str, pa.Field]
+) -> DatasetMetadata:
+    """Return the metadata of the results of ``episode_columns``, with fields that the layout "stored" does not cover.
 
-        Args:
-            parts: See ``parts_of``.
-            alignment: The alignment of the rows. None: "arrived" if the observations include the final observation of
-                the episode, else "outgoing".
-            declared: The declared columns of the store, whose values may be of any type.
-
-        Raises:
-            DataError: Parts contradict each other, or values are neither numbers nor texts.
-            SchemaError: Two values have the same column name.
-        """
-        rewards = _rewards(parts["rewards"], declared.get("reward"))
-        count = len(rewards)
-        observations = _leaves("observations", parts["observations"], declared)
-        sizes = {_shown("observations", name): len(values) for name, values in observations.items()}
-        length = next(iter(sizes.values()))
-        if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
-            raise DataError(
-                f"observations: expected {count} rows beside {count} rewards, or {count + 1} with the observation that "
-                f"the episode ended in, the same in all parts, found {sizes}"
-                if count
-                else "rewards: expected a transition at least, found none"
-            )
-        if alignment == "arrived" and length == count:
-            raise DataError(
-                f"observations: expected {count + 1} rows beside {count} rewards in a store of alignment 'arrived', "
-                f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
-                "does without it"
-            )
-        alignment = alignment or ("arrived" if length > count else "outgoing")
-        transitions = _leaves("actions", parts["actions"], declared)
-        _check_rows("actions", transitions, {count}, count)
-        given = parts.get("infos")
-        is_empty = given is None or (isinstance(given, Mapping | list) and not any(given))
-        infos = {} if is_empty else _leaves("infos", given, declared)
-        _check_rows("infos", infos, {count, count + 1}, count)
-        with_actions = {name: values for name, values in infos.items() if len(values) == count}
-        own = frozenset({*transitions, *with_actions} - {"action"})
-        transitions |= {"reward": rewards, **_ends(parts, rewards), **with_actions}
-        observations |= {name: values for name, values in infos.items() if name not in with_actions}
-        if alignment == "outgoing":
-            observations = {name: values[:count] for name, values in observations.items()}
-        rows: dict[str, Any] = episode_rows(observations, transitions, alignment=alignment)
-        rows = {name: values.tolist() if values.dtype == object else values for name, values in rows.items()}
-        for name, value in parts.items():
-            if name not in PARTS:
-                rows[name] = _repeated(name, value, len(rows["done"]), declared.get(name))
-        return cls(rows, alignment, own, declared)
-
-    @property
-    def fields(self) -> list[Field]:
-        """Return fields for the columns that the layout "stored" does not cover.
-
-        Declared columns of bytes and of rows that differ in length have none.
-        """
-        types = {}
-        for name, values in self.columns.items():
-            if name in self.declared:
-                types[name] = self.declared[name].type
-                if fixed_shape(types[name]) is None or types[name] in (pa.binary(), pa.large_binary()):
-                    del types[name]
-            elif isinstance(values, np.ndarray):
-                types[name] = _arrow_type(values)
-        known = [Field(name) for name in ("action", "reward", "done", "agent_done", "episode_step")]
-        nested = [] if "action" in self.columns else [Field("action", transition=True)]
-        return [*nested, *stored_fields(types, known, self.transitions)]
+    Declared columns of bytes and of rows that differ in length have no field.
+    """
+    types: dict[str, pa.DataType] = {}
+    for name, values in columns.items():
+        kind = declared[name].type if name in declared else None
+        if kind is None and isinstance(values, np.ndarray):
+            types[name] = _arrow_type(values)
+        elif kind not in (None, pa.binary(), pa.large_binary()) and fixed_shape(kind) is not None:
+            types[name] = kind
+    known = [Field(name) for name in ("action", "reward", "done", "agent_done", "episode_step")]
+    nested = [] if "action" in columns else [Field("action", transition=True)]
+    return DatasetMetadata(alignment, layout="stored", fields=[*nested, *stored_fields(types, known, transitions)])
 
 
 def _arrow_type(values: npt.NDArray[Any]) -> pa.DataType:

@@ -432,20 +432,19 @@ class DatasetStore(Store):
             >>> len(store.add_episode(episode, terminated=True, task="go right"))
             3
         """
-        from mouse_core.metadata import DatasetMetadata
-        from mouse_core.store._adding import PARTS, EpisodeColumns, parts_of  # loaded on demand
+        from mouse_core.store._adding import PARTS, episode_columns, episode_metadata, parts_of  # loaded on demand
 
         given = dict(zip(PARTS, (observations, actions, rewards, terminated, truncated, infos), strict=True))
         parts = parts_of(episode, {name: one for name, one in given.items() if one is not None} | columns)
         schema = self._rows.schema
         is_first = not schema.arrow_types
         alignment = schema.metadata().alignment if is_first else self.alignment
-        added = EpisodeColumns.of(parts, alignment, schema.declared)
+        rows, alignment, transitions = episode_columns(parts, alignment, schema.declared)
         if is_first:
-            metadata = DatasetMetadata(added.alignment, layout="stored", fields=added.fields)
-            self._rows.check_first(added.columns, metadata)
+            metadata = episode_metadata(rows, alignment, transitions, schema.declared)
+            self._rows.check_first(rows, metadata)
             self.describe(metadata)
-        self.extend(added.columns)
+        self.extend(rows)
         return self
 
     def add_episodes(self, episodes: Iterable[Any]) -> Self:
