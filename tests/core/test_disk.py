@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mouse_core.errors import (
     StorageError,
     StoreWarning,
 )
+from mouse_core.files.writing import sync_folders
 from mouse_core.mixtures import Mixture
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk import folder as folder_module
@@ -506,6 +508,48 @@ def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     memory = in_memory(rows(100))
     memory.extend(rows(100_000, 1))
     assert DatasetStore.open(folder).snapshot().fingerprint == memory.snapshot().fingerprint
+
+
+@pytest.mark.parametrize("filled", [0, 3])
+def test_rows_whose_texts_find_no_space_are_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, filled: int
+) -> None:
+    """Texts lie in a file of their own, which is written after the numbers of their rows."""
+
+    def texts(count: int, begin: int = 0) -> dict[str, Any]:
+        numbers = np.arange(begin, begin + count)
+        return {"action": numbers % 4, "reward": numbers * 0.5, "done": numbers * 0, "task": [f"t{n}" for n in numbers]}
+
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(texts(filled + 1))
+        with monkeypatch.context() as full:
+
+            def refuse(*args: Any) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            full.setattr("mouse_core.store.disk.tail.write_at", refuse)
+            with pytest.raises(StorageError, match="No space left"):
+                writer.extend(texts(5, 100))
+            assert len(writer) == filled + 1
+        writer.flush()
+        assert [row["task"] for row in DatasetStore.open(folder)[:]] == texts(filled + 1)["task"]
+        writer.extend(texts(4, filled + 1))
+        assert [row["task"] for row in writer[:]] == texts(filled + 5)["task"]
+    reopened = DatasetStore.open(folder)[:]
+    assert [row["task"] for row in reopened] == texts(filled + 5)["task"]
+    assert [row["reward"] for row in reopened] == texts(filled + 5)["reward"].tolist()
+
+
+@pytest.mark.parametrize(("number", "is_error"), [(errno.EIO, True), (errno.EINVAL, False), (errno.ENOTSUP, False)])
+def test_a_folder_that_the_disk_does_not_sync_is_an_error_where_folders_can_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_error: bool
+) -> None:
+    def refuse(file: int) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="no") if is_error else nullcontext():
+        sync_folders([tmp_path])
 
 
 class _Interrupted(BaseException):
