@@ -640,7 +640,7 @@ def same_data(found: Sequence[Pair]) -> str:
     answers = {True: '<b class="yes">proven</b>', False: '<b class="no">not proven</b>'}
     items = [
         f"<li>{answers[pair.same_data.proven]} · {text(pair.left.variant)}, {text(_names_of(pair))}"
-        f'<p class="dim small">{text(pair.same_data.said)}.</p></li>'
+        f'<p class="dim small">{text(pair.same_data.reason)}.</p></li>'
         for pair in found[:_MOST_PAIRS]
     ]
     return section(
@@ -770,7 +770,7 @@ def to_html(results: Results) -> str:
     body = [
         f'<header><h1>{text(results.name)}</h1><p class="dim">A study: {frameworks}</p>',
         f'<ul class="figures">{items}</ul>',
-        f'<p class="verdict {"good" if data.proven else "warning"}">{text(data.said)}</p></header><main>',
+        f'<p class="verdict {"good" if data.proven else "warning"}">{text(data.reason)}</p></header><main>',
         learning(results, members),
         ends(results, members),
         divergence(found, members, name),

@@ -78,7 +78,7 @@ def _write_page(folder: Path, chosen: argparse.Namespace) -> int:
 
 
 def _say(results: Results, page: Path) -> None:
-    print(verdict(pairs(results), results.missing).said)  # noqa: T201
+    print(verdict(pairs(results), results.missing).reason)  # noqa: T201
     print(f"page: {page}")  # noqa: T201
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mouse_study.results import Results, Run
 from mouse_study.statistics import parting, relative_difference
 
-# : Relative differences whose first step is reported.
+# Relative differences whose first step is reported.
 TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 # The most runs that a line names.
 _NAMED = 4
@@ -25,12 +25,12 @@ class Evidence:
     """Whether a record proves that two runs received the same data.
 
     Attributes:
-        proven: whether the digests of both are equal, over the same number of steps.
-        said: the proof, or the reason why there is none.
+        proven: Whether the digests of both are equal, over the same number of steps.
+        reason: The proof, or the reason why there is none.
     """
 
     proven: bool
-    said: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Pair:
     """Two runs of one variant and seed in two frameworks.
 
     Attributes:
-        left: the one run.
-        right: the other.
-        same_data: whether both received the same data.
-        steps: the steps at which both recorded a value, int64 ``[n]``, ascending.
-        difference: the difference of the two values at each step, relative to the larger one, float64 ``[n]``.
+        left: One run.
+        right: The other run.
+        same_data: Whether both received the same data.
+        steps: The steps at which both recorded a value, int64 ``[n]``, ascending.
+        difference: The difference of the two values at each step, relative to the larger one, float64 ``[n]``.
     """
 
     left: Run
@@ -99,8 +99,8 @@ def same_data(left: Run, right: Run) -> Evidence:
     its store or another source, is not covered.
 
     Args:
-        left: the one run.
-        right: the other.
+        left: One run.
+        right: The other run.
 
     Returns:
         The proof, or the reason why there is none.
@@ -126,13 +126,13 @@ def same_data(left: Run, right: Run) -> Evidence:
             f"the digests differ ({left.framework} {left.digest}, {right.framework} {right.digest}): the two were not "
             f"given the same in their {left.steps:,} steps",
         )
-    said = f"all that the study gave to either in steps 0 to {left.steps - 1:,} is equal to the last bit"
-    said += f" (digest {left.digest})"
-    said += f"; {_origin(left, right)}"
+    reason = f"all that the study gave to either in steps 0 to {left.steps - 1:,} is equal to the last bit"
+    reason += f" (digest {left.digest})"
+    reason += f"; {_origin(left, right)}"
     unfinished = [run.framework for run in (left, right) if run.status != "done"]
     if unfinished:
-        said += f"; of later steps nothing is known, for {' and '.join(unfinished)} did not finish"
-    return Evidence(True, said)
+        reason += f"; of later steps nothing is known, for {' and '.join(unfinished)} did not finish"
+    return Evidence(True, reason)
 
 
 def _origin(left: Run, right: Run) -> str:
@@ -160,8 +160,8 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
     if len(declared) > len(all_pairs) > 0:
         proven = sum(pair.same_data.proven for pair in all_pairs)
         names = ", ".join(absent[:_NAMED]) + (f" and {len(absent) - _NAMED:,} more" if len(absent) > _NAMED else "")
-        said = f"same data: proven for {proven:,} of {_count(len(declared), 'declared pair')}; not begun: {names}"
-        return Evidence(False, said)
+        reason = f"same data: proven for {proven:,} of {_count(len(declared), 'declared pair')}; not begun: {names}"
+        return Evidence(False, reason)
     proven = sum(pair.same_data.proven for pair in all_pairs)
     if not all_pairs:
         return Evidence(False, "same data: nothing to prove, for no variant and seed ran in two frameworks")

@@ -150,7 +150,7 @@ class Results:
         Raises:
             StorageError: The file cannot be written.
         """
-        said = {
+        stored = {
             "version": _VERSION,
             "name": self.name,
             "steps": self.steps,
@@ -158,7 +158,7 @@ class Results:
             "runs": [asdict(one) for one in sorted(self.runs, key=lambda one: one.run)],
         }
         order = [(column, "ascending") for column in ("run", "step", "name")]
-        table = self.table.sort_by(order).replace_schema_metadata({_KEY: json.dumps(said)})
+        table = self.table.sort_by(order).replace_schema_metadata({_KEY: json.dumps(stored)})
         with storing(f"file {os.fspath(path)}"), replacing(path) as partial:
             pq.write_table(table, partial, compression="zstd")
 
@@ -183,29 +183,29 @@ def read(path: str | os.PathLike[str]) -> Results:
         raise DataError(f"{file}: expected the Parquet file of a study, found another: {error}") from error
     except OSError as error:
         raise StorageError(f"{file}: expected a file that can be read, found: {error}") from error
-    said = _said(file, (table.schema.metadata or {}).get(_KEY))
+    stored = _stored(file, (table.schema.metadata or {}).get(_KEY))
     try:
-        runs = tuple(_run(one) for one in said["runs"])
-        missing = tuple(str(one) for one in said.get("missing", ()))
-        return Results(str(said["name"]), int(said["steps"]), runs, table.replace_schema_metadata(None), missing)
+        runs = tuple(_run(one) for one in stored["runs"])
+        missing = tuple(str(one) for one in stored.get("missing", ()))
+        return Results(str(stored["name"]), int(stored["steps"]), runs, table.replace_schema_metadata(None), missing)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: expected the results of a study, found damage: {error}") from error
 
 
-def _said(file: Path, text: bytes | None) -> dict[str, Any]:
+def _stored(file: Path, text: bytes | None) -> dict[str, Any]:
     """Parse the metadata that a results file holds of its study."""
     try:
-        said = json.loads(text or b"null")
+        stored = json.loads(text or b"null")
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not isinstance(said.get("version"), int):
+        stored = None
+    if not isinstance(stored, dict) or not isinstance(stored.get("version"), int):
         raise DataError(f"{file}: expected the results of a study, which say so under 'mouse_study', found none")
-    if said["version"] > _VERSION:
+    if stored["version"] > _VERSION:
         raise DataError(
-            f"{file}: expected results of version {_VERSION} at most, found version {said['version']}, which a newer "
+            f"{file}: expected results of version {_VERSION} at most, found version {stored['version']}, which a newer "
             "mouse-data wrote"
         )
-    return said
+    return stored
 
 
 # The JSON types of the facts of a run.
@@ -219,9 +219,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _run(said: Mapping[str, Any]) -> Run:
+def _run(stored: Mapping[str, Any]) -> Run:
     """Return the checked facts of a run."""
-    given = {name: said[name] for name in _KINDS if name in said}
+    given = {name: stored[name] for name in _KINDS if name in stored}
     for name, value in given.items():
         if not isinstance(value, _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])

@@ -363,16 +363,18 @@ class Study:
         Raises:
             ConfigError: As for the class.
         """
-        said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        said["frameworks"] = {name: reference(train, f"frameworks: {name}") for name, train in self.frameworks.items()}
-        said["seeds"] = [int(seed) for seed in self.seeds]
+        declared: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        declared["frameworks"] = {
+            name: reference(train, f"frameworks: {name}") for name, train in self.frameworks.items()
+        }
+        declared["seeds"] = [int(seed) for seed in self.seeds]
         if isinstance(self.store, str | os.PathLike):
-            said["store"] = {"path": os.fspath(self.store)}
+            declared["store"] = {"path": os.fspath(self.store)}
         elif callable(self.store):
-            said["store"] = {"function": reference(self.store, "store")}
+            declared["store"] = {"function": reference(self.store, "store")}
         if callable(self.batches):
-            said["batches"] = {"function": reference(self.batches, "batches")}
-        return {name: _plain(value, name) for name, value in said.items()}
+            declared["batches"] = {"function": reference(self.batches, "batches")}
+        return {name: _plain(value, name) for name, value in declared.items()}
 
     def run(
         self, folder: str | os.PathLike[str], *, jobs: int = 1, only: Sequence[str] = (), progress: bool | None = None
@@ -441,16 +443,17 @@ def _from_yaml(file: Path) -> Study:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        said = yaml.load(file.read_text(encoding="utf-8"), _yaml_loader())
+        given = yaml.load(file.read_text(encoding="utf-8"), _yaml_loader())
     except OSError as error:
-        said = f"study: expected a file that can be read, found {error.strerror} at {str(file)!r}"
-        raise ConfigError(said) from error
+        raise ConfigError(
+            f"study: expected a file that can be read, found {error.strerror} at {str(file)!r}"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: expected YAML, found {error}") from error
-    if not isinstance(said, dict):
-        raise ConfigError(f"{file}: expected the arguments of Study by name, found {type(said).__name__}")
+    if not isinstance(given, dict):
+        raise ConfigError(f"{file}: expected the arguments of Study by name, found {type(given).__name__}")
     known = [one.name for one in fields(Study)]
-    for name in said:
+    for name in given:
         if name not in known:
             near = get_close_matches(str(name), known, 1)
             raise ConfigError(
@@ -458,14 +461,14 @@ def _from_yaml(file: Path) -> Study:
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
     for name in ("name", "frameworks", "steps"):
-        if name not in said:
+        if name not in given:
             raise ConfigError(f"{file}: expected {name}, found none")
     if str(file.resolve().parent) not in sys.path:
         sys.path.insert(0, str(file.resolve().parent))
     for name in ("store", "batches"):
-        if isinstance(said.get(name), str) and _is_function(said[name]):
-            said[name] = found(reference(said[name], name), name)
-    return Study(**said)
+        if isinstance(given.get(name), str) and _is_function(given[name]):
+            given[name] = found(reference(given[name], name), name)
+    return Study(**given)
 
 
 def _yaml_loader() -> Any:

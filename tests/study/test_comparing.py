@@ -31,8 +31,8 @@ def test_equal_digests_over_equal_steps_prove_it_and_say_of_what(both: Any, othe
     """Fingerprints prove nothing, and are told."""
     found = same_data(run(**both), run("jax", **both, **other))
     assert found.proven
-    assert all(one in found.said for one in said)
-    assert ("nothing is known" in found.said) == bool(both)
+    assert all(one in found.reason for one in said)
+    assert ("nothing is known" in found.reason) == bool(both)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_equal_digests_over_equal_steps_prove_it_and_say_of_what(both: Any, othe
 def test_nothing_is_proven_without_a_reason_being_said(left: Any, right: Any, said: str) -> None:
     found = same_data(run(**left), run("jax", **right))
     assert not found.proven
-    assert said in found.said
+    assert said in found.reason
 
 
 def test_pairs_differ_in_nothing_but_the_framework() -> None:
@@ -62,7 +62,7 @@ def test_pairs_differ_in_nothing_but_the_framework() -> None:
         ("a/jax/1", "a/numpy/1"),
     ]
     assert len(found) == 12
-    assert verdict(found).said == "same data: proven, for 12 pairs of runs"
+    assert verdict(found).reason == "same data: proven, for 12 pairs of runs"
 
 
 def test_pairs_are_compared_where_both_have_values() -> None:
@@ -79,15 +79,15 @@ def test_pairs_are_compared_where_both_have_values() -> None:
 
 
 def test_the_verdict_is_over_all_pairs() -> None:
-    assert "nothing to prove" in verdict([]).said
+    assert "nothing to prove" in verdict([]).reason
     results = planted(seeds=3, steps=20, unlike={"default/jax/1": {"digest": None}})
     found = verdict(mouse_study.pairs(results))
-    assert (found.proven, found.said) == (False, "same data: not proven for 1 of 3 pairs")
+    assert (found.proven, found.reason) == (False, "same data: not proven for 1 of 3 pairs")
     missing = verdict(mouse_study.pairs(planted(seeds=2, steps=20)), ["default/jax/2", "default/torch/2", "b/jax/0"])
     assert not missing.proven
-    assert missing.said == (
+    assert missing.reason == (
         "same data: proven for 2 of 3 declared pairs; not begun: b/jax/0, default/jax/2, default/torch/2"
     )
     runs = tuple(dataclasses.replace(one, status="partial") for one in planted(seeds=1, steps=20).runs)
     begun = dataclasses.replace(planted(seeds=1, steps=20), runs=runs)
-    assert verdict(pairs(begun)).said == "same data: proven, for 1 pair of runs, as far as these have come"
+    assert verdict(pairs(begun)).reason == "same data: proven, for 1 pair of runs, as far as these have come"
