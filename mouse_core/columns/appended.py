@@ -309,8 +309,9 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
     try:
         fitted = fitter(column.arrow_type)(value)
     except _REFUSED as error:
-        empty = ", as the first value has nothing in it" if "null" in str(column.arrow_type) else ""
-        raise ValueError(f"expected {column.arrow_type}{empty}, found {value!r:.80} ({error})") from error
+        message = f"expected {column.arrow_type}, found {value!r:.80} ({error})"
+        had_no_type = "null" in str(column.arrow_type)
+        raise ValueError(message + "; the first value had no type, columns= declares one" * had_no_type) from error
     if column.domain is not None:
         _check_object_domain(value, column)
     return fitted

@@ -407,3 +407,14 @@ def test_texts_of_episodes_keep_the_zeros_at_their_ends() -> None:
     given = {"observations": np.zeros((3, 1)), "actions": [0, 1], "rewards": [0, 1]}
     store = DatasetStore().add_episode(given, infos={"raw": texts})
     assert [one["info.raw"] for one in rows_of(store)] == texts
+
+
+def test_a_first_value_without_a_type_is_named_with_the_remedy() -> None:
+    rows = [{**ORDINARY, "x": {"path": []}}, {**ORDINARY, "x": {"path": [1]}}]
+    store = DatasetStore()
+    store.append(rows[0])
+    with pytest.raises(DataError, match=r"column 'x': expected struct.*, found .'path': .1.*columns= declares one at"):
+        store.append(rows[1])
+    declared = DatasetStore(columns={"x": pa.struct([("path", pa.list_(pa.int8()))])})
+    declared.extend(rows)
+    assert [one["x"] for one in rows_of(declared)] == [{"path": []}, {"path": [1]}]

@@ -336,8 +336,9 @@ class DatasetStore(Store):
 
         Args:
             row: A value for every column, in a dict, a TensorDict, a named tuple or a dataclass. The first row of an
-                empty store defines the columns; later rows must have the same. None is a null, allowed if a field
-                replaces it (``episode_step``, ``metadata_q_star``), and in columns that no field reads.
+                empty store defines the columns, and the types that ``columns`` does not declare; later rows must have
+                the same columns. None is a null, allowed if a field replaces it (``episode_step``,
+                ``metadata_q_star``), and in columns that no field reads.
 
         Raises:
             MissingFieldError: A column is missing.
