@@ -110,14 +110,13 @@ def without_digest(content: bytes | memoryview) -> bytes | None:
     return bare if RunningDigest(bare).digest() == content[-DIGEST_BYTES:] else None
 
 
-def json_with_digest(value: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+def json_with_digest(value: Mapping[str, Any]) -> bytes:
     """Return a JSON text whose first member is the digest of all text behind it: ``{"digest": "5f0c..", "rows": 3}``.
 
     Args:
         value: Members of the object, at least one, none called "digest".
-        indent: Spaces before each member; None: one line.
     """
-    rest = json.dumps(value, allow_nan=False, indent=indent).encode()[1:] + b"\n"
+    rest = json.dumps(value, allow_nan=False).encode()[1:] + b"\n"
     return _HEAD + digest(rest).encode() + _HEAD_END + rest
 
 

@@ -394,17 +394,17 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
     return Message(begin, body, end, Head.of(table, end - body, flat.number(0, "<h")))
 
 
-def messages(read: Read, size: int, *, begin: int = 0, guess: int = 4096) -> Iterator[Message]:
+def messages(read: Read, size: int) -> Iterator[Message]:
     """Yield the messages of a stream in sequence; each begins where the message before it ends.
 
     Args:
-        read, size, guess: As for ``read_message``.
-        begin: The first byte of the first message.
+        read, size: As for ``read_message``.
 
     Raises:
         DataError: The stream is damaged, was cut, or continues behind its end mark.
     """
-    while (message := read_message(read, begin, size, guess=guess)) is not None:
+    begin = 0
+    while (message := read_message(read, begin, size)) is not None:
         yield message
         begin = message.end
     if begin + PREFIX_BYTES != size:

@@ -768,7 +768,6 @@ class TailExtent(Extent):
         count: Number of rows in the file.
         told: int64 array in the mapped file, which receives the number of rows; None: no row can be appended.
         objects: The objects file, if some column has objects.
-        objects_end: Offset of the objects of the next row.
     """
 
     most_bytes: int | None = None
@@ -784,12 +783,12 @@ class TailExtent(Extent):
         count: int,
         told: Any = None,
         objects: ObjectsFile | None = None,
-        objects_end: int = 0,
     ) -> None:
         super().__init__(layout.columns, layout.rows, extents, count)
         if told is not None:
             self._sort()
-        self._shared_count, self._objects, self.objects_end = told, objects, objects_end
+        self._shared_count, self._objects = told, objects
+        self.objects_end = 0  # offset of the objects of the next row
         self._object_columns = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
 
     def append(self, row: Mapping[str, Any]) -> bool:
