@@ -50,10 +50,10 @@ def train(folder: Path, collector: multiprocessing.Process, most_epochs: int) ->
     policy = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2))
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     store, loss = DatasetStore.open(folder), torch.tensor(0.0)
-    with PrefetchBatchifier(store, 8, 16, dtypes={"obs_continuous": "float32"}) as loader:
+    with PrefetchBatchifier(store, 8, 16) as loader:
         for epoch in range(most_epochs):
             for batch in loader:
-                observation, action = batch["obs_continuous"][:, :-1], batch["action"][:, 1:].long()
+                observation, action = batch["observation"][:, :-1], batch["action"][:, 1:].long()
                 begins = batch["time"][:, 1:] == 0  # the action there is a placeholder
                 losses = torch.nn.functional.cross_entropy(
                     policy(observation).flatten(0, 1), action.flatten(), reduction="none"

@@ -115,8 +115,6 @@ class DatasetMetadata(_Described):
         dimensions: Names of a column's dimensions, by column: ``{"action": ["elbow", "wrist"]}``.
         frames_per_second: Steps recorded per second; several numbers if parts differ.
         robots: Names of the robots that the steps were recorded with.
-        keys: Names of columns in the format that they were read from, if a writer would choose another name:
-            ``{"observation_image": "observation.images.top"}``.
         layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
     Raises:
@@ -135,7 +133,6 @@ class DatasetMetadata(_Described):
     dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     frames_per_second: Sequence[float] = ()
     robots: Sequence[str] = ()
-    keys: Mapping[str, str] = field(default_factory=dict)
     layout: Literal["stored"] | None = None
 
     def __post_init__(self) -> None:
@@ -145,7 +142,6 @@ class DatasetMetadata(_Described):
             **{name: None if dim is None else int(dim) for name, dim in dims.items()},
             **{name: tuple(dict.fromkeys(getattr(self, name))) for name in ("environments", "robots", "recordings")},
             "frames_per_second": tuple(dict.fromkeys(map(float, self.frames_per_second))),
-            "keys": MappingProxyType(dict(self.keys)),
             "tasks": MappingProxyType({int(number): self.tasks[number] for number in sorted(self.tasks)}),
             "fields": tuple(self.fields),
             "spec": _check_spec(self.spec),
@@ -249,7 +245,6 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
         fields=[_field_from_json(value) for key, value in values.items() if key[0] == "fields"],
         spec=_joined_specs([part.spec for _, part in parts]),
         dimensions=_joined_names([part.dimensions for _, part in parts]),
-        keys=_joined_names([part.keys for _, part in parts]),
         layout=next((part.layout for _, part in parts if part.layout is not None), None),
     )
 
@@ -503,8 +498,6 @@ def _check_values(metadata: DatasetMetadata) -> None:
     listed = isinstance(rates, Iterable) and not isinstance(rates, str)
     if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
         raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
-    if not all(is_text(one) for pair in dict(metadata.keys).items() for one in pair):
-        raise ConfigError(f"keys: expected names by column, found {metadata.keys!r:.200}")
     if not all(is_whole(number) and is_text(text) for number, text in dict(metadata.tasks).items()):
         raise ConfigError(f"tasks: expected texts by whole numbers, found {metadata.tasks!r:.200}")
     for name, kind, called in (("fields", Field, "mouse_core.Field"), ("recordings", Recording, "Recording")):

@@ -42,9 +42,12 @@ FLOORS = [
 ]
 
 
-# The one arrow that points up: DatasetStore.open also opens recordings of other formats, by the readers of these. The
-# import stands inside the function, is followed only where such data are met, and is in no picture.
-UPWARDS = {"mouse_core.store.dataset_store": {"mouse_core.formats"}}
+# The arrows that point up: DatasetStore.open also opens recordings of other formats, by the readers of these, and
+# Store.save writes them. The imports stand inside the functions, and are in no picture.
+UPWARDS = {
+    "mouse_core.store.dataset_store": {"mouse_core.formats"},
+    "mouse_core.store.views": {"mouse_core.formats"},
+}
 
 
 @cache

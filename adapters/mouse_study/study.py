@@ -264,8 +264,9 @@ class Study:
         variants: Options for ``Context.options``, by the name of the variant. Loader options under ``batches`` override
             the study's.
         store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
-            ``mouse_core.formats.open``; or a function without arguments that creates a ``DatasetStore``. The function
-            is called once, and its store is saved in the study's folder. None: trainings have their own batches.
+            ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
+            function is called once, and its store is saved in the study's folder. None: trainings have their own
+            batches.
         batches: Arguments of the loader, equal for all frameworks; or a function from a variant's options to these
             arguments, which then need not be plain values.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.

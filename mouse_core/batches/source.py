@@ -95,7 +95,8 @@ class BatchSource:
             filled up with 0 and a ``mask``. Packing is the last change of a batch.
         layout: The form of the delivered columns. "stored": each by its own name, in its dtype and shape, such as
             ``uint8 [B, S, H, W, C]``. "mouse": the columns of MOUSE's documents as its fields, such as int64
-            ``obs_image``. None: "stored" if the first rows were added by ``add_episode``, else "mouse".
+            ``obs_image``. None: "mouse" if the first rows came by ``from_dataset`` or ``append`` without other
+            metadata; "stored" for rows of ``add_episode``, recorders and readers of formats.
         transitions: Whether batches consist of transitions, in any alignment of the store: the observation, the
             ``action`` that was taken there, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and
             the next observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a

@@ -231,6 +231,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
     from mouse_core import formats
     from mouse_core.errors import AlignmentWarning
     from mouse_core.formats.converting import convert
+    from mouse_core.store.dataset_store import DatasetStore
 
     stream = open_source(chosen)
     splits: Sequence[str] = (
@@ -241,7 +242,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
     parts = {}
     if len(splits) > 1:
         options = {"format": chosen.format, "alignment": chosen.alignment, "image_roots": chosen.image_root}
-        parts = {name: formats.open(chosen.source, splits=[name], **options) for name in splits}
+        parts = {name: formats.stream(chosen.source, splits=[name], **options) for name in splits}
     else:
         parts = {chosen.as_split or (splits[0] if splits else "train"): stream}
     stores = {}
@@ -250,7 +251,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
         convert(part, target, progress=wants_bar())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AlignmentWarning)  # convert has printed the message
-            stores[name] = formats.open(target).to_store()
+            stores[name] = DatasetStore.open(target)
     return stores
 
 
@@ -313,7 +314,7 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
 
     examples:
       mouse preprocess recordings features:embed embedded              embed(columns) of features.py in this folder
-      mouse preprocess recordings features:embed embedded --columns observation_image --num-workers 8
+      mouse preprocess recordings features:embed embedded --columns observation --num-workers 8
 
     After an interruption the same command resumes. If the dataset is complete, the command computes nothing.
 
@@ -322,7 +323,7 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
     from mouse_core import formats
     from mouse_core.formats.converting import preprocess
 
-    stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
+    stream = formats.stream(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
     done = preprocess(
         stream,
         data.function_of(chosen.function, "function"),

@@ -33,12 +33,23 @@ from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.columns import bytes_a_row, from_arrow, ordered, rows_at_once, schema_of, to_batches
+from mouse_core.formats.columns import (
+    MISSING,
+    belongs_to,
+    bytes_a_row,
+    from_arrow,
+    is_metadata,
+    ordered,
+    rows_at_once,
+    schema_of,
+    to_batches,
+)
 from mouse_core.images.files import open_inside
 from mouse_core.metadata import DatasetMetadata, features_in, read_metadata, with_metadata
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
+from mouse_core.store.fields import fields_of_steps
 from mouse_core.store.views import Store
 from mouse_core.video.frames import carry_videos
 
@@ -51,7 +62,8 @@ class RowStream:
     """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
 
     Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
-    and columns of observations; all other values are in columns ``metadata_*``. Iterating again reads again.
+    and columns of observations; all other values are in columns ``metadata_*`` and ``info.*``. Iterating again reads
+    again.
 
     Args:
         path: Path of the data, or a description of data without a file.
@@ -110,7 +122,8 @@ class RowStream:
         """
         schema, where = schema_of(ordered(first)), os.fspath(path)
         batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
-        return cls(where, format, schema, batches, **{"metadata": DatasetMetadata("arrived"), **attributes})
+        metadata = in_stored_layout(attributes.pop("metadata", DatasetMetadata("arrived")), schema)
+        return cls(where, format, schema, batches, metadata=metadata, **attributes)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -163,7 +176,7 @@ class RowStream:
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
         """Return all rows as a store: by reference to Arrow files in the form of ``datasets``, else in memory.
 
-        For data larger than memory, call ``write`` first, and open the folder.
+        For data larger than memory, call ``save`` first, and open the folder.
 
         Args:
             make: The class of the store.
@@ -177,12 +190,15 @@ class RowStream:
             # A store with videos in place has its own fields for them.
             known = {"fields": self.metadata.fields} if said.videos else {}
             if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
+                opened.format, opened.notes = self.format, self.notes
                 return opened
         rows = self.mapped() if self.mapped else self.to_table()
         if read_metadata(rows) != self.metadata:
             rows = with_metadata(rows, self.metadata)
         stated = {} if self.metadata.alignment is None else {"alignment": self.alignment}
-        return make(**{**stated, **options}).from_dataset(rows)
+        store = make(**{**stated, **options}).from_dataset(rows)
+        store.format, store.notes = self.format, self.notes
+        return store
 
     def digest(self) -> str:
         """Return a digest of names, types and all values, in order; see ``rows_digest``."""
@@ -193,19 +209,17 @@ class RowStream:
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
 
-    def write(self, path: str | os.PathLike[str], *, videos: bool = True) -> str:
-        """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
+    def save(self, path: str | os.PathLike[str], *, videos: bool = True) -> None:
+        """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
-        The folder appears when it is complete on the disk. Images that rows name by path are written into the rows.
-        Rewards at the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
+        One batch is in memory at a time. The folder appears when it is complete on the disk. Images that rows name by
+        path are written into the rows. Rewards at the first rows of episodes contradict the alignment "arrived" and
+        cause an ``AlignmentWarning``. ``formats.save`` writes other formats.
 
         Args:
             path: The folder; nothing may exist there.
             videos: Whether to put the videos whose frames rows name into the folder: as links, or as copies if the file
                 system has no links. Otherwise opening the folder needs ``image_roots``.
-
-        Returns:
-            The digest of the rows; see ``rows_digest``.
 
         Raises:
             ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
@@ -215,10 +229,10 @@ class RowStream:
         """
         target = Path(path)
         check_folder_name(target, wanted="the name of a folder to write")
-        check_nothing_at(target, "write")
+        check_nothing_at(target, "save")
         schema, digest = dataset_schema(self.schema, self.metadata, self.path), RowDigest(self.schema)
         first = FirstRows()
-        with making(target, "write") as partial:
+        with making(target, "save") as partial:
             name = "data-00000-of-00001.arrow"
             with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for batch in embedded(self).watched(digest.update).watched(first.add):
@@ -229,7 +243,22 @@ class RowStream:
                 carry_videos(self.metadata.videos, self.image_folders(), partial)
         if self.alignment == "arrived":
             first.warn_of_rewards(self.path, stacklevel=2)
-        return digest.hexdigest()
+
+
+def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMetadata:
+    """Return the metadata of rows whose observations and actions batches have by their names, in dtype and shape.
+
+    Args:
+        metadata: The other metadata; its fields stay.
+        schema: The schema of the rows.
+    """
+    known = {MISSING, *(field.column for field in metadata.fields)}
+    types = {
+        column.name: column.type
+        for column in schema
+        if column.name not in known and any(belongs_to(column.name, whole) for whole in ("observation", "action"))
+    }
+    return metadata.replace(layout="stored", fields=[*fields_of_steps(types, schema.names), *metadata.fields])
 
 
 def rows_digest(batches: Any) -> str:
@@ -307,6 +336,7 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
         batches,
         rows=len(dataset),
         metadata=store.metadata,
+        image_roots=tuple(dict.fromkeys(root for one in store.snapshot().segments for root in one.image_roots)),
     )
 
 
@@ -318,9 +348,8 @@ def in_place(stream: RowStream) -> RowStream:
     if not store.metadata.videos:
         return stream
     made = stream_of(store)
-    roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)
     said = {name: getattr(stream, name) for name in ("path", "format", "episodes", "notes", "metadata")}
-    return made.replace(**said, opened=stream.opened, image_roots=(*roots, *stream.image_roots))
+    return made.replace(**said, opened=stream.opened, image_roots=(*made.image_roots, *stream.image_roots))
 
 
 def _check_arrived(alignment: str | None) -> None:
@@ -398,7 +427,7 @@ def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
 
 
 def _is_partial(name: str, array: pa.Array) -> bool:
-    return name.startswith("metadata_") and (array.null_count > 0 or pa.types.is_null(array.type))
+    return is_metadata(name) and (array.null_count > 0 or pa.types.is_null(array.type))
 
 
 def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

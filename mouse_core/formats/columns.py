@@ -92,12 +92,26 @@ def travels_with_action(key: str) -> bool:
     return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
-def flatten(name: str, value: Any) -> dict[str, Any]:
-    """Whether a source's value of a step belongs to the step's action, judged by its name.
+def is_metadata(name: str) -> bool:
+    """Whether a column holds metadata of steps or episodes: ``metadata_<key>``, or an info, ``info.<key>``."""
+    return name.startswith(("metadata_", "info."))
+
+
+def metadata_column(path: str) -> str:
+    """Return the column of a source's value that is neither observation nor action: ``infos/a/b`` is ``info.a.b``."""
+    first, *rest = path.split("/")
+    if first in ("info", "infos", "env_infos") and rest:
+        return ".".join(["info", *rest])
+    return "metadata_" + path.replace("/", "_")
+
+
+def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
+    """Return the leaves of a nested value by name: the keys that lead to a leaf, behind ``name``.
 
     Args:
         name: The beginning of all names.
         value: A mapping, a tuple (its items are named by their position), or a leaf.
+        joint: The text between keys.
     """
     if isinstance(value, Mapping):
         items: Any = value.items()
@@ -107,11 +121,40 @@ def flatten(name: str, value: Any) -> dict[str, Any]:
         return {name: value}
     leaves: dict[str, Any] = {}
     for key, item in items:
-        for path, leaf in flatten(f"{name}_{key}", item).items():
+        for path, leaf in flatten(f"{name}{joint}{key}", item, joint).items():
             if path in leaves:
-                raise SchemaError(f"{path}: two values of a step have this name once their keys are joined by '_'")
+                raise SchemaError(
+                    f"{path}: two values of a step have this name once their keys are joined by {joint!r}"
+                )
             leaves[path] = leaf
     return leaves
+
+
+def named(whole: str, value: Any) -> Columns:
+    """Return observations or actions ``[n, ...]`` as columns: ``whole``, or ``whole.<key>`` for nested values."""
+    return {name: np.asarray(leaf) for name, leaf in flatten(whole, value, ".").items()}
+
+
+def keys_of(name: str, whole: str) -> list[str]:
+    """Return the keys of a part of ``whole``: ``a`` and ``b`` for ``whole.a.b``, ``a_b`` for ``whole_a_b``."""
+    key = name[len(whole) + 1 :]
+    return key.split(".") if name.startswith(f"{whole}.") else [key or whole]
+
+
+def nested(columns: Mapping[str, Any], whole: str) -> Any:
+    """Return the only column of ``whole``, or a mapping of its parts; ``whole.a.b`` is in the mapping ``a``."""
+    if is_single(columns, whole):
+        return next(iter(columns.values()))
+    parts: dict[str, Any] = {}
+    for name, value in columns.items():
+        *keys, last = keys_of(name, whole)
+        if any(f"{whole}.{'.'.join(keys[:count])}" in columns for count in range(1, len(keys) + 1)):
+            raise SchemaError(f"column {name!r}: expected a part of an {whole}, found also {keys[0]!r} without parts")
+        place = parts
+        for key in keys:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return parts
 
 
 def belongs_to(name: str, whole: str) -> bool:
@@ -130,49 +173,6 @@ def is_image(values: npt.NDArray[Any]) -> bool:
     return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
 
 
-def _suits(column: str, values: npt.NDArray[Any]) -> bool:
-    """Whether the standard field of a column, if it has one, can read these rows."""
-    is_whole, shape = values.dtype.kind in "iu", values.shape[1:]
-    if column == MISSING or values.dtype.kind in "OSU" or column not in ("observation_image", "observation_discrete"):
-        return column != MISSING  # encoded pictures fit any field
-    is_picture = len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
-    return is_whole and (is_picture if column == "observation_image" else shape in ((), (1,)))
-
-
-def named_observation(value: Any) -> Columns:
-    """Return observations ``[n, ...]`` as columns: a standard column, or ``observation_<key>`` for nested ones.
-
-    A single array of whole numbers ``[n]`` becomes ``observation_discrete``, of pictures ``observation_image``, of
-    texts ``observation_text``. All others become ``observation``: vectors, with longer shapes flattened in C order.
-
-    A nested part with the name ``image`` or ``discrete`` that holds no pictures or whole numbers becomes
-    ``observation_<key>_values``.
-    """
-    if isinstance(value, Mapping | tuple):
-        leaves = {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
-        return {name if _suits(name, leaf) else f"{name}_values": leaf for name, leaf in leaves.items()}
-    values = np.asarray(value)
-    if values.dtype.kind in "OSU":
-        return {"observation_text": values}
-    if values.ndim == 1 and values.dtype.kind in "iub":
-        return {"observation_discrete": values}
-    if is_image(values):
-        return {"observation_image": values}
-    return {"observation": as_vectors(values)}
-
-
-def named_action(value: Any) -> Columns:
-    """Return actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
-
-    A single array of whole numbers ``[n]`` stays as it is. Floats become vectors, a single float a vector of one, and
-    longer shapes are flattened in C order.
-    """
-    if isinstance(value, Mapping | tuple):
-        return {name: np.asarray(leaf) for name, leaf in flatten("action", value).items()}
-    values = np.asarray(value)
-    return {"action": values if values.ndim == 1 and values.dtype.kind in "iubOSU" else as_vectors(values)}
-
-
 def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
     """Return a column with one number a row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
 
@@ -183,11 +183,6 @@ def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
     if values.size != len(values):
         raise DataError(f"{name}: expected one number a row, found shape {list(values.shape[1:])}")
     return values.reshape(len(values))
-
-
-def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values ``[n, ...]`` as ``[n, width]``, in C order."""
-    return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
 
 
 def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
@@ -273,9 +268,9 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
 def ordered(columns: Columns) -> Columns:
     """Return columns in the order of all readers: action, reward, done, step, observations, metadata."""
     fixed = ("reward", "done", "episode_step")
-    actions = [name for name in columns if name == "action" or name.startswith("action_")]
+    actions = [name for name in columns if belongs_to(name, "action")]
     others = [name for name in columns if name not in fixed and name not in actions]
-    others.sort(key=lambda name: name.startswith("metadata_"))
+    others.sort(key=is_metadata)
     return {name: columns[name] for name in (*actions, *fixed, *others)}
 
 
@@ -310,7 +305,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
     if schema is None:
         return pa.RecordBatch.from_pydict(arrays)
     for field in schema:
-        if field.name.startswith("metadata_") and field.name not in arrays:
+        if is_metadata(field.name) and field.name not in arrays:
             arrays[field.name] = pa.nulls(next(iter(lengths.values()), 0), field.type)
     if set(arrays) != set(schema.names):
         raise DataError(f"{where}: expected columns {schema.names}, found {list(arrays)}")
@@ -551,7 +546,7 @@ class TransitionRows:
                 rows[name][leads_to] = following[name][kept]
                 if part == "beside" and values.dtype.kind == "f":
                     rows[name][ends_at] = np.nan
-                elif part == "beside" or (not known and name.startswith("metadata_")):
+                elif part == "beside" or (not known and is_metadata(name)):
                     rows[name][ends_at] = values[last & kept]
                 elif not known:
                     rows[name][ends_at] = placeholder(values)

@@ -26,8 +26,7 @@ from mouse_core.formats._files.npz import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import (
     check_final,
-    named_action,
-    named_observation,
+    named,
     one_each,
     rows_at_once,
     transition_rows,
@@ -194,11 +193,11 @@ def _parts(
 
 
 def _part(values: Columns, begins: npt.NDArray[np.bool_]) -> tuple[Columns, Columns, npt.NDArray[np.bool_]]:
-    arriving = named_action(values["action"])
+    arriving = named("action", values["action"])
     arriving["reward"] = one_each(values, "reward")
     arriving["done"] = done_codes(one_each(values, "terminal"))
     arriving |= {f"metadata_{store}": array for store, array in values.items() if store not in _STORES}
-    return named_observation(values["observation"]), arriving, begins
+    return named("observation", values["observation"]), arriving, begins
 
 
 # Marks of rows: an episode ended just before, so padding may begin here; an episode begins here.

@@ -27,8 +27,7 @@ from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import (
     check_batch_rows,
-    named_action,
-    named_observation,
+    named,
     one_each,
     one_later,
     rows_at_once,
@@ -201,8 +200,8 @@ def _begins_episode(chunk: _Chunk) -> bool:
 def _actions(values: Columns, acting: Sequence[str]) -> Columns:
     """Return the columns of actions: "action", or one column for each if there are several."""
     if len(acting) == 1:
-        return named_action(values[acting[0]])
-    return named_action({name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
+        return named("action", values[acting[0]])
+    return named("action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
 
 
 def _observations(values: Columns) -> Columns:
@@ -213,4 +212,5 @@ def _observations(values: Columns) -> Columns:
             metadata[f"metadata_{name.replace('/', '_')}"] = array
         else:
             observations[name] = array
-    return named_observation(next(iter(observations.values())) if len(observations) == 1 else observations) | metadata
+    alone = next(iter(observations.values())) if len(observations) == 1 else observations
+    return named("observation", alone) | metadata

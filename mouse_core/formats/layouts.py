@@ -16,7 +16,7 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, pairwise
@@ -39,8 +39,8 @@ from mouse_core.formats.columns import (
     TransitionRows,
     check_batch_rows,
     check_final,
-    named_action,
-    named_observation,
+    metadata_column,
+    named,
     one_later,
     rows_at_once,
     step_numbers,
@@ -781,7 +781,7 @@ def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDA
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
     moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
     moves = moves or any(_is_at(place, path) for place in layout.action_metadata)
-    name = name.replace("/", "_")
+    name = metadata_column(name) if role == "metadata" else name.replace("/", ".")
     wanted = ("number", "text") if role in (*_OBSERVED, "metadata", "action") else ("number",)
     if part["kind"] == "group":
         names = sorted(part["items"], key=natural_key)
@@ -1448,8 +1448,11 @@ def _flags(
 
 def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any], begins: Any) -> _Part:
     count = len(done)
-    seen = _named("observation", values, named_observation)
-    arriving = _named("action", values, _action)
+    seen = _named("observation", values)
+    arriving = {
+        name: part[:, 0] if part.dtype.kind in "iu" and part.ndim == 2 and part.shape[1] == 1 else part
+        for name, part in _named("action", values).items()  # whole numbers [n, 1] are discrete actions [n]
+    }
     reward = next((part for array, part in values.items() if array.role == "reward"), np.zeros(count))
     arriving["reward"] = reward.reshape(count) if reward.size == count else reward
     arriving["done"] = done
@@ -1457,8 +1460,8 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     for array, part in values.items():
         if array.role == "metadata":
             group = seen if _reaches(array, stretch) else arriving if array.moves else beside
-            group[f"metadata_{array.name}"] = part
-    following = _named("next_observation", values, named_observation)
+            group[array.name] = part
+    following = _named("next_observation", values)
     if stretch.closed:
         following = {name: part[1:] for name, part in seen.items()}
     elif following and stretch.whole:
@@ -1470,21 +1473,11 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     return seen, arriving, begins, following or None, beside
 
 
-def _named(role: str, values: Mapping[Array, Any], make: Callable[[Any], Columns]) -> Columns:
+def _named(role: str, values: Mapping[Array, Any]) -> Columns:
     """Return the columns of all arrays of a role."""
     found = {array.name: part for array, part in values.items() if array.role == role}
-    if not found:
-        return {}
-    return make(found[""] if [*found] == [""] else found)
-
-
-def _action(value: Any) -> Columns:
-    """Return the columns of actions; whole numbers ``[n, 1]`` are discrete actions ``[n]``."""
-    columns = named_action(value)
-    return {
-        name: part[:, 0] if part.dtype.kind in "iu" and part.ndim == 2 and part.shape[1] == 1 else part
-        for name, part in columns.items()
-    }
+    whole = role.removeprefix("next_")
+    return named(whole, found[""] if [*found] == [""] else found) if found else {}
 
 
 __all__ = ["LAYOUTS", "TreeLayout", "load_layout", "read_layouts"]

@@ -27,16 +27,19 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
-from mouse_core.formats.base import BATCH_ROWS, RowStream, pieces_of
+from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout, pieces_of
 from mouse_core.formats.columns import (
     MISSING,
     belongs_to,
     bytes_a_row,
     check_batch_rows,
     from_arrow,
+    is_metadata,
     is_single,
-    named_action,
-    named_observation,
+    keys_of,
+    metadata_column,
+    named,
+    nested,
     rows_at_once,
     to_batch,
 )
@@ -145,8 +148,8 @@ def write_minari(
 ) -> str:
     """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
 
-    Pictures are stored unchanged, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
-    ``metadata_<key>`` are ``infos[<key>]``; ``metadata_episode_seed`` is the episode's seed.
+    Pictures are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
+    ``metadata_episode_seed`` is the episode's seed.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
@@ -155,7 +158,7 @@ def write_minari(
         dataset_id: Id of the dataset, ending in ``-v`` and a number; by default from ``path``.
         observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the
             smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
-            ``Text``, and ``Dict`` for columns ``observation_<key>``.
+            ``Text``, and ``Dict`` for columns ``observation.<key>``.
         env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
         metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
 
@@ -224,10 +227,14 @@ def _jsonable(value: Any) -> Any:
 def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
     if given is not None:
         return written_space(given)
-    names = {name: space for name, space in seen.items() if belongs_to(name, prefix)}
-    if is_single(names, prefix):
-        return next(iter(names.values())).written()
-    return {"type": "Dict", "subspaces": {name[len(prefix) + 1 :]: space.written() for name, space in names.items()}}
+    return _written(nested({name: space for name, space in seen.items() if belongs_to(name, prefix)}, prefix))
+
+
+def _written(spaces: Any) -> dict[str, Any]:
+    """Return nested spaces of values in the form of Minari."""
+    if isinstance(spaces, SpaceOf):
+        return spaces.written()
+    return {"type": "Dict", "subspaces": {name: _written(space) for name, space in spaces.items()}}
 
 
 def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
@@ -253,11 +260,12 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
             if values.ndim == 1 and values.dtype.kind in "biu":
                 values = values.astype(np.int64)
             seen.setdefault(name, SpaceOf()).see(values)
-            found[path if single else f"{path}/{name[len(prefix) + 1 :]}"] = values
+            found["/".join((path, *([] if single else keys_of(name, prefix))))] = values
     for name in ("metadata_episode_seed", "metadata_episode_options"):
         columns.pop(name, None)
     for name, values in columns.items():
-        found[f"infos/{name.removeprefix('info.').removeprefix('metadata_').removeprefix('infos_')}"] = values
+        key = name.removeprefix("info.").replace(".", "/") if name.startswith("info.") else name
+        found[f"infos/{key.removeprefix('metadata_')}"] = values
     return found
 
 
@@ -408,9 +416,9 @@ def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
     found: dict[str, Any] = {}
     for name, spec in (("observation", observations), ("action", actions)):
         if isinstance(spec, Composite):
-            found |= {"_".join((name, *map(str, path_of(key)))): leaf for key, leaf in spec.leaves().items()}
+            found |= {".".join((name, *map(str, path_of(key)))): leaf for key, leaf in spec.leaves().items()}
         elif spec is not None:
-            found |= {name: spec, f"{name}_discrete": spec}
+            found[name] = spec
     specs = {name: _flat(leaf, schema.field(name).type) for name, leaf in found.items() if name in schema.names}
     return {name: leaf for name, leaf in specs.items() if leaf is not None} or None
 
@@ -680,11 +688,9 @@ def read_minari(
     """Read a dataset of Minari as rows, stored as HDF5, Arrow or Parquet.
 
     Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
-    ``episode_step``, and ``observation``, ``observation_discrete`` or ``observation_image``. Dict and Tuple spaces
-    become ``observation_<key>`` and ``action_<key>``, nested keys joined by ``_``. Infos become
-    ``metadata_infos_<key>``, null in episodes without them; seed and options of an episode become
-    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). In a space that is not nested, single
-    fractions become vectors of one, and shapes of more than one dimension that are no picture are flattened.
+    ``episode_step``, and ``observation``. Dict and Tuple spaces become ``observation.<key>`` and ``action.<key>``.
+    Infos become ``info.<key>``, null in episodes without them; seed and options of an episode become
+    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON).
 
     Args:
         path: The folder of the dataset, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` the
@@ -737,10 +743,13 @@ def read_minari(
         rows=None if steps is None or episodes is None else steps + episodes,
         notes=_notes(metadata, specs),
         format_metadata=metadata,
-        metadata=DatasetMetadata(
-            "arrived",
-            environments=_environments(metadata),
-            spec=spec_of_columns(specs["observations"], specs["actions"], schema),
+        metadata=in_stored_layout(
+            DatasetMetadata(
+                "arrived",
+                environments=_environments(metadata),
+                spec=spec_of_columns(specs["observations"], specs["actions"], schema),
+            ),
+            schema,
         ),
     )
 
@@ -797,29 +806,25 @@ def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
             found.setdefault(column.name, column.type)
     if not found:
         raise DataError(f"{where}: expected episodes, found none")
-    order = sorted(found, key=lambda name: name.startswith("metadata_"))
+    order = sorted(found, key=is_metadata)
     return pa.schema([(name, found[name]) for name in order])
 
 
 def _columns(piece: EpisodeSlice) -> Columns:
     """Return the rows of a piece."""
-    arriving: Columns = named_action(piece.arriving["actions"])
+    arriving: Columns = named("action", piece.arriving["actions"])
     for name in ("rewards", "terminations", "truncations"):
         values = piece.arriving[name]
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
     arriving["reward"] = piece.arriving["rewards"]
     arriving["done"] = done_codes(piece.arriving["terminations"], piece.arriving["truncations"])
-    arriving |= {_metadata_name(path): values for path, values in piece.arriving_beside.items()}
-    staying = named_observation(piece.observations)
-    staying |= {_metadata_name(path): values for path, values in piece.beside.items()}
+    arriving |= {metadata_column(path): values for path, values in piece.arriving_beside.items()}
+    staying = named("observation", piece.observations)
+    staying |= {metadata_column(path): values for path, values in piece.beside.items()}
     count = len(next(iter(staying.values())))
     if "seed" in piece.of_episode:
         staying["metadata_episode_seed"] = np.full(count, int(piece.of_episode["seed"]), np.int64)
     if "options" in piece.of_episode:
         staying["metadata_episode_options"] = np.full(count, piece.of_episode["options"], dtype=object)
     return episode_rows(staying, arriving, begins=piece.begins)
-
-
-def _metadata_name(path: str) -> str:
-    return "metadata_" + path.replace("/", "_")

@@ -26,10 +26,10 @@ from mouse_core.errors import ConfigError, MouseError, SchemaError
 from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, stream_of
 from mouse_core.images.files import check_roots
 from mouse_core.remote.clients import is_url, open_client, public_url
-from mouse_core.spec import Alignment, check_alignment
+from mouse_core.spec import Alignment, check_alignment, check_choice
 from mouse_core.store.disk.folder import NAME, looks_like_store
 
 # Packages whose errors mean that a server cannot be reached.
@@ -463,7 +463,7 @@ _FORMATS = (
 )
 
 
-def open(
+def stream(
     path: str | os.PathLike[str],
     *,
     format: str | Any = None,
@@ -474,7 +474,9 @@ def open(
     image_roots: Iterable[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> RowStream:
-    """Open recorded data of any format that this library reads.
+    """Read recorded data of any format that this library reads, as a stream of record batches.
+
+    ``DatasetStore.open`` opens the same data as a store, with the same options.
 
     Args:
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset of another
@@ -549,6 +551,37 @@ def open(
         who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
     return opened.replace(metadata=opened.metadata.replace(alignment=alignment))
+
+
+def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **options: Any) -> None:
+    """Write rows in a format that ``DatasetStore.open`` opens; see ``Store.save``.
+
+    Args:
+        rows: A ``RowStream``, a store or a view.
+        path: The folder, or the file.
+        format: "arrow", "parquet", "store", "lerobot", "minari", "ted" or "tfds"; None: "parquet" for a path that ends
+            in ``.parquet``, else "arrow".
+        **options: Options of ``formats.converting.convert`` for the first three, else of the format's writer, such as
+            ``lerobot.write_lerobot``.
+
+    Raises:
+        ConfigError: The format is unknown, or has no such option.
+    """
+    check_choice("format", format, (None, *_KINDS, *_WRITTEN))
+    source = rows if isinstance(rows, RowStream) else stream_of(rows)
+    if format in _WRITTEN:
+        writer = getattr(importlib.import_module(f"mouse_core.formats.{format}"), f"write_{format}")
+    else:
+        writer = partial(importlib.import_module("mouse_core.formats.converting").convert, to=format)
+    try:
+        writer(source, path, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+
+
+_KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "minari", "ted", "tfds")
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:

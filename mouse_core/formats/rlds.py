@@ -20,15 +20,14 @@ from mouse_core._base.checks import check_choice
 from mouse_core.columns.episode_rows import Columns, done_codes, placeholder
 from mouse_core.errors import ConfigError, DataError, EpisodeError, MissingFieldError, SchemaError
 from mouse_core.files.reading import reading
-from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of
+from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of, in_stored_layout
 from mouse_core.formats.columns import (
     MISSING,
     belongs_to,
     check_batch_rows,
     check_final,
-    is_single,
-    named_action,
-    named_observation,
+    named,
+    nested,
     one_later,
     ordered,
     to_batch,
@@ -218,8 +217,8 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
     step = np.arange(len(done))
     last = step == len(done) - 1
     steps: dict[str, Any] = {
-        "observation": _without_prefix(observations, "observation"),
-        "action": map_tree(_from_next_row, _without_prefix(actions, "action")),
+        "observation": nested(observations, "observation"),
+        "action": map_tree(_from_next_row, nested(actions, "action")),
         "reward": _from_next_row(reward),
         "discount": _discount_from_next_row(discount, done),
         **{name: _from_next_row(values) for name, values in of_transition.items()},
@@ -265,13 +264,6 @@ def _discount_from_next_row(discount: npt.NDArray[Any] | None, done: npt.NDArray
     return shifted
 
 
-def _without_prefix(columns: Columns, prefix: str) -> Any:
-    """Return the only column, or a dict of the columns by their names without the prefix."""
-    if is_single(columns, prefix):
-        return next(iter(columns.values()))
-    return {name[len(prefix) + 1 :]: values for name, values in columns.items()}
-
-
 __all__ = [
     "Trajectory",
     "convert_rlds_to_trajectories",
@@ -293,8 +285,8 @@ def read_rlds(
 ) -> RowStream:
     """Read episodes of RLDS as rows.
 
-    ``done`` is 1 at a last step that is terminal, 2 at another last step. The columns of observations are
-    ``observation``, ``observation_discrete`` or ``observation_image``, or ``observation_<key>`` for nested ones.
+    ``done`` is 1 at a last step that is terminal, 2 at another last step. Observations are the column ``observation``,
+    or ``observation.<key>`` for nested ones, and actions likewise.
     ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an
     episode become ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``,
     ``policy`` or ``log_prob`` move to the next row with the action, the others stay with their step.
@@ -327,7 +319,14 @@ def read_rlds(
         for columns, where in stack_rows(pieces, final=final, path=path, last_step=last_step):
             yield to_batch(columns, first.schema, where=where)
 
-    return RowStream(path, "rlds", first.schema, batches, notes=notes, metadata=DatasetMetadata("arrived"))
+    return RowStream(
+        path,
+        "rlds",
+        first.schema,
+        batches,
+        notes=notes,
+        metadata=in_stored_layout(DatasetMetadata("arrived"), first.schema),
+    )
 
 
 def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
@@ -511,8 +510,8 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 def _split(piece: Stack) -> tuple[Columns, Columns]:
     """Return the columns that stay in the row of their step, and those that move to the next row."""
-    staying: Columns = named_observation(piece.values["observation"])
-    leaving: Columns = named_action(piece.values["action"])
+    staying: Columns = named("observation", piece.values["observation"])
+    leaving: Columns = named("action", piece.values["action"])
     leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
     if "discount" in piece.values:
         leaving["metadata_discount"] = _one_each(piece.values["discount"], "discount")
@@ -548,8 +547,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
 
     Yields:
-        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become a
-        mapping of ``<key>``, unless there is only one with a standard name. ``metadata_<key>`` becomes ``<key>``, and
+        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation.<key>`` become a
+        mapping of ``<key>``. ``metadata_<key>`` becomes ``<key>``, and
         ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
 
     Raises:

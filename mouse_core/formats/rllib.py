@@ -24,8 +24,7 @@ from mouse_core.formats.columns import (
     check_batch_rows,
     check_final,
     flatten,
-    named_action,
-    named_observation,
+    named,
     one_each,
     transition_rows,
     travels_with_action,
@@ -199,12 +198,12 @@ def _rows(batches: Iterator[dict[str, Any]], final: str | None, where: str) -> I
                     begins |= np.diff(place, prepend=before.get(key, place[0] - step)) != step
                     before[key] = int(place[-1])
             ended = bool(done[-1])
-            arriving = {**named_action(columns[_ACTION]), "reward": one_each(columns, _REWARD), "done": done}
+            arriving = {**named("action", columns[_ACTION]), "reward": one_each(columns, _REWARD), "done": done}
             beside: Columns = {}
             for key in columns:
                 if key not in _STEP and not _is_left_out(key, columns):
                     (arriving if travels_with_action(key) else beside)[f"metadata_{key}"] = columns[key]
-            following = named_observation(columns[_NEXT]) if _NEXT in columns else None
-            yield named_observation(columns[_OBSERVATION]), arriving, begins, following, beside
+            following = named("observation", columns[_NEXT]) if _NEXT in columns else None
+            yield named("observation", columns[_OBSERVATION]), arriving, begins, following, beside
 
     return transition_rows(parts(), final=final, where=where)

@@ -33,11 +33,10 @@ from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
 from mouse_core.formats._files.on_disk import BAG as METADATA
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
 from mouse_core.formats.columns import (
     check_batch_rows,
-    named_action,
-    named_observation,
+    named,
     one_each,
     one_later,
     ordered,
@@ -1415,7 +1414,9 @@ def read_robot_logs(
         rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
         notes=tuple(_notes(first, options)),
         format_metadata={"files": [str(recording.path) for recording in recordings]},
-        metadata=DatasetMetadata("arrived", frames_per_second=[] if options.rate is None else [options.rate]),
+        metadata=in_stored_layout(
+            DatasetMetadata("arrived", frames_per_second=[] if options.rate is None else [options.rate]), schema
+        ),
     )
 
 
@@ -1468,11 +1469,11 @@ def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, C
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)
-    seen = named_observation(_alone(by_role["observation"]))
+    seen = named("observation", _alone(by_role["observation"]))
     groups: dict[bool, Columns] = {True: {}, False: {}}
     moved = layout.arrived()
     if "action" in by_role:
-        groups["action" in moved] |= named_action(_alone(by_role["action"]))
+        groups["action" in moved] |= named("action", _alone(by_role["action"]))
     reward = by_role.get("reward", {"": np.zeros(len(piece.seconds))})
     groups["reward" in moved]["reward"] = one_each({"reward": _alone(reward)}, "reward")
     metadata = {"timestamp": piece.seconds} | by_role.get("metadata", {})

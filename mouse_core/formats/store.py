@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from mouse_core.errors import ConfigError
 from mouse_core.files.reading import reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import blocks
-from mouse_core.remote.clients import is_url, public_url
+from mouse_core.remote.clients import Reaching, is_url, public_url
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
@@ -30,9 +31,12 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
         **reaching: Arguments of ``mouse_core.remote.Reaching``, for an address.
 
     Raises:
-        ConfigError: No store is found.
+        ConfigError: No store is found, or an option is unknown.
         DataError: A file is damaged or missing, or a newer release wrote it.
     """
+    unknown = reaching.keys() - {"verify", *Reaching.__dataclass_fields__}
+    if unknown:
+        raise ConfigError(f"{public_url(str(path))}: expected options of a store, found {sorted(unknown)}")
     opened = partial(DatasetStore.open, path, **reaching)
     store = opened()
     stream = stream_of(store, public_url(str(path)) if is_url(path) else os.fspath(path), batch_rows, opened)

@@ -26,10 +26,9 @@ from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leave
 from mouse_core.formats.base import BATCH_ROWS, RowStream, overlapping_pieces
 from mouse_core.formats.columns import (
     TransitionRows,
+    belongs_to,
     differ,
-    is_image,
-    named_action,
-    named_observation,
+    is_metadata,
     rows_at_once,
     transition_rows,
 )
@@ -934,9 +933,9 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     All layouts are recognised: plain steps, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A full ring
     is read from its oldest step on, and unused positions are left out. Environments are read one after another.
 
-    A key that the root and ``next`` both have belongs to a row's observation: ``observation`` becomes the standard
-    column, a key such as ``pixels`` becomes ``observation_pixels`` (``observation_image`` if it is the only picture).
-    Other keys become ``metadata_<key>``. Done is 1 where ``terminated`` is set, else 2 where ``truncated`` is set.
+    A key that the root and ``next`` both have belongs to a row's observation: ``observation`` keeps its name, and a key
+    such as ``pixels`` becomes ``observation.pixels``. Other keys become ``metadata_<key>``. Done is 1 where
+    ``terminated`` is set, else 2 where ``truncated`` is set.
     Pickled values are never opened.
 
     Args:
@@ -1002,8 +1001,6 @@ class _Naming:
                 raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
         if not others.keys() & _DONE:
             raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in others]}")
-        pictures = [key for key, values in piece.root.items() if is_image(values)]
-        self._picture = pictures[0] if len(pictures) == 1 else None
         self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
 
     def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
@@ -1013,14 +1010,14 @@ class _Naming:
             if key in _DONE:
                 continue
             if key == ("action",):
-                arriving |= named_action(self._numbers(values) if self.one_hot else values)
+                arriving["action"] = self._numbers(values) if self.one_hot else values
             elif key == ("reward",):
                 arriving["reward"] = self._single(values, "reward")
             elif key[0] == "action":
-                arriving["_".join(key)] = values
+                arriving[".".join(key)] = values
             else:
                 name = "_".join(key)
-                arriving[name if name.startswith("metadata_") else f"metadata_{name}"] = values
+                arriving[name if is_metadata(name) else f"metadata_{name}"] = values
         flags, ended = self._flags(piece), self.ends(piece)
         truncated = flags.get("truncated", np.zeros_like(ended))
         arriving["done"] = done_codes(
@@ -1045,14 +1042,8 @@ class _Naming:
         for key, values in arrays.items():
             if key == ("step_count",):
                 continue  # episode_step holds the same numbers
-            if key == ("observation",):
-                columns |= named_observation(values)
-            elif key == self._picture:
-                columns["observation_image"] = values
-            elif key[0].startswith(("observation", "metadata")):
-                columns["_".join(key)] = values
-            else:
-                columns["_".join(("observation", *key))] = values
+            whole = () if key[0].startswith("observation") or is_metadata(key[0]) else ("observation",)
+            columns[".".join((*whole, *key))] = values
         return columns
 
     def _single(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
@@ -1130,7 +1121,7 @@ def read_checkpoint(
 
 _ROW_LAYOUTS = ("ted", "flat", "nested")
 _NEEDED = ("reward", "done", "episode_step")
-_SEEN = ("observation", "metadata_", "step_count")
+_SEEN = ("observation", "metadata_", "info.", "step_count")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
 
 
@@ -1143,8 +1134,9 @@ def write_ted(
 ) -> int:
     """Write rows as steps of TED, for TorchRL and TensorDict, in memory that does not grow with the number of rows.
 
-    Observations and ``metadata_*`` are written at the root and in ``next``; the action at the root; reward, done,
-    terminated and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are decoded.
+    Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``; the action at the root; reward,
+    done, terminated and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are
+    decoded.
 
     Args:
         stream: The rows, with alignment "arrived".
@@ -1210,7 +1202,7 @@ def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterat
             else:
                 yield (name,), values if begins else values[1:]
     for name, values in rows.items():
-        if name == "action" or name.startswith("action_"):
+        if belongs_to(name, "action"):
             yield (name,), values[1:]
     for name, values in flags.items():
         yield ("next", name) if layout == "ted" else (name,), values[1:]

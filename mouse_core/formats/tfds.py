@@ -34,7 +34,7 @@ from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of
+from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of, in_stored_layout
 from mouse_core.formats.columns import (
     check_batch_rows,
     check_final,
@@ -770,8 +770,8 @@ def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
         single = leaf.kind == "image" and leaf.dtype == "uint8" and is_of_step(leaf) and leaf.ragged == 1
         if not single or first == "action" or travels_with_action(first):
             continue
-        prefix = "observation" if first == "observation" else f"metadata_{first}"
-        found["_".join([prefix, *rest]) if rest or first != "observation" else "observation_image"] = name
+        observed = first == "observation"
+        found[(".".join if observed else "_".join)([first if observed else f"metadata_{first}", *rest])] = name
     return found
 
 
@@ -950,6 +950,7 @@ def read_tfds(
     splits: str | Sequence[str] | None = None,
     final: str | None = None,
     last_step: str = "observation",
+    verify: bool = True,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
     """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
@@ -965,6 +966,7 @@ def read_tfds(
         splits: Names of the splits to read, in this order; by default all splits.
         final: See ``read_rlds``; needed for episodes whose steps end without ``is_last``, and for transitions.
         last_step: See ``read_rlds``: "transition" if the action and the reward of an episode's last step are valid.
+        verify: Whether a store compares the CRC of a record when its rows are first read, which reads the whole record.
         batch_rows: Most rows of a batch.
 
     Returns:
@@ -1000,8 +1002,10 @@ def read_tfds(
         episodes=None if -1 in lengths else sum(lengths),
         notes=notes,
         format_metadata=info,
-        opened=partial(store_of, path, splits=splits, final=final, last_step=last_step) if kind == "tfrecord" else None,
-        metadata=DatasetMetadata("arrived"),
+        opened=partial(store_of, path, splits=splits, final=final, last_step=last_step, verify=verify)
+        if kind == "tfrecord"
+        else None,
+        metadata=in_stored_layout(DatasetMetadata("arrived"), schema),
     )
 
 
@@ -1029,15 +1033,16 @@ def store_of(
     folder, _, leaves, _, kind, chosen = _described(path, splits)
     if kind != "tfrecord":
         raise ConfigError(
-            f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; formats.open reads "
-            "them, and mouse convert makes a store of them"
+            f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; "
+            "formats.stream reads them, and mouse convert makes a store of them"
         )
     schema = read_tfds(path, splits=splits, final=final, last_step=last_step).schema
     pictures = image_columns(leaves)
     schema = pa.schema([pa.field(one.name, IMAGE) if one.name in pictures else one for one in schema])
     store = make(**options)
     files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
-    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, DatasetMetadata("arrived"))
+    metadata = in_stored_layout(DatasetMetadata("arrived"), schema)
+    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, metadata)
     return store
 
 

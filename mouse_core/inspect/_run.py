@@ -13,7 +13,7 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import MouseError
 from mouse_core.files.reading import read_json_object
 from mouse_core.formats.base import RowStream, stream_of
-from mouse_core.formats.columns import MISSING, blocks
+from mouse_core.formats.columns import MISSING, blocks, is_metadata
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.dynamics import about_statistics
 from mouse_core.inspect.layout import costs, layout_of
@@ -272,7 +272,7 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 def _level_of(column: ColumnReport) -> str:
     """Notes on errors in the metadata."""
-    return "note" if column.name.startswith("metadata_") else "warning"
+    return "note" if is_metadata(column.name) else "warning"
 
 
 def _about_values(column: ColumnReport) -> Iterator[Finding]:
@@ -371,7 +371,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     Episodes of a LeRobotDataset that cannot be read are findings; the others are inspected.
 
     Args:
-        stream: The rows, as ``mouse_core.formats.open`` returns them for a path; or a store or view of a store.
+        stream: The rows, as ``mouse_core.formats.stream`` returns them for a path; or a store or view of a store.
         ignore: Codes of findings to leave out.
         progress: Whether to show a progress bar.
 

@@ -16,7 +16,7 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, read_values, step_numbers
+from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, is_metadata, read_values, step_numbers
 from mouse_core.formats.columns import combine_hashes as combined
 from mouse_core.formats.columns import mix_hashes as mixed
 from mouse_core.inspect.checks import Sketches, about_dimensions, about_parts, about_splits
@@ -785,7 +785,7 @@ def _chosen(values: Values, column: pa.Array, kept: Bools) -> Values:
 
 def _has_histogram(name: str, data_type: pa.DataType) -> bool:
     kind = column_type(data_type)
-    return kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1 and not name.startswith("metadata_"))
+    return kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1 and not is_metadata(name))
 
 
 def _number_column(schema: pa.Schema, scalars: set[str]) -> str | None:

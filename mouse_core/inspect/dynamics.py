@@ -27,7 +27,7 @@ from mouse_core.formats.columns import UInt64s
 from mouse_core.inspect.report import MOST, Finding, Places, some
 from mouse_core.inspect.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
 
-_CLOCK = re.compile(r"(.*_)?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation_)?time")
+_CLOCK = re.compile(r"(.*[._])?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation[._])?time")
 # Buckets of durations: four for each power of two.
 _FINE, _BUCKETS, _MIDDLE = 4, 1024, 512
 _JUMP = 4.0

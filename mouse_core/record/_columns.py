@@ -1,7 +1,7 @@
 """Columns for the observations and actions of an environment, and the metadata of a recording.
 
-Columns have the names that the readers of formats give (``formats.columns``). So recorded rows equal rows that
-are read from Minari or RLDS.
+Columns have the names that ``DatasetStore.add_episode`` and the readers of formats give. So recorded rows equal rows
+that are read from Minari or RLDS.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from operator import index
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from mouse_core.dtypes import convert, refuse_hidden
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.metadata import DatasetMetadata, Recording
 from mouse_core.nested import path_of
-from mouse_core.spec import Alignment, Bounded, Categorical, Composite, Field, NonTensor, check_choice, check_dtype
+from mouse_core.spec import Alignment, Bounded, Categorical, Composite, NonTensor, check_choice, check_dtype
+from mouse_core.store.fields import array_type, fields_of_steps
 
 Infos = Iterable[str] | Mapping[str, Any] | bool
 """Names of infos, or dtypes by name; True: all numbers and arrays that come with the first step."""
@@ -35,12 +37,15 @@ def metadata_of(
     recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment
 ) -> DatasetMetadata:
     """The metadata of the rows that a recorder appends."""
+    columns = {one.name: one for one in (*observations, *actions)}
+    types = {name: one.arrow_type for name, one in columns.items() if one.kind != "text"}
     return DatasetMetadata(
         alignment,
         environments=[] if recording.environment is None else [recording.environment],
-        fields=fields_of(observations, actions),
+        fields=fields_of_steps(types, columns),
         max_action_dim=number_of_actions(actions),
         recordings=[recording],
+        layout="stored",
     )
 
 
@@ -157,8 +162,6 @@ def numbers_in(info: Mapping[str, Any], within: str = "") -> Iterator[tuple[str,
 Row = dict[str, Any]
 
 IMAGES = ("raw", "png")
-OTHER = "_values"
-"""Suffix of a column that would have the name of a standard column and is of another kind."""
 # Integers up to this bound are codes of actions.
 _MOST_CODES = 1 << 20
 
@@ -177,12 +180,14 @@ class Column:
         keys: The keys that lead to the value, from the outside in; none for an observation of one value.
         spec: The spec of the value.
         convert: Converts a value to the value of a row; returns a copy, as environments reuse their arrays.
+        as_png: Whether values are pictures that are stored as PNG.
     """
 
     name: str
     keys: tuple[str, ...]
     spec: Any
     convert: Callable[[Any], Any] = str
+    as_png: bool = False
 
     @property
     def kind(self) -> str:
@@ -197,14 +202,11 @@ class Column:
         return self.spec.dtype == np.uint8 and is_picture(self.spec.shape)
 
     @property
-    def is_standard(self) -> bool:
-        """Whether the value is of the kind that the standard field of the column reads, if there is such a field."""
-        shape, is_integer = self.spec.shape, self.spec.dtype.kind in "iu"
-        if self.name == "observation_image":
-            return is_integer and is_picture(shape)
-        if self.name == "observation_missing":  # the column that marks rows without an observation
-            return False
-        return self.name != "observation_discrete" or (is_integer and shape in ((), (1,)))
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of a column of numbers or pictures."""
+        if self.as_png:
+            return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        return array_type(self.spec.dtype, self.spec.shape)
 
     def __str__(self) -> str:
         if self.kind == "array":
@@ -213,7 +215,7 @@ class Column:
 
 
 def observation_columns(spec: Any, images: str, *, declared: bool = False) -> list[Column]:
-    """Return the columns of observations, with the names of ``formats.columns.named_observation``.
+    """Return the columns of observations: ``observation``, or ``observation.<key>`` for nested ones.
 
     Args:
         spec: The spec of an observation.
@@ -221,56 +223,31 @@ def observation_columns(spec: Any, images: str, *, declared: bool = False) -> li
         declared: Whether arrays get the dtypes of ``spec``, instead of keeping the dtype in which they come.
     """
     check_choice("images", images, IMAGES)
-    columns = []
-    for one in _columns("observation", spec):
-        name, make = one.name, _conversion(one, one.spec.dtype if declared else None)
-        if not one.keys:
-            name = {"whole": "observation_discrete", "text": "observation_text"}.get(one.kind, name)
-            name = "observation_image" if one.is_image else name
-        elif not one.is_standard:
-            name += OTHER
-        if one.is_image:
-            make = _as_png if images == "png" else _as_pixels
-        columns.append(Column(name, one.keys, one.spec, make))
-    return _distinct(columns)
+    return _columns("observation", spec, declared=declared, png=images == "png")
 
 
 def action_columns(spec: Any) -> list[Column]:
-    """Return the columns of actions in the dtypes of ``spec``, named as by ``formats.columns.named_action``."""
-    columns = _columns("action", spec)
-    return _distinct([Column(one.name, one.keys, one.spec, _conversion(one, one.spec.dtype)) for one in columns])
+    """Return the columns of actions in the dtypes of ``spec``: ``action``, or ``action.<key>`` for nested ones."""
+    return _columns("action", spec, declared=True, png=False)
 
 
-def _columns(whole: str, spec: Any) -> list[Column]:
-    """Return a column for each leaf of a spec, without the conversion."""
+def _columns(whole: str, spec: Any, *, declared: bool, png: bool) -> list[Column]:
+    """Return a column for each leaf of a spec."""
     leaves = spec.leaves() if isinstance(spec, Composite) else {(): spec}
-    paths = [(tuple(map(str, path_of(key))) if key else (), leaf) for key, leaf in leaves.items()]
-    return [Column("_".join((whole, *keys)), keys, leaf) for keys, leaf in paths]
-
-
-def _distinct(columns: list[Column]) -> list[Column]:
-    names = [column.name for column in columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{name}: two parts of a step have this name once their keys are joined by '_'")
-    return columns
+    columns: dict[str, Column] = {}
+    for key, leaf in leaves.items():
+        keys = tuple(map(str, path_of(key))) if key else ()
+        one = Column(".".join((whole, *keys)), keys, leaf)
+        if one.name in columns:
+            raise ConfigError(f"{one.name}: two parts of a step have this name once their keys are joined by '.'")
+        make = _as_png if png and one.is_image else _conversion(one, leaf.dtype if declared else None)
+        columns[one.name] = replace(one, convert=make, as_png=make is _as_png)
+    return [*columns.values()]
 
 
 def placeholder(columns: list[Column]) -> Row:
     """Return the action of a row to which no action led: zeros, or empty text."""
     return {one.name: one.convert("" if one.kind == "text" else one.spec.zeros()) for one in columns}
-
-
-def fields_of(observations: list[Column], actions: list[Column]) -> list[Field]:
-    """Return fields for columns that no standard field reads: the values of nested observations and actions.
-
-    Without a column ``action``, the standard field is not required.
-    """
-    fields = [Field(one.name, image=one.is_image) for one in observations if one.keys and one.kind != "text"]
-    if not any(column.name == "action" for column in actions):
-        fields.append(Field("action", dtype="int64", vector_dtype="float32", pad=0, max_ndim=1, transition=True))
-        fields += [Field(column.name, transition=True) for column in actions if column.kind != "text"]
-    return fields
 
 
 def number_of_actions(actions: list[Column]) -> int | None:
@@ -287,13 +264,8 @@ def number_of_actions(actions: list[Column]) -> int | None:
 # ---------------------------------------------------------------------- values
 
 
-def _whole(value: Any) -> int:
-    return index(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
-
-
-def _as_pixels(value: Any) -> Any:
-    refuse_hidden(value)
-    return np.array(value)
+def _whole(value: Any, *, dtype: np.dtype[Any]) -> Any:
+    return dtype.type(index(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value))
 
 
 def _as_png(value: Any) -> dict[str, Any]:
@@ -315,12 +287,11 @@ def _as_array(value: Any, *, dtype: Any, shape: tuple[int, ...], floats: Any) ->
 
 
 def _conversion(column: Column, dtype: Any) -> Callable[[Any], Any]:
-    """Return the function that copies a value; an array that is the whole observation becomes a vector."""
+    """Return the function that copies a value."""
     if column.kind != "array":
-        return _whole if column.kind == "whole" else str
+        return partial(_whole, dtype=column.spec.dtype) if column.kind == "whole" else str
     spec = column.spec
-    shape = spec.shape if column.keys else (int(np.prod(spec.shape, dtype=np.int64)),)
-    return partial(_as_array, dtype=dtype, shape=shape, floats=spec.dtype if spec.dtype.kind == "f" else None)
+    return partial(_as_array, dtype=dtype, shape=spec.shape, floats=spec.dtype if spec.dtype.kind == "f" else None)
 
 
 def values_of(columns: list[Column], value: Any, number: int | None = None) -> Row:
@@ -341,7 +312,7 @@ def values_of(columns: list[Column], value: Any, number: int | None = None) -> R
             for key in column.keys:
                 part = part[int(key)] if isinstance(part, tuple | list) else part[key]
             row[column.name] = column.convert(part if number is None else part[number])
-        except (TypeError, ValueError, KeyError, IndexError) as error:
+        except (TypeError, ValueError, OverflowError, KeyError, IndexError) as error:
             found = f"{value!r:.80} ({error})"
             raise DataError(f"column {column.name!r}: expected {column}, found {found}") from error
     return row

@@ -747,7 +747,7 @@ def kept_info(name: str, value: Any, dtype: Any) -> Any:
 
 def info_column(name: str) -> str:
     """The name of the column of an info."""
-    return "metadata_infos_" + name.replace("/", "_")
+    return "info." + name.replace("/", ".")
 
 
 class StoreWriter:
@@ -839,7 +839,9 @@ class StoreWriter:
         if columns := self.store.columns:
             prefix = info_column("")
             known = [name for name in columns if name.startswith(prefix)]
-            by_column = {column: by_column.get(column, column.removeprefix(prefix)) for column in known}
+            by_column = {
+                column: by_column.get(column, column.removeprefix(prefix).replace(".", "/")) for column in known
+            }
         # A value that is 1 at first and 0.5 later is a float.
         mixed = {name for name, of_it in kinds.items() if "f" in of_it and len(of_it) > 1}
         self.infos = {name: np.dtype(np.float64) if name in mixed else None for name in by_column.values()}

@@ -30,10 +30,10 @@ class Recorder:
 
     Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
     has a placeholder action. In an "outgoing" store it has T rows, without the final observation of the episode.
-    Columns are those that ``mouse_core.formats`` gives: ``observation``, ``observation_discrete``,
-    ``observation_image`` or ``observation_text``; of nested spaces ``observation_<key>`` and ``action_<key>``, each
-    with a field of its name. ``done`` is 1 if an episode terminated, and 2 if it was only truncated. Environment, spec,
-    spaces, versions and policy are in ``store.metadata.recordings``.
+    Columns are named as in ``DatasetStore.add_episode``: ``observation`` and ``action``, of nested spaces
+    ``observation.<key>`` and ``action.<key>``. Batches have them by these names, in their dtype and shape. ``done`` is
+    1 if an episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and policy are in
+    ``store.metadata.recordings``.
 
     Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends with its
     last agent, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
@@ -44,10 +44,11 @@ class Recorder:
             ``mouse_core.collect.StoreClient``, which receives whole episodes when they have ended: if the process is
             killed, the current episode is lost.
         policy: The name of the policy in the store.
-        infos: Names of infos to record, as columns ``metadata_infos_<name>``; ``"episode/r"`` stands for
-            ``info["episode"]["r"]``. They are null in rows without the info. An info that is an integer first and a
-            float later needs its dtype: ``{"prob": "float64"}``. True: all numbers and arrays of numbers that come with
-            the first step, or with the ``reset`` before it; in a store with rows, those that it has.
+        infos: Names of infos to record, as columns ``info.<name>``; ``"episode/r"`` stands for
+            ``info["episode"]["r"]``, the column ``info.episode.r``. They are null in rows without the info. An info
+            that is an integer first and a float later needs its dtype: ``{"prob": "float64"}``. True: all numbers and
+            arrays of numbers that come with the first step, or with the ``reset`` before it; in a store with rows,
+            those that it has.
         images: The format of stored images: "raw" pixels, or lossless "png".
         on_interrupted: The treatment of an episode that ``reset()`` or ``close()`` interrupts. With "mark" its last row
             is truncated, and each row is written to the store when the next one arrives. With "cut" the episode is left

@@ -20,10 +20,9 @@ from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments, Sketch, Tally
 
 _JSON, _MORE = "stats.json", "stats.mouse"
-_NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}
-_FIELDS = {key: name for name, key in _NAMES.items()}
-# A single camera is the field "obs_image"; several are columns of their names, with "_" for ".".
-_CAMERA, _CAMERAS = "observation.image", "observation.images."
+# Fields whose features have other names in LeRobot.
+_KEYS = {"reward": "next.reward", "done": "next.done"}
+_FIELDS = {key: name for name, key in _KEYS.items()}
 _MOMENTS = ("mean", "std", "min", "max")
 _Content = tuple[dict[str, PartialMoments], tuple[float, ...], int, tuple[str, str]]
 
@@ -39,7 +38,7 @@ def save(
     """Write both files; see ``Statistics.save``. What was found is ``FieldStatistics`` by field."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
-    keys = {name: _key_of(name, _cameras(stats)) for name in parts}
+    keys = {name: _KEYS.get(name, name) for name in parts}
     stats |= {keys[name]: _entry(found[name], parts[name]) for name in parts}
     text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
     # A part with known quantiles, from a file of LeRobot or of a mixture, has no more than the text.
@@ -60,28 +59,6 @@ def save(
         make_folder(folder / "meta")
         write_checkpoint(file.with_name(_MORE), {**state, "digest": checksum.digest(text)})
         write_file(file, text)
-
-
-def _cameras(stats: Mapping[str, Any]) -> list[str]:
-    return [key for key in stats if key == _CAMERA or key.startswith(_CAMERAS)]
-
-
-def _key_of(name: str, cameras: Sequence[str]) -> str:
-    """LeRobot's name of a field, in a folder that has statistics of some cameras."""
-    if name == "obs_image":
-        return cameras[0] if len(cameras) == 1 else _CAMERA
-    column = _CAMERAS.replace(".", "_")
-    if not name.startswith(column):
-        return _NAMES.get(name, name)
-    known = [key for key in cameras if key.replace(".", "_") == name]
-    return known[0] if known else _CAMERAS + name.removeprefix(column)
-
-
-def _name_of(key: str, cameras: Sequence[str]) -> str:
-    """The field of a feature of LeRobot."""
-    if key in cameras:
-        return "obs_image" if len(cameras) == 1 else key.replace(".", "_")
-    return _FIELDS.get(key, key)
 
 
 def _without_nan(said: Any) -> Any:
@@ -149,10 +126,9 @@ def load(folder: Path) -> _Content:
     stats = json_object(file, text)
     none: tuple[set[str], Any] = set(), ({}, (), None, ("", ""))
     known, (parts, shares, rows, fingerprints) = _counted_on(more, checksum.digest(text)) if more.is_file() else none
-    cameras = _cameras(stats)
     for key in stats:
         if key not in known:
-            parts.setdefault(_name_of(key, cameras), _part_of(file, key, stats[key]))
+            parts.setdefault(_FIELDS.get(key, key), _part_of(file, key, stats[key]))
     if rows is None:
         rows = max((int(one.all.moments.count.max(initial=0)) for one in parts.values() if one.has_count), default=0)
     return parts, shares, rows, fingerprints
@@ -168,7 +144,7 @@ def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
         values = {name: 255 * one for name, one in values.items()}
         said = {share: 255 * one for share, one in said.items()}
         shape = shape[:1]
-    elif shape == (1,) and key != "action" and not key.startswith("observation"):
+    elif shape == (1,) and not key.startswith(("action", "obs")):
         shape = ()  # which is how LeRobot writes a number a step
     moments = Moments(int(np.prod(shape, dtype=np.int64)))
     mean, std, low, high = (values[name].reshape(-1) for name in _MOMENTS)

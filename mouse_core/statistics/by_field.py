@@ -314,10 +314,9 @@ class Statistics(Mapping[str, FieldStatistics]):
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot, and the data for ``update``.
 
-        Names are LeRobot's (``observation.state`` for ``obs_continuous``, ``next.reward`` and ``next.done``,
-        ``observation.images.top`` for ``observation_images_top``, and for ``obs_image`` the name of the single camera
-        that a ``stats.json`` there has, else ``observation.image``). Images have values of 0 to 1 in shape
-        ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json`` stay.
+        Fields keep their names, but for LeRobot's ``next.reward`` and ``next.done``. Images have values of 0 to 1 in
+        shape ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json``
+        stay.
 
         Args:
             folder: The folder of the dataset.

@@ -22,8 +22,8 @@ from mouse_core.dtypes import convert, is_hidden
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import flatten, object_array, path_of, stack
-from mouse_core.spec import Alignment, Field
-from mouse_core.store.fields import stored_fields
+from mouse_core.spec import Alignment
+from mouse_core.store.fields import array_type, fields_of_steps
 
 PARTS = ("observations", "actions", "rewards", "terminated", "truncated", "infos")
 # Minari's names of two parts.
@@ -131,19 +131,10 @@ def episode_metadata(
     for name, values in columns.items():
         kind = declared[name].type if name in declared else None
         if kind is None and isinstance(values, np.ndarray):
-            types[name] = _arrow_type(values)
+            types[name] = array_type(values.dtype, values.shape[1:])
         elif kind not in (None, pa.binary(), pa.large_binary()) and fixed_shape(kind) is not None:
             types[name] = kind
-    known = [Field(name) for name in ("action", "reward", "done", "agent_done", "episode_step")]
-    nested = [] if "action" in columns else [Field("action", transition=True)]
-    return DatasetMetadata(alignment, layout="stored", fields=[*nested, *stored_fields(types, known, transitions)])
-
-
-def _arrow_type(values: npt.NDArray[Any]) -> pa.DataType:
-    kind = pa.from_numpy_dtype(values.dtype)
-    for size in reversed(values.shape[1:]):
-        kind = pa.list_(kind, size)
-    return kind
+    return DatasetMetadata(alignment, layout="stored", fields=fields_of_steps(types, columns, transitions))
 
 
 def _shown(part: str, column: str) -> str:

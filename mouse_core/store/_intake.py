@@ -109,7 +109,9 @@ class StoreSchema:
         unknown = []
         for where, metadata in said:
             if self.arrow_types and self.said.layout is None:
-                metadata = metadata.replace(layout=None)  # the first rows decide
+                # The first rows decide the layout, and the names of fields that read their columns.
+                kept = [one for one in metadata.fields if one.name in self.fields or one.column not in self.by_column]
+                metadata = metadata.replace(layout=None, fields=kept)
             elif metadata.layout == "stored" and self.told.alignment is None and self.said.alignment is None:
                 self.alignment = metadata.alignment or self.alignment
             if metadata.alignment not in (None, self.alignment):
@@ -266,7 +268,7 @@ class StoreSchema:
     def hint(self, name: str, value: Any = None) -> str:
         """Return the remedy for a value that a column's field cannot read, to end a message; empty: none."""
         if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
-            parts = ", ".join(repr(f"{name}_{key}") for key in [*value][:3])
+            parts = ", ".join(repr(f"{name}.{key}") for key in [*value][:3])
             return f"; give each part of the dict as a column of its own, such as {parts}"
         field = self.by_column.get(name)
         if field is None or name not in ("observation_image", "observation_discrete"):
@@ -385,6 +387,8 @@ class StoreBackend:
         path: The folder or the address that the rows lie in; None: in memory.
     """
 
+    #: The format that the rows were found in.
+    format = "store"
     #: See ``DatasetStore.open``.
     sync: str = "none"
 
@@ -716,8 +720,8 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
     if isinstance(part, str | os.PathLike):
         path = os.fspath(part)
         raise ConfigError(
-            f"from_dataset: expected a dataset, found the path {path!r}; open it with mouse_core.formats.open({path!r})"
-            ".to_store(), which checks it first, or with datasets.load_from_disk or datasets.load_dataset"
+            f"from_dataset: expected a dataset, found the path {path!r}; DatasetStore.open({path!r}) opens it, and "
+            "datasets.load_from_disk or datasets.load_dataset"
         )
     if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
         raise ConfigError(

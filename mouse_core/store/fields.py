@@ -108,6 +108,32 @@ def stored_fields(
     return fields
 
 
+def fields_of_steps(
+    types: Mapping[str, pa.DataType], columns: Container[str], transitions: Iterable[str] = ()
+) -> list[Field]:
+    """Return fields for the columns of steps that the layout "stored" does not cover.
+
+    Columns of observations and actions, ``observation.<key>`` and ``action.<key>``, have fields in their dtype and
+    shape. If actions are nested, ``action`` is not required.
+
+    Args:
+        types: The Arrow types of the columns that get fields, by name.
+        columns: The names of all columns.
+        transitions: Further columns whose values belong to transitions.
+    """
+    of_actions = [name for name in types if name.startswith("action.")]
+    nested = [] if "action" in columns else [Field("action", transition=True)]
+    return [*nested, *stored_fields(types, LAYOUTS["stored"], {*transitions, *of_actions})]
+
+
+def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
+    """Return the Arrow type of a column of arrays."""
+    kind = pa.from_numpy_dtype(dtype)
+    for size in reversed(shape):
+        kind = pa.list_(kind, size)
+    return kind
+
+
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
     """Return the columns that MOUSE's fields of observations read in rows that were added as episodes.
 
@@ -119,8 +145,8 @@ def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
     for name, kind in config.types.items():
         if name != "observation" and not name.startswith("observation."):
             continue
-        if name in images:
-            found["obs_image"].append(name)
+        if name in images or (kind.kind == "list" and kind.depth == 2 and kind.dtype == np.uint8):
+            found["obs_image"].append(name)  # pictures [H, W, C] or [H, W]
         elif kind.kind == "scalar" and kind.dtype.kind in "iu":
             found["obs_discrete"].append(name)
         elif kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1):

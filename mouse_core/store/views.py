@@ -112,8 +112,8 @@ class Store(ABC):
 
         return to_dataset(self.snapshot(), self.columns, self.metadata)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to a folder that ``datasets.load_from_disk`` and ``formats.open`` open.
+    def save(self, path: str | os.PathLike[str], format: str | None = None, **options: Any) -> None:
+        """Write the rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
         The folder appears only when all of it is on disk, so that a kill or a power cut leaves no partial folder. The
         digest of every file is stored, for ``mouse verify``. Existing files are never overwritten, because other
@@ -121,12 +121,20 @@ class Store(ABC):
         also contains the videos whose frames rows refer to: linked, or copied if links are not possible.
 
         Args:
-            path: The folder. Nothing may exist there.
+            path: The folder, or a file whose name ends in ``.parquet``. Nothing may exist there.
+            format: Another format that ``DatasetStore.open`` opens: "parquet", "store", "lerobot", "minari", "ted" or
+                "tfds".
+            **options: Options of the format's writer; see ``mouse_core.formats.save``.
 
         Raises:
             ConfigError: Something exists at ``path``, another process is writing it, or the store is empty.
             StorageError: The folder cannot be written; no part of it remains.
         """
+        if format is not None or options or os.fspath(path).endswith(".parquet"):
+            from mouse_core import formats
+
+            formats.save(self, path, format, **options)
+            return
         from mouse_core.store.export import save
 
         save(self.snapshot(), self.to_dataset(), path)

@@ -125,7 +125,7 @@ def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: i
 
 def is_filler(snapshot: Snapshot, name: str) -> bool:
     """Whether a column has values of no meaning in rows whose observation the recording lacks."""
-    own = name.removeprefix("metadata_")
+    own = name.removeprefix("metadata_").removeprefix("info.")
     beside = own != name and not travels_with_action(own)
     return MISSING in columns_of(snapshot) and name != MISSING and (beside or name.startswith("observation"))
 

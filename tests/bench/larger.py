@@ -164,11 +164,11 @@ def _child(python: str, way: str, data: Path, limit: int) -> dict[str, float]:
 
 
 def _ours(data: Path, way: str) -> dict[str, float]:
-    from mouse_core import BatchSource, formats
+    from mouse_core import BatchSource, DatasetStore
 
     if way == "mapped":
         _never_looking().start()
-    store = formats.open(data).to_store()
+    store = DatasetStore.open(data)
     sampling = "blocks" if way == "blocks" else "random"
     dtypes = {"obs_image": "uint8"} if way == "images" else {"obs_continuous": "float32"}
     source = BatchSource(store, _LENGTH, _BATCH, sampling, seed=7, dtypes=dtypes)
@@ -184,7 +184,7 @@ def _never_looking() -> Any:
 
 def _cached(data: Path) -> dict[str, float]:
     """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
-    from mouse_core import BatchSource, formats
+    from mouse_core import BatchSource, DatasetStore
     from mouse_core.bench import Contender, interleave
 
     def batches(source: BatchSource) -> Callable[[int], None]:
@@ -201,7 +201,7 @@ def _cached(data: Path) -> dict[str, float]:
     made = []
     for context in (nullcontext(), _never_looking()):
         with context:
-            made.append(BatchSource(formats.open(data).to_store(), _LENGTH, _BATCH, seed=7))
+            made.append(BatchSource(DatasetStore.open(data), _LENGTH, _BATCH, seed=7))
             _ = made[-1][0]
     contenders = [Contender(name, batches(one)) for name, one in zip(("looked", "bare"), made, strict=True)]
     looked, bare = interleave(contenders, rounds=_CACHED_ROUNDS, budget_seconds=_SECONDS)

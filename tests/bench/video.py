@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns import to_arrow
 from mouse_core.formats.converting import convert
@@ -255,7 +255,7 @@ def measure_kept(folder: Path, size: tuple[int, int], way: str) -> str:
     """A line of the table of ways in which pictures are kept."""
     shutil.rmtree(folder, ignore_errors=True)
     convert(rows(size, 1, ("top",)), folder, images=way)
-    store = formats.open(folder).to_store()
+    store = DatasetStore.open(folder)
     source = BatchSource(store, 2, 16, fields=["observation_images_top"], seed=0)
     numbers = iter(range(10**9))
 

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from mouse_core import BatchSource, formats
+from mouse_core import BatchSource, DatasetStore
 
 
 def checksum(batch: dict[str, Any]) -> int:
@@ -26,7 +26,7 @@ def checksum(batch: dict[str, Any]) -> int:
 
 def main(rows: str, group: str, sampling: str, count: str) -> None:
     """Read ``count`` batches."""
-    source = BatchSource(formats.open(rows).to_store(), 32, 32, sampling, seed=3)  # type: ignore[arg-type]
+    source = BatchSource(DatasetStore.open(rows), 32, 32, sampling, seed=3)  # type: ignore[arg-type]
     file = os.open(rows, os.O_RDONLY)
     os.fsync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

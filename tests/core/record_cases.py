@@ -42,20 +42,8 @@ def named(prefix: str, value: Any) -> Row:
     """Columns of an observation or action, by the rules of the documentation."""
     if isinstance(value, dict | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        found: Row = {}
-        for key, item in items:
-            inner = named(f"{prefix}_{key}", item) if isinstance(item, dict | tuple) else {f"{prefix}_{key}": item}
-            found |= inner
-        return found
-    if isinstance(value, str):
-        return {f"{prefix}_text" if prefix == "observation" else prefix: value}
-    array = np.asarray(value)
-    if array.ndim == 0 and array.dtype.kind in "iu":
-        return {"observation_discrete" if prefix == "observation" else prefix: int(array)}
-    is_picture = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] <= 4))
-    if prefix == "observation" and is_picture:
-        return {"observation_image": array}
-    return {prefix: array.reshape(-1)}
+        return {name: one for key, item in items for name, one in named(f"{prefix}.{key}", item).items()}
+    return {prefix: value if isinstance(value, str) else np.asarray(value)}
 
 
 def rows_of(log: Sequence[Any], alignment: str = "arrived", infos: Sequence[str] = (), ended: bool = True) -> list[Row]:
@@ -83,7 +71,7 @@ def rows_of(log: Sequence[Any], alignment: str = "arrived", infos: Sequence[str]
         | {"episode_step": number}
         | named("observation", observation)
         | ({"metadata_episode_seed": seed} if seed is not None else {})
-        | {f"metadata_infos_{name}": info.get(name) for name in infos}
+        | {f"info.{name}": info.get(name) for name in infos}
         for number, (came, (observation, info)) in enumerate(zip(brought, seen, strict=True))
     ]
     if not ended:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
-from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats, readahead
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, readahead
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.images import encode_png
 from mouse_core.readahead import ReadAhead, ReadaheadWindow, by_batch, merged, room_for_files
@@ -379,7 +379,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
         pytest.skip("this system has no process_madvise")
     refused = (lambda *_: -1) if "refused" in calls else many
     dataset = datasets.load_from_disk(str(saved))
-    stores = [formats.open(saved).to_store(**OPTIONS)]
+    stores = [DatasetStore.open(saved, **OPTIONS)]
     for layout in ("columns", "windows"):
         with DatasetStore.open(tmp_path / layout, "a", layout=layout, **OPTIONS) as writer:
             writer.from_dataset(dataset)
@@ -416,7 +416,7 @@ def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_ker
     monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     blocks, advice = itertools.count(), Advice(monkeypatch)
     monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(0, next(blocks)))
-    store, found = formats.open(saved).to_store(**OPTIONS), []
+    store, found = DatasetStore.open(saved, **OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
         monkeypatch.setattr(
             readahead, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0)))
@@ -558,7 +558,7 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
     table = pa.table(columns)
     with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as writer:
         writer.write_table(table, max_chunksize=20)
-    source = BatchSource(formats.open(tmp_path / "rows.arrow").to_store(dense_bytes=0), 10, 8, seed=2)
+    source = BatchSource(DatasetStore.open(tmp_path / "rows.arrow", dense_bytes=0), 10, 8, seed=2)
     _ = source[0]
     faults = itertools.count()
     monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(next(faults), 0))
@@ -590,7 +590,7 @@ def test_what_gathering_reads_is_asked_for_and_little_else(tmp_path: Path, monke
         Field("some", fill=0.5),
         Field("picture", image=True, shape=(4, 4, 1)),
     ]
-    store = formats.open(tmp_path / "rows.arrow").to_store(fields=fields, dense_bytes=0)
+    store = DatasetStore.open(tmp_path / "rows.arrow", fields=fields, dense_bytes=0)
     asked = list[tuple[int, int]]()
     monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     monkeypatch.setattr(

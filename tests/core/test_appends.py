@@ -332,7 +332,7 @@ def test_nested_dicts_are_told_what_to_do() -> None:
     one = {name: values[0] for name, values in _rows().items()} | {"observation": {"a": 1.0, "b": [2.0]}}
     for take in (lambda: DatasetStore().append(one), lambda: DatasetStore().extend([one])):
         with pytest.raises(
-            DataError, match="give each part of the dict as a column of its own, such as 'observation_a'"
+            DataError, match=r"give each part of the dict as a column of its own, such as 'observation\.a'"
         ):
             take()
     for column in ("observation_image", "observation_discrete"):

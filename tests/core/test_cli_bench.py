@@ -81,7 +81,7 @@ def test_windows_by_field_within_episodes_and_mixtures_are_measured_as_a_loader_
         return found
 
     report = bench("--boundary", "episode", "--window", "obs_continuous=-1:1", "--window", "action=0,3")
-    store = formats.open(folder).to_store()
+    store = DatasetStore.open(folder)
     windows = {"obs_continuous": [-1, 0], "action": [0, 3]}
     batch = BatchSource(store, batch_size=4, boundary="episode", windows=windows)[0]
     assert report["batch"]["megabytes"] == sum(one.nbytes for one in batch.values()) / 1e6
@@ -241,7 +241,7 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert rows(tmp_path / "some.parquet") == 50
     assert rows(tmp_path / "dict") == ROWS + 100
     assert rows(tmp_path / "dict", "eval") == 100
-    assert rows(flat) == rows(flat, format="ogbench") == formats.open(flat).to_table().num_rows
+    assert rows(flat) == rows(flat, format="ogbench") == formats.stream(flat).to_table().num_rows
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
     with open_data("org/data") as found:
         assert found.rows == ROWS

@@ -302,7 +302,7 @@ def test_a_forked_child_reads_the_rows_of_its_parent(folder: Path) -> None:
 def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder with a store .*found nothing"):
         DatasetStore.open(folder)
-    with pytest.raises(ConfigError, match=r"expected options of DatasetStore, found .*final.*formats.open"):
+    with pytest.raises(ConfigError, match=r"expected options of DatasetStore, found .*final.*formats.stream"):
         DatasetStore.open(folder, final="drop")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -429,18 +429,18 @@ def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> N
     with DatasetStore.open(folder, "a") as writer:
         writer.extend({name: values[:150] for name, values in text_and_images(300).items()})
         writer.flush()
-        opened = formats.open(folder)
+        opened = formats.stream(folder)
         assert (opened.format, opened.rows) == ("store", 150)
         writer.from_dataset(_table_of(text_and_images(300), 150))
-    opened = formats.open(folder)
+    opened = formats.stream(folder)
     assert opened.to_table().to_pylist() == memory[:]
     taken = opened.to_store()
     assert taken.path == str(folder)
     assert taken[:] == memory[:]
-    opened.write(tmp_path / "written")
-    assert formats.open(tmp_path / "written").digest() == opened.digest()
+    opened.save(tmp_path / "written")
+    assert formats.stream(tmp_path / "written").digest() == opened.digest()
     DatasetStore.open(folder).save(tmp_path / "saved")
-    assert formats.open(tmp_path / "saved").to_store()[:] == memory[:]
+    assert DatasetStore.open(tmp_path / "saved")[:] == memory[:]
 
 
 def _table_of(columns: dict[str, Any], begin: int) -> pa.Table:

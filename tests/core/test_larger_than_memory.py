@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, formats
+from mouse_core import BatchSource, DatasetStore
 from tests.core.limited_reader import checksum
 from tests.limited import can_limit, limited
 
@@ -50,6 +50,6 @@ def test_batches_are_those_of_memory_without_a_limit(rows: Path, sampling: Any, 
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    source = BatchSource(formats.open(rows).to_store(), 32, 32, sampling, seed=3)
+    source = BatchSource(DatasetStore.open(rows), 32, 32, sampling, seed=3)
     assert found["sums"] == [checksum(source[index]) for index in range(BATCHES)]
     assert found["read"] < most * found["delivered"]

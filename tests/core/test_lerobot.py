@@ -175,14 +175,14 @@ class Robot:
     def expected(self, final: str) -> dict[str, list[Any]]:
         """The rows, by a plain loop over what was recorded."""
         rows: dict[str, list[Any]] = {
-            name: [] for name in ("observation", "action", "reward", "done", "episode_step", "episode")
+            name: [] for name in ("observation.state", "action", "reward", "done", "episode_step", "episode")
         }
         place = 0
         for number, length in enumerate(self.lengths):
             for step in range(length + (final == "mark")):
                 t = place + step
                 known = step < length
-                rows["observation"].append(self.state[t].tolist() if known else [0.0] * 6)
+                rows["observation.state"].append(self.state[t].tolist() if known else [0.0] * 6)
                 rows["action"].append(self.action[t - 1].tolist() if step else [0.0] * 6)
                 rows["reward"].append(float(self.reward[t - 1]) if step else 0.0)
                 ends = step == length if final == "mark" else step == length - 1
@@ -207,19 +207,19 @@ def encode(file: Path, frames: Sequence[npt.NDArray[np.uint8]]) -> None:
 @pytest.mark.parametrize(("size", "version"), [(1, "v3.0"), (2, "v3.0"), (8192, "v3.0"), (2, "v2.1")])
 def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_path: Path) -> None:
     robot = Robot()
-    stream = formats.open(robot.write(tmp_path / "set", version=version), final=final, batch_rows=size)
+    stream = formats.stream(robot.write(tmp_path / "set", version=version), final=final, batch_rows=size)
     table = stream.to_table()
     wanted = robot.expected(final)
-    for name in ("observation", "action", "reward", "done", "episode_step"):
+    for name in ("observation.state", "action", "reward", "done", "episode_step"):
         assert table.column(name).to_pylist() == wanted[name], name
     assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
     assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
     assert stream.format_metadata["tasks"] == {0: "pick", 1: "place"}
     known = DatasetMetadata("arrived", tasks={0: "pick", 1: "place"}, frames_per_second=[FPS], robots=["arm"])
-    assert stream.metadata.replace(dimensions={}) == known
+    assert stream.metadata.replace(dimensions={}, fields=(), layout=None) == known
     assert stream.format_metadata["stats"] == {"action": {"mean": [0.0] * 6}}
     joints = tuple(f"joint_{k}" for k in range(6))
-    assert stream.metadata.dimensions == {"observation": joints, "action": joints}
+    assert stream.metadata.dimensions == {"observation.state": joints, "action": joints}
     assert any("does not tell terminal states" in note for note in stream.notes)
     if final == "mark":
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
@@ -242,10 +242,10 @@ def rows_again(stream: Any) -> int:
 @pytest.mark.parametrize("way", ["store", "folder"])
 def test_marked_rows_are_found_by_their_task_and_time(way: str, tmp_path: Path) -> None:
     robot = Robot()
-    store = formats.open(robot.write(tmp_path / "set"), final="mark").to_store()
+    store = DatasetStore.open(robot.write(tmp_path / "set"), final="mark")
     if way == "folder":
-        convert(formats.open(tmp_path / "set", final="mark"), tmp_path / "rows")
-        store = formats.open(tmp_path / "rows").to_store()
+        convert(formats.stream(tmp_path / "set", final="mark"), tmp_path / "rows")
+        store = DatasetStore.open(tmp_path / "rows")
     places = list(store.where(task="place"))
     assert len(places) == sum(robot.lengths[1::2]) + 2
     train, held = store.split(train=0.5, held=0.5, by="task").values()
@@ -267,18 +267,17 @@ def test_pictures_belong_to_their_frames(kind: str, cameras: list[str], size: in
     robot = Robot((5, 3, 7, 12), cameras=cameras)
     table = read_lerobot(robot.write(tmp_path / "set", kind=kind), final="drop", batch_rows=size).to_table()
     for number, camera in enumerate(cameras):
-        name = "observation_image" if len(cameras) == 1 else f"observation_images_{camera}"
-        found = table.column(name).to_pylist()
+        found = table.column(f"observation.images.{camera}").to_pylist()
         found = np.stack([decode_image(one) for one in found]) if kind == "image" else np.array(found)
         found = found.astype(np.int64)
         wanted = np.stack([robot.picture(number, t) for t in range(len(robot.frame))]).astype(np.int64)
         assert found.shape == wanted.shape
         assert np.abs(found - wanted)[:, :, 4:24].max() <= (4 if kind == "video" else 0)
         assert np.abs(found - wanted)[:, :, 40:].max() <= (4 if kind == "video" else 0)
-    assert "observation_image" not in read_lerobot(tmp_path / "set", final="drop", cameras=False).columns
+    assert IMAGE not in read_lerobot(tmp_path / "set", final="drop", cameras=False).columns
     if size == 2 and len(cameras) == 2:
         old = read_lerobot(robot.write(tmp_path / "old", kind=kind, version="v2.0"), final="drop")
-        assert old.to_table().select(["observation_images_top"]).num_rows == len(robot.frame)
+        assert old.to_table().select(["observation.images.top"]).num_rows == len(robot.frame)
 
 
 def test_every_frame_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +324,7 @@ def test_episodes_may_stand_in_any_order_in_the_videos(tmp_path: Path) -> None:
         rows[0][name], rows[1][name] = rows[1][name], rows[0][name]
     pq.write_table(pa.Table.from_pylist(rows), file)
     table = read_lerobot(tmp_path / "set", final="drop").to_table()
-    found = [image[0][4][0] for image in table.column("observation_image").to_pylist()]
+    found = [image[0][4][0] for image in table.column(IMAGE).to_pylist()]
     wanted = [robot.picture(0, t)[0, 4, 0] for t in (4, 5, 6, 7, 0, 1, 2, 3)]
     assert np.abs(np.array(found[:8]) - np.array(wanted)).max() <= 4
 
@@ -450,9 +449,9 @@ def test_depth_videos_keep_all_of_their_bits(
     stream = read_lerobot(root, final="drop", videos="pixels")
     assert any("numbers of 16 bits" in note for note in stream.notes)
     table = stream.to_table()
-    found = np.array(table["observation_images_depth"].to_pylist())
+    found = np.array(table["observation.images.depth"].to_pylist())
     assert found.tolist() == [robot.depth(place)[:, :, None].tolist() for place in range(5)]
-    field = Field("depth", column="observation_images_depth", bounds=(0, 2**bits - 1), image=True)
+    field = Field("depth", column="observation.images.depth", bounds=(0, 2**bits - 1), image=True)
     batch = BatchSource(stream.to_store(fields=[field]), 5, 1, sampling="last")[0]
     assert batch["depth"].dtype == np.uint16
     assert np.array_equal(batch["depth"][0], found.reshape(5, -1))
@@ -475,7 +474,7 @@ def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pyte
     said = depth_camera({"is_depth_map": True})
     stream = read_lerobot(robot.write(tmp_path / "d", kind="image", files=[[0, 1]], change=said), final="mark")
     batch = BatchSource(stream.to_store(), 7, 1, sampling="last")[0]
-    found = batch["observation_images_depth"][0].reshape(7, *SIDE)
+    found = batch["observation.images.depth"][0, ..., 0]
     assert found.dtype == np.uint16
     zeros = np.zeros(SIDE, np.uint16)
     np.testing.assert_array_equal(found, [*map(robot.depth, range(3)), zeros, *map(robot.depth, range(3, 5)), zeros])
@@ -492,14 +491,14 @@ def test_pictures_in_files_of_rows_stay_as_they_are(tmp_path: Path) -> None:
     root = robot.write(tmp_path / "set", kind="image")
     for size, final in ((1, "mark"), (3, "drop"), (8192, "mark")):
         table = read_lerobot(root, final=final, batch_rows=size).to_table()
-        assert str(table.schema.field("observation_images_top").type) == "struct<bytes: binary, path: string>"
+        assert str(table.schema.field("observation.images.top").type) == "struct<bytes: binary, path: string>"
         marked = table["observation_missing"].to_pylist() if final == "mark" else [0] * 19
         pictures = [
             None if gone else encode_png(robot.picture(1, k)) for k, gone in zip(places(marked), marked, strict=True)
         ]
-        found = table["observation_images_wrist"].to_pylist()
+        found = table["observation.images.wrist"].to_pylist()
         assert [None if one is None else one["bytes"] for one in found] == pictures
-    store = formats.open(root, final="mark").to_store()
+    store = DatasetStore.open(root, final="mark")
     assert sum(file.stat().st_size for file in (root / ".mouse").rglob("*.arrow")) < 19 * SIDE[0] * SIDE[1]
     batch = BatchSource(store, 23, 1, sampling="last")[0]
     for number, camera in enumerate(("top", "wrist")):
@@ -507,10 +506,10 @@ def test_pictures_in_files_of_rows_stay_as_they_are(tmp_path: Path) -> None:
             np.zeros((*SIDE, 3)) if one is None else robot.picture(number, k)
             for k, one in zip(places(marked), pictures, strict=True)
         ]
-        np.testing.assert_array_equal(batch[f"observation_images_{camera}"][0].reshape(23, *SIDE, 3), wanted)
+        np.testing.assert_array_equal(batch[f"observation.images.{camera}"][0], wanted)
     again = tmp_path / "again"
     write_lerobot(store, again, images="png", frames_per_second=FPS)
-    found = read_lerobot(again, final="drop").to_table()["observation_images_top"].to_pylist()
+    found = read_lerobot(again, final="drop").to_table()["observation.images.top"].to_pylist()
     assert [one["bytes"] for one in found] == [encode_png(robot.picture(0, k)) for k in range(19)]
 
 
@@ -543,8 +542,8 @@ def test_features_of_any_shape_are_read(shape: tuple[int, ...], dtype: str, tmp_
     made = datasets.Dataset.from_dict({"x": values.tolist()}, features=features).data.table.combine_chunks()
     changed(next((root / "data").rglob("*.parquet")), "observation.contact", made.column("x"))
     found = read_lerobot(root, final="drop").to_table()
-    assert np.array(found.column("observation_contact").to_pylist()).tolist() == values.tolist()
-    assert len(formats.open(root, final="mark").to_store()) == 9
+    assert np.array(found.column("observation.contact").to_pylist()).tolist() == values.tolist()
+    assert len(DatasetStore.open(root, final="mark")) == 9
 
 
 WRONG: dict[str, tuple[str, Any, str]] = {
@@ -573,7 +572,7 @@ def test_values_that_are_none_are_named_by_frame_and_left_out(case: str, tmp_pat
     stream = read_lerobot(root, final="drop", skip_broken=True)
     assert any(note.startswith("episode 1 is left out: ") for note in stream.notes)
     assert set(stream.to_table().column("metadata_episode_index").to_pylist()) == {0, 2}
-    assert len(formats.open(root, final="drop", skip_broken=True).to_store()) == 12
+    assert len(DatasetStore.open(root, final="drop", skip_broken=True)) == 12
 
 
 @pytest.mark.parametrize("way", ["no footer", "not listed"])
@@ -591,11 +590,11 @@ def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_pa
         pq.write_table(table.slice(0, 3), listed)
     with pytest.raises(DataError, match=r"a recording that was killed, skip_broken=True .* reads the episodes"):
         read_lerobot(root, final="drop")
-    stream = formats.open(root, final="drop", skip_broken=True)
+    stream = formats.stream(root, final="drop", skip_broken=True)
     whole = [5, 3] if way == "no footer" else [5, 3, 7]
-    assert stream.to_table().column("observation").to_pylist() == robot.state[: sum(whole)].tolist()
+    assert stream.to_table().column("observation.state").to_pylist() == robot.state[: sum(whole)].tolist()
     assert any("total_episodes" in note for note in stream.notes)
-    assert len(stream.to_store()) == len(formats.open(root, final="drop", skip_broken=True).to_store()) == sum(whole)
+    assert len(stream.to_store()) == len(DatasetStore.open(root, final="drop", skip_broken=True)) == sum(whole)
 
 
 def test_unknown_options_are_refused_before_files_are_looked_through(
@@ -604,7 +603,7 @@ def test_unknown_options_are_refused_before_files_are_looked_through(
     root = Robot().write(tmp_path / "set")
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.kept_rows", None)
     with pytest.raises(ConfigError, match="colour"):
-        formats.open(root, final="drop", colour=1)
+        formats.stream(root, final="drop", colour=1)
 
 
 def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
@@ -613,10 +612,10 @@ def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
     root = robot.write(tmp_path / "set")
     said = {"observation.state": {"mean": robot.state.mean(0).tolist(), "std": robot.state.std(0).tolist()}}
     (root / "meta" / "stats.json").write_text(json.dumps(said))
-    reports = [inspect(formats.open(root, final=final)) for final in ("mark", "drop")]
+    reports = [inspect(formats.stream(root, final=final)) for final in ("mark", "drop")]
     for report in reports:
         assert not [one for one in report.findings if one.code == "statistics-contradict"]
-    (seen,) = (column for column in reports[0].columns if column.name == "observation")
+    (seen,) = (column for column in reports[0].columns if column.name == "observation.state")
     assert seen.low > 90
     assert seen.mean == pytest.approx(robot.state.mean(), rel=1e-4)
 
@@ -647,4 +646,4 @@ def test_language_is_text(tmp_path: Path) -> None:
         stream.to_store()
     assert dict(stream.format_metadata["tasks"]) == {0: "pick", 1: "place"}
     converting.convert(stream, tmp_path / "converted")
-    assert formats.open(tmp_path / "converted").digest() == stream.digest()
+    assert formats.stream(tmp_path / "converted").digest() == stream.digest()

@@ -35,11 +35,9 @@ def check(root: Path, store: Any, final: str, **options: Any) -> None:
     table = read_lerobot(root, final=final, videos="pixels", **options).to_table()
     found = everything(store)
     for column in table.column_names:
-        if column.startswith("observation_image"):
-            name = "obs_image" if column == "observation_image" else column
-            np.testing.assert_array_equal(found[name], np.array(table[column].to_pylist()).reshape(len(table), -1))
+        if column.startswith("observation."):
+            np.testing.assert_array_equal(found[column], table[column].to_pylist())
     np.testing.assert_array_equal(found["action"], table["action"].to_pylist())
-    np.testing.assert_array_equal(found["obs_continuous"], table["observation"].to_pylist())
     assert found["done"].tolist() == table["done"].to_pylist()
 
 
@@ -60,7 +58,7 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
     version: str, final: str, cameras: list[str], tmp_path: Path
 ) -> None:
     root = Robot((5, 1, 7, 4), cameras=cameras).write(tmp_path / "set", version=version)
-    store = formats.open(root, final=final).to_store()
+    store = DatasetStore.open(root, final=final)
     check(root, store, final)
     assert all(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
@@ -75,18 +73,18 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
 def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = Path(shutil.copytree(root, tmp_path / "copy"))
     shutil.rmtree(copied / ".mouse", ignore_errors=True)
-    first = formats.open(copied, final="drop").to_store()
+    first = DatasetStore.open(copied, final="drop")
     kept = list((copied / ".mouse").iterdir())
     assert len(kept) == 1
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.read_description", None)  # nothing of it is read
     again = store_of(copied, final="drop", alignment="arrived")
     assert again.snapshot().fingerprint == first.snapshot().fingerprint
     np.testing.assert_equal(everything(again), everything(first))
-    assert formats.open(copied / ".mouse" / kept[0].name).rows == len(first)
+    assert formats.stream(copied / ".mouse" / kept[0].name).rows == len(first)
     monkeypatch.undo()
     later = next((copied / "data").rglob("*.parquet"))
     os.utime(later, (1, 1))
-    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
     assert [place.name for place in (copied / ".mouse").iterdir()] != [kept[0].name]
     assert len(list((copied / ".mouse").iterdir())) == 1
     # A video with the same frames, at another time, is the same; another one is not, and rows name its frames.
@@ -94,23 +92,23 @@ def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypat
     kept = list((copied / ".mouse").glob("*/*.arrow"))
     os.utime(video, (1, 1))
     inode = kept[0].stat().st_ino
-    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
     assert next((copied / ".mouse").glob("*/*.arrow")).stat().st_ino == inode
     robot, written = Robot((5, 3, 7, 4), cameras=["top", "wrist"]), video.read_bytes()
     encode(video, [255 - robot.picture(0, place) for place in range(8)])
-    check(copied, formats.open(copied, final="drop").to_store(), "drop")
+    check(copied, DatasetStore.open(copied, final="drop"), "drop")
     video.write_bytes(written)
-    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
     file = next((copied / ".mouse").glob("*/*.arrow"))
     content = bytearray(file.read_bytes())
     content[len(content) * 3 // 4] ^= 1
     file.write_bytes(content)  # what is damaged counts as absent
-    np.testing.assert_equal(everything(formats.open(copied, final="drop").to_store()), everything(first))
+    np.testing.assert_equal(everything(DatasetStore.open(copied, final="drop")), everything(first))
     assert not file.exists()
-    formats.open(copied, final="drop").to_store()
+    DatasetStore.open(copied, final="drop")
     (next((copied / ".mouse").iterdir()) / "state.json").unlink()  # as a machine may leave it that stopped
     (next((copied / ".mouse").iterdir()) / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
-    assert formats.open(copied, final="drop").to_store().snapshot().fingerprint == first.snapshot().fingerprint
+    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
 
 
 def test_where_the_folder_is_only_read_a_cache_is_used(
@@ -119,7 +117,7 @@ def test_where_the_folder_is_only_read_a_cache_is_used(
     copied = Path(shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse")))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
-    check(copied, formats.open(copied, final="drop").to_store(), "drop")
+    check(copied, DatasetStore.open(copied, final="drop"), "drop")
     assert not list(copied.rglob("*.index.arrow"))
     assert not (copied / ".mouse").exists()
     assert len(list((tmp_path / "cache" / "videos").iterdir())) == 4
@@ -135,10 +133,10 @@ def test_links_of_the_hub_are_followed_and_others_are_not(root: Path, tmp_path: 
             file.replace(tmp_path / "blobs" / f"{number}")
             file.symlink_to(tmp_path / "blobs" / f"{number}")
         if message is None:
-            check(place, formats.open(place, final="drop").to_store(), "drop")
+            check(place, DatasetStore.open(place, final="drop"), "drop")
         else:
             with pytest.raises(DataError, match=message):
-                formats.open(place, final="drop").to_store()
+                DatasetStore.open(place, final="drop")
 
 
 def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -> None:
@@ -150,8 +148,8 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
         DataError,
         match=r"top.*file-001\.mp4: expected a frame at (0\.9|1\.0).* nearest at 0\.8.* \(9 frames\).*episode 3 ",
     ):
-        formats.open(root, final="drop").to_store()
-    stream = formats.open(root, final="drop", skip_broken=True)
+        DatasetStore.open(root, final="drop")
+    stream = formats.stream(root, final="drop", skip_broken=True)
     assert next(note for note in stream.notes if "left out" in note).startswith("episode 3 is left out: ")
     assert (stream.episodes, stream.rows) == (3, 15)
     assert len(stream.to_table()) == 15
@@ -159,23 +157,23 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     check(root, store, "drop", skip_broken=True)
     whole = Robot((5, 3, 7, 4), cameras=["top", "wrist"]).write(tmp_path / "whole")
     np.testing.assert_equal(
-        everything(store), {k: v[:15] for k, v in everything(formats.open(whole, final="drop").to_store()).items()}
+        everything(store), {k: v[:15] for k, v in everything(DatasetStore.open(whole, final="drop")).items()}
     )
     (root / TOP / "file-000.mp4").unlink()
     with pytest.raises(DataError, match=r"expected a readable video, found path 'videos/.*file-000\.mp4'.*episode 0 "):
-        formats.open(root, final="drop").to_store()
+        DatasetStore.open(root, final="drop")
     left = read_lerobot(root, final="mark", skip_broken=True, videos="frames")
     assert left.to_table()["metadata_episode_index"].unique().to_pylist() == [2]
     assert [path.split("/")[-1] for path, _ in left.metadata.videos] == ["file-001.mp4"] * 2  # none that is not there
     (root / TOP / "file-001.mp4").unlink()
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
-        formats.open(root, final="drop", skip_broken=True)
+        formats.stream(root, final="drop", skip_broken=True)
 
 
 def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     robot = Robot((5, 3, 7, 4, 6), cameras=["top", "wrist"])
     root = robot.write(tmp_path / "set", files=[[0, 1], [2, 3], [4]])
-    assert [one.code for one in inspect(formats.open(root, final="drop")).findings if one.level == "error"] == []
+    assert [one.code for one in inspect(formats.stream(root, final="drop")).findings if one.level == "error"] == []
     # Episode 1 says no time; episode 3 lacks frames of the wrist, and a picture of episode 2 is broken.
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     wrist = root / str(TOP).replace("top", "wrist")
@@ -191,7 +189,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     table = pq.read_table(last)
     late = pa.array(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.4], np.float32))
     pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", late), last)
-    report = inspect(formats.open(root, final="drop"))
+    report = inspect(formats.stream(root, final="drop"))
     said = [one.message for one in report.findings if one.code == "broken-episode"]
     assert [message.split(":")[0] for message in said] == ["episode 1", "episode 2", "episode 3"]
     for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
@@ -205,7 +203,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["convert", str(root), str(tmp_path / "rows"), "--final", "drop", "--skip-broken"]) == 0
     assert "note: episode 2 is left out: " in capsys.readouterr().out
-    assert formats.open(tmp_path / "rows").rows == 11
+    assert formats.stream(tmp_path / "rows").rows == 11
     assert main(["convert", str(tmp_path / "rows"), str(tmp_path / "again"), "--skip-broken"]) == 2
     assert "--skip-broken): expected a LeRobotDataset, found rows data" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))  # neither of those that failed left something behind
@@ -227,9 +225,12 @@ def encode_at(file: Path, times: Any, frames: Any) -> None:
 
 def brightness(root: Path, **options: Any) -> list[list[int]]:
     """Of each row a pixel of its frame, which says when it is shown: in place, and decoded in turn."""
-    store = formats.open(root, final="drop", **options).to_store()
-    in_turn = read_lerobot(root, final="drop", videos="pixels", **options).to_table()["observation_image"]
-    found = everything(store)["obs_image"][:, 0].tolist(), [row[0][0][0] for row in in_turn.to_pylist()]
+    store = DatasetStore.open(root, final="drop", **options)
+    in_turn = read_lerobot(root, final="drop", videos="pixels", **options).to_table()["observation.images.top"]
+    found = (
+        everything(store)["observation.images.top"][:, 0, 0, 0].tolist(),
+        [row[0][0][0] for row in in_turn.to_pylist()],
+    )
     return [[round(value / 20) for value in some] for some in found]
 
 
@@ -259,7 +260,7 @@ def test_a_frame_is_the_one_of_the_time_that_its_row_says(tmp_path: Path) -> Non
         assert brightness(root, skip_broken=True) == [[0, 2, 1, 1, 4]] * 2
         message = rf"expected a frame at 0\.6000 s, found the nearest at 0\.{time}0 s"
         with pytest.raises(DataError, match=rf"{message}.*top in episode 1 "):
-            formats.open(root, final="drop").to_store()
+            DatasetStore.open(root, final="drop")
         with pytest.raises(DataError, match=rf"{message}.*, for observation\.images\.top in episode 1"):
             read_lerobot(root, final="drop", videos="pixels").to_table()
 
@@ -276,14 +277,14 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none.*tolerance="):
         read_lerobot(root, final="drop", skip_broken=True)
     assert brightness(root, tolerance=0.0035) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
-    assert len(formats.open(root, final="drop", tolerance=0.0035).to_store()) == 8
+    assert len(DatasetStore.open(root, final="drop", tolerance=0.0035)) == 8
     assert main(["inspect", str(root), "--final", "drop", "--tolerance", "0.0035"]) == 0
     for wrong in (-1, float("nan"), "1"):
         with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected seconds from 0"):
             read_lerobot(root, final="drop", tolerance=wrong)
     (tmp_path / "x.npz").touch()
     with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected a LeRobotDataset"):
-        formats.open(tmp_path / "x.npz", format="ogbench", tolerance=1.0)
+        formats.stream(tmp_path / "x.npz", format="ogbench", tolerance=1.0)
 
 
 def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     root = Robot((5, 3, 7, 4), cameras=["top"]).write(tmp_path / "set")
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     with pytest.raises(DataError, match=r"file-000\.parquet: expected a timestamp of frame 1, found nan; episode 1 "):
-        formats.open(root, final="drop").to_store()
+        DatasetStore.open(root, final="drop")
     with pytest.raises(DataError, match="expected a timestamp of frame 1 of episode 1, found nan"):
         read_lerobot(root, final="drop", videos="pixels").to_table()
     stream = read_lerobot(root, final="drop", videos="frames", skip_broken=True)
@@ -310,7 +311,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     assert stream.to_table()["metadata_episode_index"].unique().to_pylist() == [2, 3]
     pq.write_table(pq.read_table(last).slice(0, 9), last)  # 2 rows of episode 3 are lost
     with pytest.raises(DataError, match=r"found none: .*-000.*found nan; .*-001\.parquet: expected 11 frames.*found 9"):
-        formats.open(root, final="drop", skip_broken=True)
+        formats.stream(root, final="drop", skip_broken=True)
 
 
 def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,21 +319,21 @@ def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tests.core.test_lerobot.encode", lambda file, frames: encode_depth(file, frames, **quiet))
     robot = DepthRobot((3, 2), cameras=["depth"])
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({"video.pix_fmt": "gray12le"}))
-    store = formats.open(root, final="drop").to_store()
-    found = everything(store)["observation_images_depth"]
+    store = DatasetStore.open(root, final="drop")
+    found = everything(store)["observation.images.depth"]
     assert found.dtype == np.uint16
-    assert found.tolist() == [robot.depth(place).reshape(-1).tolist() for place in range(5)]
+    assert found.tolist() == [robot.depth(place)[:, :, None].tolist() for place in range(5)]
 
 
 def test_what_cannot_be_opened_says_why(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"options of DatasetStore, found .*final.*mouse_core.formats.open"):
+    with pytest.raises(ConfigError, match=r"options of DatasetStore, found .*final"):
         DatasetStore.open(root, "a", final="drop")
     with pytest.raises(ConfigError, match=r"videos: expected one of \[None, 'pixels', 'frames'\], found 'all'"):
         read_lerobot(root, final="drop", videos="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="final='drop' leaves out"):
-        formats.open(root).to_store()
+        DatasetStore.open(root)
     bare = shutil.copytree(root, tmp_path / "bare", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse"))
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"^camera videos need PyAV: pip install 'mouse-data\[video\]'$"):
-        formats.open(bare, final="drop").to_store()
-    assert "observation_images_top" not in formats.open(bare, final="drop", cameras=False).to_store().columns
+        DatasetStore.open(bare, final="drop")
+    assert "observation.images.top" not in DatasetStore.open(bare, final="drop", cameras=False).columns

@@ -24,7 +24,7 @@ from tests.core.video_cases import SIDE, decoded, pictures
 
 av = pytest.importorskip("av")
 
-TOP, WRIST = "observation_images_top", "observation_images_wrist"
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (6, 2, 11, 4)  # rows, of which the last has no action
 FPS = 10
 LOSSLESS = "video:hevc:gop=3:pix_fmt=gbrp:lossless"
@@ -44,12 +44,12 @@ class Rows:
             "reward": np.where(begins, 0, random.normal(size=count)).astype(np.float32),
             "done": np.where(ends & ~begins, 1 + self.episode % 2, 0),
             "episode_step": self.step,
-            "observation": random.normal(size=(count, 6)).astype(np.float32),
+            "observation.state": random.normal(size=(count, 6)).astype(np.float32),
             TOP: pictures(count, seed),
             WRIST: pictures(count, seed + 1)[..., :1],
             "metadata_speed": random.normal(size=count),
             "metadata_place": np.array([f"place {k % 3}" for k in range(count)], object),
-            "metadata_next_force": np.where(begins, 0, random.normal(size=count)).astype(np.float32),
+            "metadata_next.force": np.where(begins, 0, random.normal(size=count)).astype(np.float32),
             "metadata_task_index": self.episode % 2 * 3,
         }
         self.metadata = DatasetMetadata("arrived", tasks={3: "place", 0: "pick"}, dimensions={"action": list("abcd")})
@@ -100,12 +100,12 @@ def test_frames_are_those_of_a_plain_loop(rows: Rows, root: Path) -> None:
     found, columns = tables(root), rows.columns
     seen, brought = np.array(rows.frames()).T
     for key, column, at in (
-        ("observation.state", "observation", seen),
+        ("observation.state", "observation.state", seen),
         ("action", "action", brought),
         ("next.reward", "reward", brought),
         ("speed", "metadata_speed", seen),
         ("place", "metadata_place", seen),
-        ("next.force", "metadata_next_force", brought),
+        ("next.force", "metadata_next.force", brought),
     ):
         assert found.column(key).to_pylist() == columns[column][at].tolist(), key
     assert found.column("next.done").to_pylist() == (columns["done"][brought] > 0).tolist()
@@ -160,10 +160,10 @@ def test_videos_have_the_frames_where_episodes_say(rows: Rows, root: Path) -> No
 def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     found = read_lerobot(root, final="mark").to_table()
     last = rows.step == np.array(rows.lengths)[rows.episode] - 1
-    for name in ("action", "reward", "done", "episode_step", "metadata_next_force"):
+    for name in ("action", "reward", "done", "episode_step", "metadata_next.force"):
         assert found.column(name).to_pylist() == rows.columns[name].tolist(), name
     np.testing.assert_array_equal(found.column("observation_missing"), last)
-    for name in ("observation", TOP, WRIST, "metadata_speed"):
+    for name in ("observation.state", TOP, WRIST, "metadata_speed"):
         values = np.array(found.column(name).to_pylist())
         np.testing.assert_array_equal(values[~last], rows.columns[name][~last], err_msg=name)
         if name == "metadata_speed":  # which is not of the observation
@@ -176,17 +176,17 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     left = {"index", "timestamp"}
     names = [name for name in tables(root).column_names if name not in left]
     assert tables(again).select(names).equals(tables(root).select(names))
-    store = formats.open(again, final="drop").to_store()
+    store = DatasetStore.open(again, final="drop")
     assert store.metadata.dimensions["action"] == tuple("abcd")
 
 
 KEYS = {
-    "observation.images.front.left": "observation_image",  # the only camera
-    "observation.arm.left.force": "observation_arm_left_force",
-    "action": "action",
-    "action.hand.grip": "action_hand_grip",
-    "gps.fix": "metadata_gps_fix",
-    "next.hand.force": "metadata_next_hand_force",
+    "observation.images.front.left",
+    "observation.arm.left.force",
+    "action",
+    "action.hand.grip",
+    "gps.fix",
+    "next.hand.force",
 }
 
 
@@ -195,24 +195,22 @@ def more(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(folder: Path) -> Path:
-    """A dataset of 12.5 frames a second, whose features have names that columns cannot have."""
+    """A dataset of 12.5 frames a second, whose features have names with several dots."""
     count = 8
     columns: dict[str, Any] = {
         "action": np.ones((count, 2), np.float32),
-        "action_hand_grip": np.arange(count, dtype=np.float32),
+        "action.hand.grip": np.arange(count, dtype=np.float32),
         "reward": np.zeros(count),
         "done": np.arange(count) % 4 // 3,
         "episode_step": np.arange(count) % 4,
         "observation": np.ones((count, 2), np.float32),
-        "observation_image": pictures(count, 0),
-        "observation_arm_left_force": np.arange(count, dtype=np.float32),
-        "metadata_gps_fix": np.ones((count, 3), np.float32),
-        "metadata_next_hand_force": np.arange(count, dtype=np.float32),
+        "observation.images.front.left": pictures(count, 0),
+        "observation.arm.left.force": np.arange(count, dtype=np.float32),
+        "metadata_gps.fix": np.ones((count, 3), np.float32),
+        "metadata_next.hand.force": np.arange(count, dtype=np.float32),
     }
     table = pa.table({name: to_arrow(values, where=name) for name, values in columns.items()})
-    metadata = DatasetMetadata(
-        "arrived", frames_per_second=[12.5], robots=["two arms"], keys={v: k for k, v in KEYS.items()}
-    )
+    metadata = DatasetMetadata("arrived", frames_per_second=[12.5], robots=["two arms"])
     write_lerobot(with_metadata(table, metadata), folder, images="png")
     return folder
 
@@ -225,24 +223,24 @@ def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     said = info_of(source)
     assert (said["fps"], said["robot_type"]) == (12.5, "two arms")
     assert said["features"].keys() > {*KEYS, "observation.state", "next.reward"}
-    rows: Any = formats.open(source, final="mark")
+    rows: Any = formats.stream(source, final="mark")
     assert rows.metadata.frames_per_second == (12.5,)
     assert rows.metadata.robots == ("two arms",)
     if way in ("store", "saved", "view"):
-        rows = formats.open(source, final="mark").to_store()
+        rows = DatasetStore.open(source, final="mark")
     if way == "saved":
         rows.save(tmp_path / "saved")
-        rows = formats.open(tmp_path / "saved")
+        rows = formats.stream(tmp_path / "saved")
     if way == "view":
         rows = rows.split(whole=1.0)["whole"]
     if way in ("arrow", "parquet", "to store"):
         convert(rows, tmp_path / "rows", to=way.removeprefix("to "))
-        rows = formats.open(tmp_path / "rows")
+        rows = formats.stream(tmp_path / "rows")
     if way == "table":
         rows = rows.to_table()
     if way == "preprocessed":
         preprocess(rows, more, tmp_path / "made", columns=["reward"])
-        rows = formats.open(tmp_path / "made")
+        rows = formats.stream(tmp_path / "made")
     write_lerobot(rows, tmp_path / "again", images="png")
     again = info_of(tmp_path / "again")
     again["features"].pop("more", None)
@@ -266,7 +264,7 @@ def test_statistics_are_those_of_all_frames(rows: Rows, root: Path) -> None:
     stats = json.loads((root / "meta" / "stats.json").read_text())
     episodes = pq.read_table(root / "meta" / "episodes" / "chunk-000" / "file-000.parquet").to_pylist()
     for key, values in (
-        ("observation.state", rows.columns["observation"][seen]),
+        ("observation.state", rows.columns["observation.state"][seen]),
         ("action", rows.columns["action"][brought]),
         ("next.reward", rows.columns["reward"][brought][:, None]),
     ):
@@ -325,7 +323,7 @@ def test_rows_need_no_pictures_nor_tasks(tmp_path: Path) -> None:
     found = read_lerobot(tmp_path / "robot", final="mark").to_table()
     for name in ("action", "done"):
         assert found.column(name).to_pylist() == columns[name].tolist()
-    assert found.column("observation_discrete").to_pylist() == [0, 1, 2, 0] * 2
+    assert found.column("observation.discrete").to_pylist() == [0, 1, 2, 0] * 2
     assert read_lerobot(tmp_path / "robot", final="drop").format_metadata["tasks"] == {0: "Lake-v1"}
 
 
@@ -342,13 +340,13 @@ def test_episodes_of_one_row_are_left_out_and_said(tmp_path: Path) -> None:
 def test_depth_keeps_its_numbers(tmp_path: Path) -> None:
     rows = Rows()
     del rows.columns[WRIST]
-    rows.columns["observation_images_depth"] = rows.columns[TOP][..., :1].astype(np.uint16) * 16
-    write_lerobot(rows.stream(), tmp_path / "robot", images=[LOSSLESS, "observation_images_depth=video:hevc:lossless"])
-    found = read_lerobot(tmp_path / "robot", final="mark").to_table().column("observation_images_depth")
+    rows.columns["observation.images.depth"] = rows.columns[TOP][..., :1].astype(np.uint16) * 16
+    write_lerobot(rows.stream(), tmp_path / "robot", images=[LOSSLESS, "observation.images.depth=video:hevc:lossless"])
+    found = read_lerobot(tmp_path / "robot", final="mark").to_table().column("observation.images.depth")
     seen, _ = np.array(rows.frames()).T
-    np.testing.assert_array_equal(np.array(found.to_pylist())[seen], rows.columns["observation_images_depth"][seen])
+    np.testing.assert_array_equal(np.array(found.to_pylist())[seen], rows.columns["observation.images.depth"][seen])
     stats = json.loads((tmp_path / "robot" / "meta" / "stats.json").read_text())["observation.images.depth"]
-    assert stats["max"] == [[[float(rows.columns["observation_images_depth"][seen].max())]]]
+    assert stats["max"] == [[[float(rows.columns["observation.images.depth"][seen].max())]]]
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -377,6 +375,11 @@ def without_action(rows: Rows) -> RowStream:
     return RowStream("made", "ted", table.schema, lambda: iter(table.to_batches()), metadata=rows.metadata)
 
 
+def called(name: str) -> Any:
+    """Rows whose column of pictures has another name."""
+    return lambda rows: rows.table().rename_columns([name if one == TOP else one for one in rows.table().column_names])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -390,18 +393,11 @@ def without_action(rows: Rows) -> RowStream:
         (without_action, DataError, "expected a column 'action'"),
         (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
         (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),
-        (
-            DatasetMetadata(keys={TOP: "../../out", "metadata_speed": "../../out"}),
-            DataError,
-            "expected the name of a feature",
+        *(
+            (called(f"metadata_{name}"), DataError, "expected the name of a feature")
+            for name in ("../../out", "metadata/x", "")
         ),
-        (
-            DatasetMetadata(keys={TOP: "metadata/x", "metadata_speed": "metadata/x"}),
-            DataError,
-            "expected the name of a feature",
-        ),
-        (DatasetMetadata(keys={TOP: "", "metadata_speed": ""}), DataError, "expected the name of a feature"),
-        (DatasetMetadata(keys={TOP: "timestamp"}), DataError, "expected a feature of its own"),
+        (called("timestamp"), DataError, "expected a feature of its own"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
@@ -446,6 +442,6 @@ def test_the_command_writes_it(rows: Rows, tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "pictures: observation.images.top: frames of videos, h264:gop=2, which loses some of what they were" in said
     assert f"{len(rows.frames())} frames in 3 files" in said
-    assert formats.open(tmp_path / "robot", final="drop").format == "lerobot"
+    assert formats.stream(tmp_path / "robot", final="drop").format == "lerobot"
     assert main([*command[:-4], "--fps", "10"]) == 2
     assert "--fps: expected it with --to lerobot" in capsys.readouterr().err

@@ -36,7 +36,6 @@ WHOLE = DatasetMetadata(
     dimensions={"observation": ["elbow", 'wrist "ä\n"']},
     frames_per_second=[12.5, 30],
     robots=["arm", "ä\n"],
-    keys={"observation": "observation.arm/ä"},
 )
 
 
@@ -199,9 +198,8 @@ def test_contradictions_name_both() -> None:
         DatasetMetadata(dimensions={"a": ["z"], "c": ["y"]}),
     )
     assert joined([("a", one), ("b", other), ("c", one)]) == DatasetMetadata(dimensions={"b": ["y"], "c": ["y"]})
-    keys = ({"a": "b", "c": "d"}, {"a": "b", "c": "e"})
-    rates = [DatasetMetadata(frames_per_second=[9 - k], robots=["arm"], keys=keys[k]) for k in range(2)]
-    several = DatasetMetadata(frames_per_second=[9, 8], robots=["arm"], keys={"a": "b"})
+    rates = [DatasetMetadata(frames_per_second=[9 - k], robots=["arm"]) for k in range(2)]
+    several = DatasetMetadata(frames_per_second=[9, 8], robots=["arm"])
     assert joined([("a", rates[0]), ("b", rates[1]), ("c", rates[0])]) == several
     assert (
         joined([("a", DatasetMetadata(environments=["X"])), ("b", DatasetMetadata(environments=["Y"])), ("c", same)])
@@ -248,8 +246,6 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "frames_per_second": [0]}', "frames_per_second: expected a list of positive numbers"),
         ('{"version": 1, "frames_per_second": 30}', "frames_per_second: expected a list of positive numbers"),
         ('{"version": 1, "robots": "arm"}', "robots: expected names of robots"),
-        ('{"version": 1, "keys": {"x": 1}}', "keys: expected names by column"),
-        ('{"version": 1, "keys": "x"}', "mouse_data: "),
         ('{"version": 1, "fields": [{"name": "x", "column": [1]}]}', "'x': expected the name of a column"),
     ],
 )

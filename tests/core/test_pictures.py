@@ -77,7 +77,7 @@ def rows_of(pixels: Mapping[str, Any], metadata: DatasetMetadata | None = None, 
 
 def kept(source: Any, folder: Path, images: Any, **options: Any) -> RowStream:
     convert(source, folder, images=images, **options)
-    return formats.open(folder)
+    return formats.stream(folder)
 
 
 def values(stream: RowStream, column: str) -> list[Any]:
@@ -220,7 +220,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     done = convert(source, folder, images=["jpeg:90", f"{TOP}=video:h264:gop=4", f"{DEPTH}=video:hevc:lossless"])
     assert [sentence.split(":")[0] for sentence in done.pictures[:3]] == [TOP, DEPTH, "observation_image"]
     assert ["loses some" in sentence for sentence in done.pictures] == [True, False, True, False]
-    mixed = formats.open(folder)
+    mixed = formats.stream(folder)
     assert [one.type.field(0).name for one in list(mixed.schema)[-3:]] == ["video", "video", "bytes"]
     # Of two that are in videos one becomes pixels: the other keeps its frames, and new ones get a folder of their own.
     other = kept(mixed, tmp_path / "other", {TOP: "png", "observation_image": "video:vp9"})
@@ -303,14 +303,14 @@ def test_videos_go_along_with_rows(tmp_path: Path) -> None:
     first = kept(rows_of({TOP: pixels}), tmp_path / "first", "video")
     wanted = BatchSource(first.to_store(), 4, 3, seed=3)[2]
     first.to_store().save(tmp_path / "saved")
-    first.write(tmp_path / "written")
+    first.save(tmp_path / "written")
     for to in ("arrow", "parquet", "store"):
         convert(first, tmp_path / to, to=to)
     convert(first, tmp_path / "windows", layout="windows")
     shutil.rmtree(tmp_path / "first")
     for name in ("saved", "written", "arrow", "parquet", "store", "windows"):
         for _ in range(2):  # the second time with the index of the video beside it, which is no dataset
-            found = BatchSource(formats.open(tmp_path / name).to_store(), 4, 3, seed=3)
+            found = BatchSource(DatasetStore.open(tmp_path / name), 4, 3, seed=3)
             np.testing.assert_equal(found[2], wanted)
     for name in ("store", "windows"):
         np.testing.assert_equal(BatchSource(DatasetStore.open(tmp_path / name), 4, 3, seed=3)[2], wanted)
@@ -329,16 +329,17 @@ def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             convert(other, tmp_path / "out")
         with pytest.raises(DataError, match=message):
-            other.write(tmp_path / "written")
+            other.save(tmp_path / "written")
         shutil.rmtree(tmp_path / ".out.converting", ignore_errors=True)
         assert {one.name for one in tmp_path.iterdir()} == {"video"}
 
 
 def test_frames_are_not_appended(tmp_path: Path) -> None:
     convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
-    store = formats.open(tmp_path / "video").to_store()
+    store = DatasetStore.open(tmp_path / "video")
     rows = store[:4]
-    for writer in (DatasetStore.open(tmp_path / "video", "a"), formats.open(tmp_path / "video").to_store()):
+    copied = DatasetStore(image_roots=[tmp_path / "video"]).from_dataset(store.to_dataset())
+    for writer in (DatasetStore.open(tmp_path / "video", "a"), copied):
         with pytest.raises((DataError, ConfigError), match="frames of videos are not appended"):
             writer.extend(rows)
         assert len(writer) == COUNT
@@ -352,7 +353,7 @@ def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
 
     convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
     with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
-        push_to_hub({"train": formats.open(tmp_path / "video").to_store()}, repo_id="a/b", dry_run=True)
+        push_to_hub({"train": DatasetStore.open(tmp_path / "video")}, repo_id="a/b", dry_run=True)
     with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
         upload(tmp_path / "video", (tmp_path / "there").as_uri())
 
@@ -396,7 +397,7 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     encode(source, target)
     assert [file.stat().st_ino for file in target.rglob("file-000.mp4")] == list(before.values())
     assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.open(target))
+    assert_near(formats.stream(target))
 
 
 @pytest.mark.usefixtures("small")
@@ -412,8 +413,8 @@ def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypat
         rewards = pa.ipc.open_stream(opened).read_all().column("reward").chunk(0).buffers()[1].to_pybytes()
     first.write_bytes(first.read_bytes().replace(rewards, bytes([*rewards[:-2], rewards[-2] ^ 1, rewards[-1]])))
     encode(source, target)
-    assert values(formats.open(target), "reward") == values(source, "reward")
-    assert_near(formats.open(target))
+    assert values(formats.stream(target), "reward") == values(source, "reward")
+    assert_near(formats.stream(target))
 
 
 KILLED = """
@@ -452,7 +453,7 @@ def test_killed_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not target.exists()
     encode(source, target)
     assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.open(target))
+    assert_near(formats.stream(target))
 
 
 @pytest.mark.usefixtures("small")
@@ -521,7 +522,7 @@ def test_codecs_are_texts() -> None:
 
 def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
-    rows_of({TOP: colours(), DEPTH: depth()}).write(source)
+    rows_of({TOP: colours(), DEPTH: depth()}).save(source)
     way = ["--images", "video:h264:gop=2", "--images", f"{DEPTH}=png"]
     assert main(["convert", str(source), str(tmp_path / "out"), *way]) == 0
     said = capsys.readouterr().out

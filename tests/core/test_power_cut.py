@@ -227,11 +227,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
     store.extend({name: columns[name] for name in ("observation", "action", "reward", "done", "episode_step")})
     folder = tmp_path_factory.mktemp("rows") / "saved"
     store.to_dataset().save_to_disk(str(folder))
-    return formats.open(folder)
+    return formats.stream(folder)
 
 
 WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
-    "saved": lambda rows, path: rows.write(path),
+    "saved": lambda rows, path: rows.save(path),
     "of-a-store": lambda rows, path: rows.to_store().save(path),
     "converted": lambda rows, path: convert(rows, path, shard_bytes=2000),
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
@@ -255,7 +255,7 @@ def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: P
     with disk.watched():
         write(rows, root / "deep" / name)
         disk.promise("written")
-    whole = formats.open(root / "deep" / name).digest()
+    whole = formats.stream(root / "deep" / name).digest()
     begun = 0
     for moment, machine in disk.machines(tmp_path / "machines"):
         path = machine / "deep" / name
@@ -264,7 +264,7 @@ def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: P
             begun += 1
             write(rows, path)
             assert os.listdir(machine / "deep") == [name], f"{moment.change}: what was left over is removed"
-        assert formats.open(path).digest() == whole, moment.change
+        assert formats.stream(path).digest() == whole, moment.change
     assert begun
 
 
@@ -289,12 +289,12 @@ def test_a_full_disk_leaves_no_part_of_a_dataset(
 WRITING = """
 import sys, time
 from mouse_core import formats
-rows = formats.open(sys.argv[1])
+rows = formats.stream(sys.argv[1])
 def batches():
     yield from rows
     print("writing", flush=True)
     time.sleep(600)
-rows.replace(batches=batches).write(sys.argv[2])
+rows.replace(batches=batches).save(sys.argv[2])
 """
 
 
@@ -318,7 +318,7 @@ def test_a_writer_goes_on_after_one_that_died(rows: RowStream, tmp_path: Path) -
         other.kill()
     assert not (tmp_path / "saved").exists()
     assert len(os.listdir(tmp_path)) == 1
-    rows.write(tmp_path / "saved")
+    rows.save(tmp_path / "saved")
     assert os.listdir(tmp_path) == ["saved"]
 
 
@@ -328,7 +328,7 @@ def test_leftovers_of_writers_that_died_are_removed(rows: RowStream, tmp_path: P
         (tmp_path / left / "data").write_bytes(b"x")
     for mine in (".saved.partial.txt", ".saved2.4711-1.partial", "saved.partial"):
         (tmp_path / mine).write_bytes(b"x")
-    rows.write(tmp_path / "saved")
+    rows.save(tmp_path / "saved")
     assert sorted(os.listdir(tmp_path)) == [".saved.partial.txt", ".saved2.4711-1.partial", "saved", "saved.partial"]
 
 

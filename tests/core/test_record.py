@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
-from mouse_core.formats.columns import named_observation
 from mouse_core.metadata import DatasetMetadata, read_metadata
 from mouse_core.record import Recorder, VectorRecorder, record
 from mouse_core.spec import Categorical, from_gymnasium, from_json
@@ -98,7 +97,7 @@ class Told(gym.Wrapper[Any, Any, Any, Any]):
 def test_lists_of_texts_that_are_empty_at_first() -> None:
     store = DatasetStore()
     play(Recorder(Told(Counting([8], "vector")), store, infos=["tags"]), 1, seed=None)
-    assert [row["metadata_infos_tags"] for row in store] == [[], [], [], ["b"], [], ["b"], [], ["b"], []]
+    assert [row["info.tags"] for row in store] == [[], [], [], ["b"], [], ["b"], [], ["b"], []]
 
 
 class Frames(gym.Env[Any, Any]):
@@ -134,8 +133,10 @@ def test_observations_keep_their_dtype(vector: bool, dtype: str, shape: tuple[in
                 recorder.step(np.zeros(2, np.int64))
     else:
         record(make(), store=store, episodes=2, seed=0)
-    assert store.columns["observation"] == pa.list_(getattr(pa, dtype)())
-    assert [set(row["observation"]) for row in store] == [{first + step} for step in range(4)] * 2
+    assert [row["observation"] for row in store] == [np.full(shape, first + step).tolist() for step in range(4)] * 2
+    observations = BatchSource(store, 4, 1)[0]["observation"]
+    assert observations.dtype == dtype
+    assert observations.shape == (1, 4, *shape)
 
 
 def test_an_environment_that_begins_with_zeros_of_another_dtype() -> None:
@@ -170,7 +171,7 @@ INFOS_BEYOND = [("int32", 0.5), ("uint8", np.array([300])), ("float32", 2**53 + 
     [
         *(({"reward": reward}, {}, "reward: expected a number") for reward in TOO_LARGE),
         *(({"info": {"x": value}}, {"infos": {"x": dtype}}, "info 'x': expected") for dtype, value in INFOS_BEYOND),
-        *(({"observation": MASKED}, {"images": images}, r"observation_image.*masked") for images in ("raw", "png")),
+        *(({"observation": MASKED}, {"images": images}, r"observation.*masked") for images in ("raw", "png")),
     ],
 )
 def test_a_step_that_its_columns_do_not_hold_is_refused(step: Any, options: Any, says: str) -> None:
@@ -225,8 +226,8 @@ def test_agents_that_end_one_by_one(
     assert [(row["reward"], row["agent_done"], row["done"]) for row in rows] == [*whole, *whole, *broken]
     assert [row["episode_step"] for row in rows[: len(whole)]] == [*range(len(whole))]
     batch = BatchSource(store, None, 16, transitions=True)[0]
-    for reward, agents, before in zip(batch["reward"], batch["agent_done"], batch["obs_continuous"], strict=True):
-        assert reward[0] == before[0] + 1
+    for reward, agents, before in zip(batch["reward"], batch["agent_done"], batch["observation"], strict=True):
+        assert reward[0] == before[0, 0] + 1
         assert (reward.tolist(), agents.tolist()) in [one[:2] for one in (*whole, *broken)]
 
 
@@ -268,33 +269,38 @@ def test_vector_rewards_of_a_vector(mode: Any) -> None:
     assert BatchSource(store, 2, 3)[0]["reward"].shape == (3, 2, 2)
 
 
+@pytest.mark.parametrize("key", ["image", "discrete", "missing"])
 @pytest.mark.parametrize(
-    ("key", "space", "column"),
+    "space",
     [
-        ("image", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), "observation_image"),
-        ("image", gym.spaces.Box(0, 1, (8, 8, 3), np.float32), "observation_image_values"),
-        ("image", gym.spaces.Box(0, 255, (4, 8, 8), np.uint8), "observation_image_values"),
-        ("image", gym.spaces.Discrete(4), "observation_image_values"),
-        ("discrete", gym.spaces.Discrete(4), "observation_discrete"),
-        ("discrete", gym.spaces.Box(-1, 1, (3,), np.float32), "observation_discrete_values"),
-        ("discrete", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), "observation_discrete_values"),
-        ("missing", gym.spaces.Box(-1, 1, (3,), np.float32), "observation_missing_values"),
+        gym.spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        gym.spaces.Box(0, 1, (8, 8, 3), np.float32),
+        gym.spaces.Box(0, 255, (4, 8, 8), np.uint8),
+        gym.spaces.Discrete(4),
+        gym.spaces.Box(-1, 1, (3,), np.float32),
     ],
 )
-def test_parts_with_the_names_of_standard_columns(key: str, space: Any, column: str) -> None:
+def test_parts_keep_their_names_dtypes_and_shapes(key: str, space: Any) -> None:
     env = Frames("uint8", (2,))
     env.observation_space = gym.spaces.Dict({key: space})
     env.reset = lambda **_: (env.observation_space.sample(), {})  # type: ignore[method-assign]
     env.step = lambda _: (env.observation_space.sample(), 0.0, True, False, {})  # type: ignore[method-assign]
     store = record(env, episodes=2)
+    column = f"observation.{key}"
     assert [name for name in store.columns if name.startswith("observation")] == [column]
-    source = BatchSource(store, 2, 2)
-    assert source[0][column].dtype == space.dtype
-    read = {"observation_image": "obs_image", "observation_discrete": "obs_discrete"}.get(column)
-    assert read is None or read in source.spec
-    if space.shape:
-        made = named_observation({key: np.zeros((5, *space.shape), space.dtype)})
-        assert list(made) == [column]
+    values = BatchSource(store, 2, 2)[0][column]
+    assert values.dtype == space.dtype
+    assert values.shape == (2, 2, *space.shape)
+
+
+def test_rows_added_to_a_dataset_of_mouse_keep_its_fields() -> None:
+    columns: dict[str, Any] = {"action": [0, 1], "reward": [0.0, 1.0], "done": [0, 1], "episode_step": [0, 1]}
+    columns["observation"] = [[0.5] * 4] * 2
+    store = DatasetStore().from_dataset(pa.table(columns))
+    fields = list(BatchSource(store, 2, 1).spec)
+    record("CartPole-v1", episodes=1, store=store)
+    assert list(BatchSource(store, 2, 1).spec) == fields
+    assert BatchSource(store, 2, 1, layout="stored")[0]["observation"].shape == (1, 2, 4)
 
 
 def check_vector(store: DatasetStore, logs: list[list[list[Any]]], *, episodes: int, infos: Any = ()) -> None:
@@ -344,12 +350,12 @@ def test_all_infos_that_are_numbers(alignment: Any) -> None:
     check_rows(store, all_rows(logs, alignment=alignment, infos=known))
     # A lake gives the whole number 1 first, then a fraction. Its columns are others, and those of the store stay.
     play(Recorder(Told(Counting(LENGTHS, "vector")), store, infos=True), 1, seed=None)
-    assert [name for name in store.columns if "infos" in name] == ["metadata_infos_count", "metadata_infos_speed"]
-    assert store[-1]["metadata_infos_count"] is None
+    assert [name for name in store.columns if name.startswith("info.")] == ["info.count", "info.speed"]
+    assert store[-1]["info.count"] is None
     other = DatasetStore(alignment=alignment)
     play(Recorder(Told(Counting(LENGTHS, "vector")), other, infos=True), 1, seed=None)
-    assert {row["metadata_infos_lake_prob"] for row in other} == {1.0, 0.5}
-    assert [name for name in other.columns if "infos" in name] == ["metadata_infos_lake_prob"]
+    assert {row["info.lake.prob"] for row in other} == {1.0, 0.5}
+    assert [name for name in other.columns if name.startswith("info.")] == ["info.lake.prob"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -391,11 +397,12 @@ def test_pictures_as_png() -> None:
     raw, png = DatasetStore(), DatasetStore()
     play(Recorder(Logged(Counting([3, -2], "image"), logs), raw), 2, seed=1)
     play(Recorder(Counting([3, -2], "image"), png, images="png"), 2, seed=1)
-    assert str(png.columns["observation_image"]).startswith("struct<bytes: binary")
+    assert str(png.columns["observation"]).startswith("struct<bytes: binary")
     pixels = [
-        BatchSource(store, sequence_length=7, batch_size=1, sampling="last")[0]["obs_image"] for store in (raw, png)
+        BatchSource(store, sequence_length=7, batch_size=1, sampling="last")[0]["observation"] for store in (raw, png)
     ]
     assert np.array_equal(*pixels)
+    assert pixels[0].dtype == np.uint8
 
 
 def test_parts_of_nested_spaces_are_fields() -> None:
@@ -406,12 +413,12 @@ def test_parts_of_nested_spaces_are_fields() -> None:
         "reward": (),
         "done": (),
         "time": (),
-        "observation_arm_angle": (3,),
-        "observation_arm_grip": (),
-        "observation_parts_0": (3,),
-        "observation_parts_1": (4,),
-        "action_move": (2,),
-        "action_press": (),
+        "observation.arm.angle": (3,),
+        "observation.arm.grip": (),
+        "observation.parts.0": (3,),
+        "observation.parts.1": (4,),
+        "action.move": (2,),
+        "action.press": (),
     }
     again = DatasetStore().from_dataset(store.to_dataset())
     assert BatchSource(again, sequence_length=5, batch_size=2)[0].keys() == batch.keys()
@@ -609,7 +616,7 @@ def test_what_a_policy_raises_leaves_whole_episodes() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     cart, deep, twice = gym.make("CartPole-v1"), Counting(), Counting()
     deep.observation_space = gym.spaces.Dict({"a": gym.spaces.Sequence(gym.spaces.Discrete(3))})
-    twice.observation_space = gym.spaces.Dict({"a_b": gym.spaces.Text(3), "a": gym.spaces.Dict(b=gym.spaces.Text(3))})
+    twice.observation_space = gym.spaces.Dict({"a.b": gym.spaces.Text(3), "a": gym.spaces.Dict(b=gym.spaces.Text(3))})
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: Recorder(3, DatasetStore()), r"expected gymnasium\.Env or dm_env\.Environment, found int"),
         (lambda: Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore()), "VectorRecorder records a gymnasium"),
@@ -621,7 +628,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         (lambda: record("CartPole-v77", episodes=1), "expected the id of an environment, found 'CartPole-v77'"),
         (lambda: record("CartPole-v1", episodes=0), "episodes: expected an integer from 1, found 0"),
         (lambda: Recorder(deep, DatasetStore()), r"space/a: expected one of .*, found Sequence"),
-        (lambda: Recorder(twice, DatasetStore()), "observation_a_b: two parts of a step have this name"),
+        (lambda: Recorder(twice, DatasetStore()), "observation.a.b: two parts of a step have this name"),
     ]
     for make, says in refused:
         with pytest.raises(ConfigError, match=says):
@@ -777,4 +784,4 @@ def test_a_task_of_dm_control() -> None:
     )
     assert len(store) == 1001
     assert store[-1]["done"] == 2
-    assert len(store[0]["observation_position"]) == 3
+    assert len(store[0]["observation.position"]) == 3

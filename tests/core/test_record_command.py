@@ -93,7 +93,7 @@ def test_options_reach_the_rows() -> None:
     assert run(f"FrozenLake-v1 new --episodes 3 {words}") == 0
     store = DatasetStore.open("new")
     assert store.alignment == "outgoing"
-    assert {type(row["metadata_infos_prob"]) for row in store} == {float}
+    assert {type(row["info.prob"]) for row in store} == {float}
 
 
 def test_an_interruption_keeps_what_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:

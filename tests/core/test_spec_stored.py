@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError
-from mouse_core.formats import open as open_rows
+from mouse_core.formats import stream as read_rows
 from mouse_core.images.pixels import encode_png
 from mouse_core.inspect import inspect
 from mouse_core.metadata import DatasetMetadata, joined, read_metadata
@@ -243,7 +243,7 @@ def test_inspection_shows_it_and_finds_what_is_beyond(tmp_path: Path) -> None:
     store.extend(columns(4, action=np.zeros((4, 2))) | {"done": [0, 0, 0, 1]})
     store.describe(DatasetMetadata(spec=SPEC.with_fields({"observation": Bounded(0, 1, (2,))})))
     store.to_dataset().save_to_disk(tmp_path / "saved")
-    report = inspect(open_rows(tmp_path / "saved"))
+    report = inspect(read_rows(tmp_path / "saved"))
     assert report.metadata.spec["action"] == SPEC["action"]
     found = [finding.message for finding in report.findings if finding.code == "beyond-spec"]
     assert len(found) == 1
@@ -258,7 +258,7 @@ def beyond(tmp_path: Path, spec: Any, **rows: Any) -> list[str]:
     store.extend({"action": np.zeros(n), "reward": np.zeros(n), "done": np.zeros(n, int)} | rows)
     store.describe(DatasetMetadata(spec=spec))
     store.to_dataset().save_to_disk(tmp_path / "rows")
-    return [one.message for one in inspect(open_rows(tmp_path / "rows")).findings if one.code == "beyond-spec"]
+    return [one.message for one in inspect(read_rows(tmp_path / "rows")).findings if one.code == "beyond-spec"]
 
 
 def test_inspection_finds_nothing_where_there_is_nothing(tmp_path: Path) -> None:

@@ -267,10 +267,10 @@ def test_images_beside_a_file_that_was_opened(suffix: str, places: dict[str, Pat
         file = file.with_suffix(".parquet")
         pq.write_table(made.data.table, file)
     for path in (file, str(file)):
-        assert pixels(formats.open(path).to_store()) == [GREY.ravel().tolist()] * 2
+        assert pixels(DatasetStore.open(path)) == [GREY.ravel().tolist()] * 2
     images[1] = {"bytes": None, "path": str(places["elsewhere"] / "a.png")}
     pq.write_table(dataset(images).data.table, places["folder"] / "other.parquet")
-    stream = formats.open(places["folder"] / "other.parquet")
+    stream = formats.stream(places["folder"] / "other.parquet")
     with pytest.raises(DataError, match="image_roots="):
         pixels(stream.to_store())
     assert pixels(stream.to_store(image_roots=[places["elsewhere"]])) == [GREY.ravel().tolist()] * 2

@@ -24,6 +24,7 @@ from tests.programs import EXAMPLES
 from tests.test_docs import PAGES, blocks, named, program
 
 OBSERVATIONS = {"obs_continuous", "obs_discrete", "obs_image", "obs", "observation", "observations", "q_star"}
+OBSERVATIONS |= {"observation.state", "observation.images.top"}
 ACTIONS = {"action", "actions"}
 
 Batch = dict[str, Any]
@@ -45,7 +46,8 @@ def coded() -> Batch:
                 "metadata_q_star": np.eye(4, dtype=np.float32)[leaving],
             }
         )
-    return BatchSource(store, 12, 4, seed=1)[0]
+    batch = BatchSource(store, 12, 4, seed=1)[0]
+    return {**batch, "observation": batch["obs_continuous"]}
 
 
 def outgoing(batch: Batch) -> Batch:

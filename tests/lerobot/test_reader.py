@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field, formats
+from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import DataError
 from mouse_core.formats.lerobot import write_lerobot
 
@@ -70,7 +70,7 @@ def recorded_by_lerobot(root: Path) -> Path:
 def written_by_us(root: Path, images: str) -> Path:
     """A dataset that ``write_lerobot`` wrote."""
     random = np.random.default_rng(1)
-    store = DatasetStore(fields=[Field(f"observation_images_{one}", image=True) for one in ("front", "side")])
+    store = DatasetStore(fields=[Field(f"observation.images.{one}", image=True) for one in ("front", "side")])
     for episode, length in enumerate(LENGTHS):
         steps = np.arange(length + 1)
         seen = np.stack([picture(episode, step) for step in steps])
@@ -80,9 +80,9 @@ def written_by_us(root: Path, images: str) -> Path:
                 "reward": np.where(steps == 0, 0, steps / 10).astype(np.float32),
                 "done": np.where(steps == length, 1, 0),
                 "episode_step": steps,
-                "observation": random.normal(size=(length + 1, 3)).astype(np.float32),
-                "observation_images_front": seen,
-                "observation_images_side": 255 - seen,
+                "observation.state": random.normal(size=(length + 1, 3)).astype(np.float32),
+                "observation.images.front": seen,
+                "observation.images.side": 255 - seen,
             }
         )
     write_lerobot(store, root, images=images, frames_per_second=FPS)
@@ -109,8 +109,8 @@ def theirs(root: Path) -> Any:
 
 def ours(root: Path, cameras: list[str]) -> dict[tuple[int, int], dict[str, np.ndarray]]:
     """Windows by episode and step."""
-    store = formats.open(root, final="mark").to_store()
-    windows: dict[str, Any] = {key: [-BEFORE, 0] for key in [*cameras, "obs_continuous"]}
+    store = DatasetStore.open(root, final="mark")
+    windows: dict[str, Any] = {key: [-BEFORE, 0] for key in [*cameras, "observation.state"]}
     source = BatchSource(store, batch_size=8, windows={**windows, "action": range(AHEAD)}, seed=0)
     rows = store.snapshot().rows(list(range(len(store))))
     found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
@@ -126,8 +126,8 @@ def ours(root: Path, cameras: list[str]) -> dict[tuple[int, int], dict[str, np.n
 
 def compare(root: Path) -> None:
     reader = theirs(root)
-    cameras = {key: key.replace(".", "_") for key in reader.meta.camera_keys}
-    found = ours(root, list(cameras.values()))
+    cameras = reader.meta.camera_keys
+    found = ours(root, cameras)
     assert len(reader) == sum(LENGTHS) == len(found)
     for number in range(len(reader)):
         item = reader[number]
@@ -135,12 +135,12 @@ def compare(root: Path) -> None:
         there = ~item["action_is_pad"].numpy()
         np.testing.assert_array_equal(batch["action_mask"], there)
         np.testing.assert_array_equal(batch["action"][there], item["action"].numpy()[there])
-        np.testing.assert_array_equal(batch["obs_continuous_mask"], ~item["observation.state_is_pad"].numpy())
-        np.testing.assert_array_equal(batch["obs_continuous"], item["observation.state"].numpy())
-        for key, name in cameras.items():
+        np.testing.assert_array_equal(batch["observation.state_mask"], ~item["observation.state_is_pad"].numpy())
+        np.testing.assert_array_equal(batch["observation.state"], item["observation.state"].numpy())
+        for key in cameras:
             pixels = np.rint(item[key].numpy() * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-            np.testing.assert_array_equal(batch[f"{name}_mask"], ~item[f"{key}_is_pad"].numpy())
-            np.testing.assert_array_equal(batch[name].reshape(pixels.shape), pixels, err_msg=f"{name} of {number}")
+            np.testing.assert_array_equal(batch[f"{key}_mask"], ~item[f"{key}_is_pad"].numpy())
+            np.testing.assert_array_equal(batch[key], pixels, err_msg=f"{key} of {number}")
 
 
 def test_what_lerobot_recorded(tmp_path: Path) -> None:
@@ -177,6 +177,6 @@ def test_rows_at_times_of_no_frame_are_refused_by_both(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="violate the tolerance"):
         theirs(root)[LENGTHS[0] + 4]
     with pytest.raises(DataError, match=r"expected a frame at .* in episode 1 cannot be read"):
-        formats.open(root, final="mark").to_store()
-    store = formats.open(root, final="mark", skip_broken=True).to_store()
+        DatasetStore.open(root, final="mark")
+    store = DatasetStore.open(root, final="mark", skip_broken=True)
     assert len(store) == LENGTHS[0] + LENGTHS[2] + 2

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mouse_core import DatasetStore
 from mouse_core.bench import machine
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
@@ -137,12 +138,11 @@ class Compiling:
 
 def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
     """Open the store that a study declares; the store of a function is in the study's folder."""
-    from mouse_core import formats
 
     options = dict(declared)
     if "function" in options:
-        return formats.open(folder / "store").to_store()
-    return formats.open(options.pop("path"), **options).to_store()
+        return DatasetStore.open(folder / "store")
+    return DatasetStore.open(options.pop("path"), **options)
 
 
 def make_store(declared: Mapping[str, Any], folder: Path) -> None:

@@ -25,8 +25,6 @@ from mouse_core.files.reading import damaged, json_object, read_bytes, read_json
 from mouse_core.formats.columns import (
     MISSING,
     Values,
-    named_action,
-    named_observation,
     read_values,
     schema_of,
     to_batch,
@@ -472,12 +470,12 @@ class Frames:
     @memo
     def encoded(self) -> dict[str, str]:
         """Columns of image files by feature; rows have their bytes until ``batch``."""
-        return {key: self.picture_column(key) for key in self.pictures if self.described.features[key].dtype == "image"}
+        return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
         """Columns of video frames by feature; rows have numbers of frames until ``batch``."""
-        return {key: self.picture_column(key) for key in self.pictures if self._is_code(key)}
+        return {key: column_of(key) for key in self.pictures if self._is_code(key)}
 
     def _is_code(self, key: str) -> bool:
         return self.in_place and self.described.features[key].dtype == "video"
@@ -571,24 +569,17 @@ class Frames:
         for key, values in frames.items():
             if is_action(key):
                 continue
-            if key in self._cameras:
-                seen[self.picture_column(key)] = values
-            elif key == "observation.state":
-                seen |= named_observation(values if values.ndim > 1 else values[:, None])
-            elif not key.startswith("next."):
+            if key in self._cameras or not key.startswith("next."):
                 seen[column_of(key)] = values
-        return seen
-
-    def picture_column(self, key: str) -> str:
-        """Return the column of a camera."""
-        single = len(self._cameras) == 1 and not self.described.features[key].wide
-        return "observation_image" if single else key.replace(".", "_")
+        state = seen.get("observation.state")
+        return seen if state is None or state.ndim > 1 else {**seen, "observation.state": state[:, None]}
 
     def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
         """Return the columns of the actions of frames and their results; ``last`` marks the last frames of episodes."""
-        brought: Columns = {}
-        for key in filter(is_action, frames):
-            brought |= named_action(frames[key]) if key == "action" else {column_of(key): frames[key]}
+        brought: Columns = {key: values for key, values in frames.items() if is_action(key)}
+        action = brought.get("action")
+        if action is not None and action.ndim == 1 and action.dtype.kind == "f":
+            brought["action"] = action[:, None]
         brought["reward"] = frames.get("next.reward", np.zeros(len(last), np.float32)).reshape(len(last))
         brought["done"] = _done_codes(frames, last)
         for key, values in frames.items():
@@ -611,8 +602,6 @@ class Frames:
     def metadata(self) -> DatasetMetadata:
         """Return the dataset's metadata, except fields and videos."""
         described = self.described
-        columns = {self.picture_column(key) if key in self._cameras else column_of(key): key for key in self.stored}
-        columns |= {self.picture_column(key): key for key in self.pictures}
         robot = described.info.get("robot_type")
         return DatasetMetadata(
             "arrived",
@@ -620,7 +609,6 @@ class Frames:
             dimensions=dimensions(described),
             frames_per_second=[described.frames_per_second],
             robots=[robot] if isinstance(robot, str) else [],
-            keys={column: key for column, key in columns.items() if feature_of(column) != key and key not in _ENDINGS},
         )
 
     def fields(self, columns: Mapping[str, str]) -> list[Field]:
@@ -628,12 +616,10 @@ class Frames:
         made = []
         for key, column in columns.items():
             feature = self.described.features[key]
-            name, dtype, bounds = column, "uint16" if feature.wide else None, None
-            if column == "observation_image":  # for a column with a standard field
-                name, dtype, bounds = "obs_image", "int64", (0, 255)
             # For colours, the shape comes from the files, and requesting another shape resizes frames.
             shape = feature.shape if feature.shape[2] == 1 else None
-            made.append(Field(name, column, dtype=dtype, bounds=bounds, shape=shape, image=True, fill=0))
+            dtype = "uint16" if feature.wide else None
+            made.append(Field(column, dtype=dtype, shape=shape, image=True, fill=0, flat=False))
         return made
 
 
@@ -866,20 +852,17 @@ def is_action(key: str) -> bool:
 
 
 def column_of(key: str) -> str:
-    """Return the column of a feature; for pictures, use ``Frames.picture_column``."""
-    if key == "observation.state":
-        return "observation"
-    column = key.replace(".", "_")
-    return column if key.startswith("observation") or is_action(key) else f"metadata_{column}"
+    """Return the column of a feature."""
+    return key if key.startswith("observation") or is_action(key) else f"metadata_{key}"
 
 
 def feature_of(column: str) -> str:
-    """Return the feature of a column for which the rows name no feature."""
+    """Return the feature of a column."""
     if column == "observation":
         return "observation.state"
-    for prefix in ("observation_images_", "observation_", "action_", "metadata_next_"):
+    for prefix in ("observation_images_", "observation_", "action_"):
         if column.startswith(prefix):
-            return prefix.removeprefix("metadata_").replace("_", ".") + column.removeprefix(prefix)
+            return prefix.replace("_", ".") + column.removeprefix(prefix)
     return {"reward": "next.reward", "done": "next.done"}.get(column, column.removeprefix("metadata_"))
 
 

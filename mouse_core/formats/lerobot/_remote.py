@@ -21,8 +21,17 @@ from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged
+from mouse_core.formats.base import in_stored_layout
 from mouse_core.formats.columns import check_final, rows_at_once, transition_rows
-from mouse_core.formats.lerobot._meta import INDEX, Description, Frames, bytes_a_frame, check_action, read_description
+from mouse_core.formats.lerobot._meta import (
+    INDEX,
+    Description,
+    Frames,
+    bytes_a_frame,
+    check_action,
+    column_of,
+    read_description,
+)
 from mouse_core.remote.clients import ObjectInfo, Reaching
 from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.dataset_store import DatasetStore
@@ -66,7 +75,9 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
     files = LeRobotFiles(
         place, infos_of(place.client, [file.name for file in described.episodes.files]), described, final, cameras
     )
-    metadata = files.frames.metadata().replace(fields=files.frames.fields(files.frames.encoded))
+    metadata = in_stored_layout(
+        files.frames.metadata().replace(fields=files.frames.fields(files.frames.encoded)), files.schema
+    )
     store._rows = FileRows(where, store._rows.schema, store._rows.budget, files, metadata)
     return store
 
@@ -155,7 +166,7 @@ class LeRobotFiles(DecodedFiles):
 
     def decode(self, chunk: int, name: str) -> pa.Array:
         """See ``DecodedFiles``; columns of numbers are decoded together, a column of pictures alone."""
-        pictures = {self.frames.picture_column(key): key for key in self.frames.pictures}
+        pictures = {column_of(key): key for key in self.frames.pictures}
         if name in pictures:
             keys, names = [pictures[name]], {name}
         else:

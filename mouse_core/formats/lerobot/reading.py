@@ -24,7 +24,7 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.manifest import check_bytes, read_manifest
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.formats._files.on_disk import kept_beside
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
 from mouse_core.formats.columns import blocks, check_final, rows_at_once, transition_rows
 from mouse_core.formats.lerobot._meta import (
     INDEX,
@@ -207,7 +207,7 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             # Files of version 2 have few rows each, and mapping many small record batches is slow.
-            stream.replace(batches=lambda: blocks(stream)).write(place, videos=False)
+            stream.replace(batches=lambda: blocks(stream)).save(place, videos=False)
         except (OSError, StorageError, ConfigError):  # no room, or another process is writing the rows
             return stream.to_table()
         for other in place.parent.glob(f"rows-{asked_for}-*"):
@@ -276,11 +276,10 @@ def read_lerobot(
 ) -> RowStream:
     """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
 
-    ``observation.state`` becomes ``observation``, a single camera ``observation_image``, several
-    ``observation_images_<name>``; ``action``, ``next.reward`` and ``next.done`` become the standard columns, others
-    ``metadata_<name>``. Done is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without
-    these. Without ``next.reward``, reward is 0. Every frame of a video is decoded once, in order; pictures in Parquet
-    stay image files.
+    Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
+    ``next.reward`` and ``next.done`` become ``reward`` and ``done``, others ``metadata_<name>``. Done is 1 at
+    ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without these. Without ``next.reward``,
+    reward is 0. Every frame of a video is decoded once, in order; pictures in Parquet stay image files.
 
     A store, from ``to_store()``, has no pixels: its rows name frames of the videos, which stay where they are, and
     batches decode these (``mouse_core.video``). Each row's frame, at its "timestamp", is searched first, and an episode
@@ -363,7 +362,7 @@ def read_lerobot(
         opened=again if frames.pictures and videos != "pixels" else None,
         faults=faults,
         mended=None if skip_broken else partial(read_lerobot, root, skip_broken=True, **asked),
-        metadata=metadata,
+        metadata=in_stored_layout(metadata, reader.schema),
         image_roots=() if found is None else (os.path.realpath(base_of(root)),),
     )
 

@@ -163,9 +163,9 @@ def write_lerobot(
     with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store an episode's last
     observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in its row.
 
-    Features have the names in ``keys`` of the metadata of the rows. Other columns: ``observation`` becomes
-    ``observation.state``, ``observation_images_top`` ``observation.images.top``, ``observation_<name>``
-    ``observation.<name>`` and ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
+    Columns with the names of features keep them. ``observation`` becomes ``observation.state``,
+    ``observation_images_top`` ``observation.images.top``, ``observation_<name>`` ``observation.<name>`` and
+    ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
     new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics, of every episode and of all,
     are computed as LeRobot does, but from all pictures instead of a sample.
 
@@ -226,9 +226,7 @@ def write_lerobot(
 def _stream(rows: Any) -> RowStream:
     if isinstance(rows, RowStream):
         return rows
-    store = rows if isinstance(rows, Store) else DatasetStore().from_dataset(rows)
-    roots = dict.fromkeys(root for segment in store.snapshot().segments for root in segment.image_roots)
-    return stream_of(store).replace(image_roots=tuple(roots))
+    return stream_of(rows if isinstance(rows, Store) else DatasetStore().from_dataset(rows))
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
@@ -246,7 +244,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
             raise
         found = {}
     pixels = {name: (picture, PictureEncoding("raw")) for name, (picture, _) in found.items()}
-    cameras = {_key(name, stream.metadata): (name, picture, kept) for name, (picture, kept) in found.items()}
+    cameras = {_key(name, picture=True): (name, picture, kept) for name, (picture, kept) in found.items()}
     return changed_stream(stream.watched(partial(_check_pictures, list(found))), pixels, fill=True), cameras
 
 
@@ -359,9 +357,9 @@ class _Writer:
         unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
         if unknown:
             raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as the rows say, found {unknown}")
-        found = {}
+        found, pictures = {}, {column for column, _, _ in self.cameras.values()}
         for name, values in frames.items():
-            key = _key(name, self.metadata)
+            key = _key(name, picture=name in pictures)
             if name in _OWN:
                 continue
             if key in found or key in _NUMBERS:
@@ -577,9 +575,9 @@ def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
         yield begins, frames if len(frames["done"]) else {}
 
 
-def _key(column: str, metadata: DatasetMetadata) -> str:
+def _key(column: str, *, picture: bool = False) -> str:
     """Return the feature of a column."""
-    key = metadata.keys.get(column, feature_of(column))
+    key = "observation.image" if picture and column == "observation" else feature_of(column)
     if os.path.basename(key) != key or key in ("", ".", ".."):  # the feature is also the name of a folder of videos
         raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
     return key
@@ -587,4 +585,4 @@ def _key(column: str, metadata: DatasetMetadata) -> str:
 
 def _brought(name: str) -> bool:
     """Whether a column belongs to the transition that led to a row."""
-    return name in ("reward", "done", "action") or name.startswith(("action_", "metadata_next_"))
+    return name in ("reward", "done", "action") or name.startswith(("action_", "action.", "metadata_next."))

@@ -54,6 +54,11 @@ class DatasetStore(Store):
         SchemaError: A field cannot be read from the declared type of its column.
     """
 
+    #: The format that ``open`` found: "store", "minari" and so on; None for a store in memory.
+    format: str | None = None
+    #: Decisions of the format's reader, a sentence each.
+    notes: tuple[str, ...] = ()
+
     def __init__(
         self,
         max_action_dim: int | None = None,
@@ -88,9 +93,10 @@ class DatasetStore(Store):
         layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
-        """Open the store in a folder, for writing or reading, or the rows at an address.
+        """Open recorded data of any format as a store, or the store in a folder for writing.
 
-        ``mouse_core.formats.open(...).to_store()`` reads saved datasets and recordings of other formats.
+        ``format`` and ``notes`` of the store, and its ``repr``, say what was found. A store on disk, a saved dataset,
+        videos and TFRecord files are read where they lie; other formats are read into memory.
 
         A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
         written; readers see the flushed rows. When a process ends, for any reason, every row is kept for which
@@ -101,8 +107,10 @@ class DatasetStore(Store):
         - "append": every row for which ``append`` or ``extend`` returned.
 
         Args:
-            path: The folder; or an address, ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://`` or
-                ``hf://datasets/name/of/it``, of a store, a saved dataset or Parquet files, which are read-only.
+            path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
+                of a dataset, such as ``minari:D4RL/door/human-v2``; or an address, ``s3://bucket/runs``, ``gs://``,
+                ``az://``, ``https://`` or ``hf://datasets/name/of/it``, of a store, a saved dataset, Parquet files or a
+                LeRobotDataset.
             mode: "r" reads an existing store, and writes nothing; "a" writes a store, which is created if necessary.
             sync: The durability that a writer waits for, as above.
             verify: Whether a file's digest is checked when its rows are first read, which reads the whole file once; at
@@ -115,13 +123,13 @@ class DatasetStore(Store):
                 before.
             **options: The options of the class; without ``alignment``, the alignment of the rows is used. For an
                 address also the options of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and so on;
-                for other formats also the options of ``mouse_core.formats.open``, such as ``final``.
+                for other formats also the options of ``mouse_core.formats.stream``, such as ``format`` and ``final``.
 
         Returns:
             The store. Close a writer with ``close()`` or a ``with`` block.
 
         Raises:
-            ConfigError: There is no store to read, the folder holds something else, another process writes to it (the
+            ConfigError: There is nothing to read, the format is not recognised, another process writes to it (the
                 message names the process), the file system has no locks, or an option does not apply to such rows.
             DataError: The store is damaged, or a newer release wrote it.
             SchemaError: Options contradict the metadata of the rows.
@@ -131,31 +139,32 @@ class DatasetStore(Store):
         from mouse_core.store.disk.rows import Limits, open_rows
 
         reaching = {name: options.pop(name) for name in Reaching.__dataclass_fields__ if name in options}
-        if reaching and not is_url(path):
+        own = {name: options.pop(name) for name in inspect.signature(cls).parameters if name in options}
+        is_remote = is_url(path)
+        if reaching and not is_remote:
             raise ConfigError(
                 f"{' and '.join(f'{name}=' for name in reaching)}: expected an address, as s3://bucket/folder or "
                 f"file:///folder, found the path {str(path)!r:.200}, which is read where it lies"
             )
         writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
         found = [name for name, value in writing.items() if value is not None and value is not False]
-        if mode == "r" and not is_url(path) and _is_recording(Path(path)):
+        if mode == "r" and (options or (not is_remote and _is_recording(path))):
             from mouse_core import formats
 
             if found:
                 raise ConfigError(f"{path}: expected options that read, as it is no store, found {', '.join(found)}")
-            own = {name: options.pop(name) for name in inspect.signature(cls).parameters if name in options}
+            options |= {name: own.pop(name) for name in ("alignment", "image_roots") if name in own}
             options |= {} if verify is None else {"verify": verify}
-            return formats.open(path, **options).to_store(cls, **own)
-        try:
-            store = cls(**options)
-        except TypeError as error:
+            return formats.stream(path, **options, **reaching).to_store(cls, **own)
+        if options:
             raise ConfigError(
-                f"{without_secrets(str(path))}: expected options of {cls.__name__}, found {sorted(options)} ({error}); "
-                "mouse_core.formats.open(...).to_store() opens recordings of other formats, with options of theirs"
-            ) from error
-        if not is_url(path):
+                f"{without_secrets(str(path))}: expected options of {cls.__name__}, found {sorted(options)}"
+            )
+        store = cls(**own)
+        if not is_remote:
             limits = Limits(max_rows, max_bytes)
             store._rows = open_rows(path, mode, sync, verify is not False, store._rows, limits, layout)
+            store.format = store._rows.format
             return store
         from mouse_core.store.remote.rows import open_remote
 
@@ -165,6 +174,7 @@ class DatasetStore(Store):
                 f"address are only read, found {[mode, *found]}; write in a folder, and mouse upload sends what is new"
             )
         store._rows = open_remote(str(path), Reaching(**reaching), store._rows, verify)
+        store.format = store._rows.format
         return store
 
     @property
@@ -218,8 +228,9 @@ class DatasetStore(Store):
         return self._rows.seen().end
 
     def __repr__(self) -> str:
-        where = "" if self.path is None else f", path={self.path!r}"
-        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r}{where})"
+        found = "" if self.format is None else f", format={self.format!r}"
+        found += "" if self.path is None else f", path={self.path!r}"
+        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r}{found})"
 
     @property
     def alignment(self) -> Alignment:
@@ -501,11 +512,17 @@ class DatasetStore(Store):
         return {name: encoded.stored(name, rows, 1, one.dtype) for name, one in encoded.spec.items()}
 
 
-def _is_recording(path: Path) -> bool:
-    """Return whether a path holds something that is neither a store nor an empty folder; never raises."""
+def _is_recording(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path holds something that is neither a store nor an empty folder, or is an id; never raises."""
     from mouse_core.store.disk.folder import looks_like_store
 
+    if isinstance(path, str) and ":" in path:
+        from mouse_core import formats
+
+        if formats.opening.is_id(path):
+            return True
+    place = Path(path)
     try:
-        return path.is_file() or (not looks_like_store(path) and any(path.iterdir()))
+        return place.is_file() or (not looks_like_store(place) and any(place.iterdir()))
     except OSError:
         return False

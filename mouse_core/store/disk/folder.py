@@ -516,10 +516,11 @@ class ReadFolder(Descriptor):
             )
             # No store is created in a folder with other files.
             makes = not path.exists() or (path.is_dir() and all(map(_is_ours, os.listdir(path))))
-            remedy = f"{str(path)!r}, 'a') makes one" if makes else f"{str(path)!r}).to_store() reads other formats"
-            opens = "DatasetStore.open(" if makes else "mouse_core.formats.open("
+            remedy = f"{str(path)!r}, 'a') makes one" if makes else f"{str(path)!r}) reads other formats"
             if not (path / NAME).exists():  # created meanwhile
-                raise ConfigError(f"{path}: expected a folder with a store ({NAME}), found {what}; {opens}{remedy}")
+                raise ConfigError(
+                    f"{path}: expected a folder with a store ({NAME}), found {what}; DatasetStore.open({remedy}"
+                )
         check_inside([path / NAME, path / READERS], path)
         self.look()
 

@@ -77,6 +77,7 @@ class FileRows(StoreBackend):
         self.files, self._arguments = files, (url, told, budget, files, metadata)
         segment = ElsewhereSegment(files, self.schema.image_roots, (object(), 0))
         self.segments[:], self.count = [segment] if segment.num_rows else [], segment.num_rows
+        self.format = "parquet" if isinstance(files, _ParquetFiles) else "datasets"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileRows, self._arguments
@@ -795,7 +796,7 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
     if not file and client.exists(LEROBOT):
         raise ConfigError(
             f"{client.url}: expected a store, a saved dataset or Parquet files, found a LeRobotDataset; "
-            "mouse_core.formats.open(url, final=...).to_store() opens it"
+            "DatasetStore.open(url, final='drop') opens it, or final='mark'"
         )
     saved = None if file else files_saved(client)
     paths = [file] if file else [] if saved else parquet_files(client)

@@ -156,13 +156,7 @@ def leaves(prefix: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict | tuple):
         return {prefix: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {name: leaf for key, item in items for name, leaf in leaves(f"{prefix}_{key}", item).items()}
-
-
-def names_of(log: Episode) -> tuple[str, str]:
-    first = log.observations[0]
-    kind = None if isinstance(first, dict) else np.ndim(first)
-    return {0: "observation_discrete", 3: "observation_image"}.get(kind, "observation"), "action"  # type: ignore[arg-type]
+    return {name: leaf for key, item in items for name, leaf in leaves(f"{prefix}.{key}", item).items()}
 
 
 def check_rows(
@@ -193,26 +187,25 @@ def check_rows(
                 assert row["observation_missing"] == missing, where
             expected = (log.done if final != "drop" else 2 if count > 1 else 0) if last else 0
             assert row["done"] == expected, where
-            observation_name, action_name = names_of(log)
-            for name, value in leaves(observation_name, log.observations[step]).items():
+            for name, value in leaves("observation", log.observations[step]).items():
                 if missing:
                     assert not np.any(np.asarray(row[name])), where
                 else:
                     compare(row[name], value, f"{where}, {name}")
             if step:
                 assert row["reward"] == log.rewards[step - 1], where
-                for name, value in leaves(action_name, log.actions[step - 1]).items():
+                for name, value in leaves("action", log.actions[step - 1]).items():
                     compare(row[name], value, f"{where}, {name}")
             else:
                 assert row["reward"] == 0, where
-                for name, value in leaves(action_name, log.actions[0]).items():
+                for name, value in leaves("action", log.actions[0]).items():
                     compare(row[name], np.zeros_like(value), f"{where}, {name}")
             if infos:
                 for name, value in leaves(infos, log.infos[step]).items():
                     compare(row[name], value, f"{where}, {name}")
             at += 1
     assert at == len(rows)
-    for prefix, value in zip(names_of(logs[0]), (logs[0].observations[0], logs[0].actions[0]), strict=True):
+    for prefix, value in (("observation", logs[0].observations[0]), ("action", logs[0].actions[0])):
         for name, leaf in leaves(prefix, value).items():
             if not isinstance(leaf, str):
                 assert innermost(table.schema.field(name).type) == pa.from_numpy_dtype(np.asarray(leaf).dtype), name

@@ -41,7 +41,7 @@ def written(write: Callable[..., Any], **options: Any) -> Callable[[Path], Path]
     """What writes rows in a format that can be written here."""
 
     def make(folder: Path) -> Path:
-        write(formats.open(ogbench(folder)), folder / "data", **options)
+        write(formats.stream(ogbench(folder)), folder / "data", **options)
         return folder / "data"
 
     return make
@@ -74,7 +74,7 @@ TestMinari = suite(ONE_FLAG, written(write_minari, dataset_id="some/data-v0"), r
 TestTED = suite(ONE_FLAG, written(write_ted, layout="ted"), read_ted)
 TestFlatTED = suite(ONE_FLAG, written(write_ted, layout="flat"), read_ted)
 TestNestedTED = suite(ONE_FLAG, written(write_ted, layout="nested"), read_ted)
-TestRows = suite(ONE_FLAG, written(RowStream.write), read_rows)
+TestRows = suite(ONE_FLAG, written(RowStream.save), read_rows)
 
 
 def roboset(folder: Path) -> Path:
@@ -95,7 +95,7 @@ FOLDERS = {
 def test_folders_of_others_lead_to_nothing_outside(name: str, tmp_path: Path) -> None:
     if name == "tfds":
         pytest.importorskip("tensorflow_datasets")
-    read = partial(formats.open, final="mark")
+    read = partial(formats.stream, final="mark")
     suite((), FOLDERS.get(name, roboset), read)().test_no_file_outside_of_a_folder_is_read(tmp_path)
 
 

@@ -75,7 +75,7 @@ def stream(logs: list[Episode], **options: Any) -> list[dict[str, Any]]:
 def test_rows_are_what_the_environments_returned(kind: str, size: int, tmp_path: Path) -> None:
     logs = logs_of(kind=kind)
     write_replay(tmp_path, [stream(logs[:4], kind=kind), stream(logs[4:], kind=kind)], size=size)
-    rows = formats.open(tmp_path)
+    rows = formats.stream(tmp_path)
     assert rows.format == "dreamerv3"
     table = rows.to_table()
     assert rows.rows == table.num_rows
@@ -128,10 +128,10 @@ def test_several_observations_and_actions(tmp_path: Path) -> None:
     write_replay(tmp_path, [many])
     rows = read_dreamerv3(tmp_path, actions=["action", "turn"])
     assert rows.schema.names == [
-        "action_action", "action_turn", "reward", "done", "episode_step",
-        "observation_vector", "observation_camera", "metadata_dyn_deter", "metadata_log_entropy",
+        "action.action", "action.turn", "reward", "done", "episode_step",
+        "observation.vector", "observation.camera", "metadata_dyn_deter", "metadata_log_entropy",
     ]  # fmt: skip
-    assert rows.to_table().column("action_turn").to_pylist()[:4] == [0, 0, 1, 2]
+    assert rows.to_table().column("action.turn").to_pylist()[:4] == [0, 0, 1, 2]
     with pytest.raises(ConfigError, match=r"expected arrays .*'push'"):
         read_dreamerv3(tmp_path, actions=["push"])
 

@@ -67,12 +67,12 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
     assert read_layouts(path, layout="d4rl", final=final).digest() == stream.digest()
     assert stream.format_metadata["env"] == "counting"
     # What lies beside stays with its observation; what belongs to actions moves with them.
-    speeds = np.array(table.column("metadata_infos_speed").to_pylist())
+    speeds = np.array(table.column("info.speed").to_pylist())
     steps = table.column("episode_step").to_numpy()
     known = ~np.isnan(speeds).any(axis=1)
     assert np.array_equal(speeds[known, 0], steps[known])
     assert (~known).sum() == (0 if final == "drop" else len(logs))
-    assert np.array_equal(table["metadata_infos_action_log_probs"].to_numpy(), -table["reward"].to_numpy())
+    assert np.array_equal(table["info.action_log_probs"].to_numpy(), -table["reward"].to_numpy())
 
 
 def test_d4rl_without_timeouts(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def as_images(logs: list[Episode], table: pa.Table) -> pa.Table:
     assert [str(table.schema.field(name).type) for name in ("action", "reward")] == ["int32", "float"]
     for log in logs:
         log.observations = [frame[:, :, None] for frame in log.observations]
-    pixels = [np.array(frame)[:, :, None].tolist() for frame in table.column("observation_image").to_pylist()]
+    pixels = [np.array(frame)[:, :, None].tolist() for frame in table.column("observation").to_pylist()]
     column = pa.array(pixels, pa.list_(pa.list_(pa.list_(pa.uint8()))))
-    return table.set_column(table.schema.get_field_index("observation_image"), "observation_image", column)
+    return table.set_column(table.schema.get_field_index("observation"), "observation", column)
 
 
 @pytest.mark.parametrize("final", ["drop", "mark"])

@@ -16,7 +16,6 @@ import pytest
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import rows_digest
 from mouse_core.formats.minari import read_minari, write_minari
-from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import from_gymnasium
 from tests.core.formats.recording import Counting, Episode, check_rows, leaves
 
@@ -91,7 +90,7 @@ def collect(
 def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: Path) -> None:
     logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6, storage=storage)
     stream = read_minari(root / "counting-v0", batch_rows=5)
-    check_rows(stream.to_table(), logs, infos="metadata_infos", reward_dtype="float64")
+    check_rows(stream.to_table(), logs, infos="info", reward_dtype="float64")
     assert (stream.episodes, stream.rows, stream.format) == (6, 26, "minari")
     assert stream.format_metadata["algorithm_name"] == "random"
     assert stream.format_metadata["observation_space"]["type"]
@@ -116,7 +115,7 @@ def test_equal_to_minaris_own_reader(root: Path) -> None:
         count = len(episode.rewards)
         rows = table.slice(start, count + 1)
         assert rows.column("reward").to_pylist()[1:] == episode.rewards.tolist()
-        angle = np.array(rows.column("observation_arm_angle").to_pylist())
+        angle = np.array(rows.column("observation.arm.angle").to_pylist())
         assert np.array_equal(angle, episode.observations["arm"]["angle"])
 
 
@@ -125,7 +124,7 @@ def test_pictures_recorded_as_jpeg_are_what_the_file_holds(root: Path) -> None:
         collect(f"{storage}-v0", Counting(LENGTHS, "image"), episodes=6, storage=storage, jpeg=True)
         stream = read_minari(root / f"{storage}-v0", batch_rows=4)
         assert "JPEG" in stream.notes[0]
-        pixels = np.array(stream.to_table().column("observation_image").to_pylist(), np.uint8)
+        pixels = np.array(stream.to_table().column("observation").to_pylist(), np.uint8)
         own = np.concatenate([episode.observations for episode in minari.load_dataset(f"{storage}-v0")])
         assert np.array_equal(pixels, own)
 
@@ -205,7 +204,7 @@ def test_given_spaces_and_metadata(root: Path) -> None:
     assert loaded.action_space == env.action_space
     assert loaded.env_spec.id == "CartPole-v1"
     metadata = read_minari(root / "given-v0").metadata
-    assert metadata.replace(spec=None) == DatasetMetadata("arrived", environments=["CartPole-v1"])
+    assert (metadata.alignment, metadata.environments, metadata.layout) == ("arrived", ("CartPole-v1",), "stored")
     assert metadata.spec["action"] == from_gymnasium(env.action_space)
     assert metadata.spec["observation"] == from_gymnasium(env.observation_space)
     assert loaded.storage.metadata["author"] == {"me"}
@@ -235,11 +234,11 @@ def test_infos_that_only_some_episodes_have(root: Path) -> None:
     with pytest.raises(ConfigError, match="expected a Minari dataset"):
         read_minari(root / "none-v0")
     table = read_minari(root / "counting-v0").to_table()
-    counts = table.column("metadata_infos_count").to_pylist()
+    counts = table.column("info.count").to_pylist()
     assert counts[9:11] == [None, None]
     assert counts[:5] == [info["count"] for info in logs[0].infos]
     # One value a transition: it came with the observation that the transition led to.
-    assert table.column("metadata_infos_late").to_pylist()[5:9] == [0, 0, 1, 2]
+    assert table.column("info.late").to_pylist()[5:9] == [0, 0, 1, 2]
     assert table.column("metadata_poses").to_pylist()[5:9] == [0, 1, 2, 3]
     table = table.drop_columns(["metadata_poses"])
     write_minari(table, root / "again-v0")

@@ -319,7 +319,7 @@ def test_nothing_there() -> None:
 
 def test_rows_are_a_store() -> None:
     store = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS), 6)]).to_store()
-    assert store.snapshot().spec["obs_continuous"].shape == (3,)
+    assert store.snapshot().spec["observation"].shape == (3,)
     assert store.snapshot().spec["action"].shape == (2,)
     assert isinstance(store[0]["observation"], list)
     assert store.columns["action"] == pa.list_(pa.float64(), 2)

@@ -341,7 +341,7 @@ def made(folder: Path, kind: str = "image", **more: Any) -> Path:
 
 
 def in_memory(path: Path, **options: Any) -> DatasetStore:
-    return DatasetStore().from_dataset(formats.open(path, **options).to_table())
+    return DatasetStore().from_dataset(formats.stream(path, **options).to_table())
 
 
 def same_batches(one: DatasetStore, other: DatasetStore) -> None:
@@ -358,21 +358,21 @@ def same_batches(one: DatasetStore, other: DatasetStore) -> None:
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image"])
 def test_batches_are_those_of_rows_in_memory(kind: str, tmp_path: Path) -> None:
     path = made(tmp_path, kind)
-    store = formats.open(path).to_store()
+    store = DatasetStore.open(path)
     same_batches(store, in_memory(path))
-    same_batches(formats.open(path).to_store(), in_memory(path))
-    same_batches(formats.open(path, splits=["val"]).to_store(), in_memory(path, splits=["val"]))
-    same_batches(formats.open(path, splits=["val", "train"]).to_store(), in_memory(path, splits=["val", "train"]))
+    same_batches(DatasetStore.open(path), in_memory(path))
+    same_batches(DatasetStore.open(path, splits=["val"]), in_memory(path, splits=["val"]))
+    same_batches(DatasetStore.open(path, splits=["val", "train"]), in_memory(path, splits=["val", "train"]))
     same_batches(pickle.loads(pickle.dumps(store)), store)
     for final in ("drop", "mark"):
         how = {"last_step": "transition", "final": final}
-        transitions = formats.open(path, **how).to_store()
+        transitions = DatasetStore.open(path, **how)
         assert len(transitions) == len(store) + 6 * (final == "mark")
         same_batches(pickle.loads(pickle.dumps(transitions)), in_memory(path, **how))
     # A store of rows as they are: what is in it, and what converting it gives.
-    assert formats.open(path).to_store().to_dataset().features["reward"] is not None
+    assert DatasetStore.open(path).to_dataset().features["reward"] is not None
     if kind == "image":
-        assert pa.types.is_struct(store.columns["observation_image"])
+        assert pa.types.is_struct(store.columns["observation"])
     with pytest.raises(ConfigError, match="expected a store in a folder that was opened to be written"):
         store.append({"action": 1})
     same_batches(DatasetStore.open(path), store)
@@ -429,10 +429,10 @@ def with_cameras(tmp_path: Path) -> Path:
 
 def test_nested_observations_of_several_cameras(tmp_path: Path) -> None:
     path = with_cameras(tmp_path)
-    store = formats.open(path).to_store()
-    wanted = formats.open(path).to_table()
+    store = DatasetStore.open(path)
+    wanted = formats.stream(path).to_table()
     found = pa.concat_tables(table for segment in store.snapshot().segments for table in segment.tables())
-    pictures = ["observation_cameras_wrist", "observation_cameras_front", "metadata_goal"]
+    pictures = ["observation.cameras.wrist", "observation.cameras.front", "metadata_goal"]
     assert found.column_names == wanted.column_names
     for name in wanted.column_names:
         if name not in pictures:
@@ -461,35 +461,35 @@ def test_a_batch_reads_only_the_pictures_in_it(tmp_path: Path, monkeypatch: pyte
     path = with_cameras(tmp_path)
     size = sum(file.stat().st_size for file in path.glob("*tfrecord-*"))
     for verify, low, most in ((True, 1.0, 1.2), (False, 0.05, 0.2)):
-        segment = formats.open(path).to_store(verify=verify).snapshot().segments[0]
+        segment = DatasetStore.open(path, verify=verify).snapshot().segments[0]
         reads = Reads(monkeypatch)
         for chunk in range(3):
             # Three of six steps, one of four cameras: an eighth, and once all of a record for its CRC.
-            segment.part("observation_cameras_wrist").slices([(chunk, row, 1) for row in (0, 2, 5)])
+            segment.part("observation.cameras.wrist").slices([(chunk, row, 1) for row in (0, 2, 5)])
         assert low * size < reads.bytes < most * size
 
 
 def test_the_index_is_kept_until_shards_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path, "vector")
     wanted = in_memory(path)
-    formats.open(path).to_store()
+    DatasetStore.open(path)
     (index,) = (path / ".mouse").iterdir()
     content = index.read_bytes()
     shards = sorted(path.glob("*tfrecord-*"))
     reads = Reads(monkeypatch)
-    store = formats.open(path).to_store()
+    store = DatasetStore.open(path)
     assert reads.times == 0
     same_batches(store, wanted)
     os.utime(shards[1], ns=(1, 1))
     reads = Reads(monkeypatch)
-    formats.open(path).to_store()
+    DatasetStore.open(path)
     again = reads.times
     shutil.rmtree(path / ".mouse")
     reads = Reads(monkeypatch)
-    formats.open(path).to_store()
+    DatasetStore.open(path)
     assert 0 < again < reads.times / 2  # one shard of four, then all
     os.utime(shards[1], ns=(2, 2))
-    same_batches(formats.open(path).to_store(), wanted)
+    same_batches(DatasetStore.open(path), wanted)
     assert index.read_bytes() != content
     # Whatever it says, damaged indexes are made anew, and never believed.
     rng = np.random.default_rng(0)
@@ -498,11 +498,11 @@ def test_the_index_is_kept_until_shards_change(tmp_path: Path, monkeypatch: pyte
         hurt = bytearray(whole)
         hurt[rng.integers(len(hurt))] ^= 1 << rng.integers(8)
         index.write_bytes(hurt)
-        same_batches(formats.open(path).to_store(), wanted)
+        same_batches(DatasetStore.open(path), wanted)
     index.write_bytes(whole[: len(whole) // 2])
-    same_batches(formats.open(path).to_store(), wanted)
+    same_batches(DatasetStore.open(path), wanted)
     write_checkpoint(index, {**read_checkpoint(index), "version": 2})  # so is that of another version
-    same_batches(formats.open(path).to_store(), wanted)
+    same_batches(DatasetStore.open(path), wanted)
     assert index.read_bytes() == whole
 
 
@@ -510,7 +510,7 @@ def test_a_dataset_that_is_only_read_has_its_index_elsewhere(tmp_path: Path, mon
     path = made(tmp_path, "vector")
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda *arguments, **options: False)
-    same_batches(formats.open(path).to_store(), in_memory(path))
+    same_batches(DatasetStore.open(path), in_memory(path))
     assert list((tmp_path / "cache").rglob("*.index"))
     assert not (path / ".mouse").exists()
 
@@ -534,7 +534,7 @@ def test_damaged_records_are_errors_that_name_shard_and_record(tmp_path: Path) -
     def opened(content: bytes) -> DatasetStore:
         shutil.rmtree(path / ".mouse", ignore_errors=True)
         shard.write_bytes(content)
-        return formats.open(path).to_store()
+        return DatasetStore.open(path)
 
     hurt = bytearray(data)
     hurt[second + length // 2] ^= 4
@@ -570,7 +570,7 @@ def test_records_that_are_no_episodes(example: bytes, tmp_path: Path) -> None:
     shard = sorted(path.glob("*val*tfrecord-*"))[0]
     shard.write_bytes(framed(example))
     with pytest.raises(DataError, match=rf"{shard.name}, record 0 at byte 0"):
-        formats.open(path, splits="val").to_store()
+        DatasetStore.open(path, splits="val")
 
 
 @pytest.mark.parametrize("final", [None, "drop", "mark"])
@@ -582,11 +582,11 @@ def test_episodes_whose_last_observation_is_missing(final: str | None, tmp_path:
     path = as_tfrecord(tmp_path / "arrays")
     if final is None:
         with pytest.raises(ConfigError, match=r"record 1 .*: the observation that an episode ends in is not stored"):
-            formats.open(path).to_store()
+            DatasetStore.open(path)
     else:
-        same_batches(formats.open(path, final=final).to_store(), in_memory(path, final=final))
+        same_batches(DatasetStore.open(path, final=final), in_memory(path, final=final))
 
 
 def test_array_records_do_not_stay(tmp_path: Path) -> None:
     path = made(tmp_path, "vector").with_name("arrays")
-    assert formats.open(path).to_store().snapshot().num_rows == formats.open(path).to_table().num_rows
+    assert DatasetStore.open(path).snapshot().num_rows == formats.stream(path).to_table().num_rows

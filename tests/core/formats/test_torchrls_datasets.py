@@ -52,22 +52,22 @@ def test_roboset(closed: bool, tmp_path: Path) -> None:
     logs = logged()
     write_roboset(tmp_path / "a.h5", logs[:2], closed=closed, first=9)
     write_roboset(tmp_path / "b.h5", logs[2:], closed=closed)
-    stream = formats.open(tmp_path, batch_rows=3, **({} if closed else {"final": "mark"}))
+    stream = formats.stream(tmp_path, batch_rows=3, **({} if closed else {"final": "mark"}))
     table = stream.to_table()
-    check_rows(table, logs, final=None if closed else "mark", infos="metadata_env_infos" if closed else "")
+    check_rows(table, logs, final=None if closed else "mark", infos="info" if closed else "")
     assert stream.format == "roboset"
     begins = np.flatnonzero(table.column("episode_step").to_numpy() == 0)
     assert table.column("metadata_episode").to_numpy()[begins].tolist() == [9, 10, 0, 1, 2, 3]
     assert table.column("metadata_seed").to_numpy()[begins].tolist() == [0, 0, 1, 1, 1, 1]
     if not closed:  # infos arrive with the action, as its reward does
-        speeds = table.column("metadata_env_infos_speed").to_pylist()
+        speeds = table.column("info.speed").to_pylist()
         steps = table.column("episode_step").to_pylist()
         assert [speed[0] for speed in speeds] == steps
         check_rows(read_layouts(tmp_path, layout="roboset", final="drop").to_table(), logs, final="drop")
         with pytest.raises(ConfigError, match="choose: final="):
             read_layouts(tmp_path, layout="roboset")
     rest = read_layouts(tmp_path, layout="roboset", final="mark", leave_out=["*/env_infos"])
-    assert "metadata_env_infos_speed" not in rest.columns
+    assert "info.speed" not in rest.columns
     assert any(("NaN" if closed else "a number") in note for note in stream.notes)
 
 
@@ -109,7 +109,7 @@ def test_roboset_of_other_layouts_is_refused(tmp_path: Path) -> None:
         read_layouts(tmp_path, layout="roboset").to_table()
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["Trial0/extra"] = np.zeros(len(file["Trial0/rewards"]))
-    with pytest.raises(SchemaError, match=r"expected the arrays of the first episode, found .*'extra'"):
+    with pytest.raises(SchemaError, match=r"expected the arrays of the first episode, found .*'metadata_extra'"):
         read_layouts(tmp_path, layout="roboset").to_table()
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["Trial0/short"] = np.zeros(1)
@@ -118,7 +118,7 @@ def test_roboset_of_other_layouts_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["Trial0/actions"] = np.zeros(3)
     with pytest.raises(DataError, match=r"Trial0/observations: expected an array .*, found none"):
-        formats.open(tmp_path / "c.h5")
+        formats.stream(tmp_path / "c.h5")
 
 
 # Each file of HDF5 is read by a process of its own.
@@ -181,7 +181,7 @@ def write_gen_dgrl(path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(("name", "kind"), [("bigfish.tar.xz", "npy"), ("bigfish.tar", "npz"), ("bigfish", "npz")])
 def test_gen_dgrl(name: str, kind: str, tmp_path: Path) -> None:
-    stream = formats.open(write_gen_dgrl(tmp_path / name, kind), batch_rows=4)
+    stream = formats.stream(write_gen_dgrl(tmp_path / name, kind), batch_rows=4)
     assert stream.format == "gen_dgrl"
     rows = iter(stream.to_table().to_pylist())
     for file, arrays in EPISODES:
@@ -189,7 +189,7 @@ def test_gen_dgrl(name: str, kind: str, tmp_path: Path) -> None:
         for step in range(steps + 1):
             row = next(rows)
             picture = np.moveaxis(arrays["observations"][step], 0, -1)
-            assert np.array_equal(np.array(row["observation_image"]), picture)
+            assert np.array_equal(np.array(row["observation"]), picture)
             assert row["episode_step"] == step
             assert row["metadata_level_seed"] == int(file.split("_")[3])
             assert row["action"] == (arrays["actions"][step - 1, 0] if step else 0)
@@ -198,7 +198,7 @@ def test_gen_dgrl(name: str, kind: str, tmp_path: Path) -> None:
     assert next(rows, None) is None
     assert stream.schema.field("action").type == pa.int64()
     batch = BatchSource(stream.to_store(), sequence_length=2, batch_size=2)[0]
-    assert batch["obs_image"].shape == (2, 2, 192)
+    assert batch["observation"].shape == (2, 2, 8, 8, 3)
 
 
 def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
     theirs = Made()._unpack_category_file(str(tmp_path), False, "1M_E", ("1M_E", path.name, ""))
     table = read_layouts(path, layout="gen_dgrl").to_table()
     led_to = table.column("episode_step").to_numpy() > 0
-    pictures = np.moveaxis(np.array(table.column("observation_image").to_pylist()), -1, 1)
+    pictures = np.moveaxis(np.array(table.column("observation").to_pylist()), -1, 1)
     assert np.array_equal(pictures[led_to], theirs["next", "observation"].numpy())
     assert np.array_equal(pictures[np.append(led_to[1:], False)], theirs["observation"].numpy())
     assert np.array_equal(table.column("action").to_numpy()[led_to], theirs["action"][:, 0].numpy())
@@ -242,7 +242,7 @@ def test_gen_dgrl_calls_nothing_that_is_pickled(
     array[()] = held
     np.save(file, array, allow_pickle=True)
     with pytest.raises(DataError, match=wanted):
-        formats.open(file)
+        formats.stream(file)
     assert not (tmp_path / "trapped").exists()
 
 
@@ -316,7 +316,7 @@ def write_openml(path: Path, text: str = ARFF) -> Path:
 
 
 def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
-    stream = formats.open(write_openml(tmp_path / "mushroom.arff"), batch_rows=2, target="class")
+    stream = formats.stream(write_openml(tmp_path / "mushroom.arff"), batch_rows=2, target="class")
     assert (stream.format, stream.alignment) == ("openml", "outgoing")
     table = stream.to_table()
     assert table.column("observation").to_pylist() == FEATURES
@@ -340,17 +340,17 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
 def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
     """Whose descriptions say which attribute is the class; else it is the last."""
     client = write_openml(tmp_path / "org/openml/www/datasets/24/dataset.arff")
-    assert formats.open(client).format_metadata["target"] == "stalk"
+    assert formats.stream(client).format_metadata["target"] == "stalk"
     description = "<oml:name>x</oml:name><oml:default_target_attribute>class</oml:default_target_attribute>"
     (client.parent / "description.xml").write_text(description)
-    found = formats.open(client.parent)
+    found = formats.stream(client.parent)
     assert found.format_metadata["target"] == "class"
     cache = tmp_path / "scikit_learn_data" / "openml" / "openml.org"
     packed = write_openml(cache / "data" / "v1" / "download" / "24.gz")
     said = {"data_set_description": {"file_id": "24", "default_target_attribute": "class"}}
     (cache / "api/v1/json/data").mkdir(parents=True)
     (cache / "api/v1/json/data/24.gz").write_bytes(gzip.compress(json.dumps(said).encode()))
-    assert formats.open(packed).digest() == found.digest()
+    assert formats.stream(packed).digest() == found.digest()
     client.unlink()
     columns = {
         "cap shape": pa.array(["flat", "two words", "flat"]).dictionary_encode(),
@@ -359,7 +359,7 @@ def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
         "stalk": ["a", "b", "a"],
     }
     pq.write_table(pa.table(columns), client.parent / "dataset_24.pq")
-    rows = formats.open(client.parent).to_table()
+    rows = formats.stream(client.parent).to_table()
     assert rows.column("action").to_pylist() == [0, 1, 1]
     assert rows.column("observation").to_pylist() == [[0, 1.5, 0], [1, -20, 1], [0, 3, 0]]
 
@@ -382,7 +382,7 @@ def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
 def test_openml_that_cannot_be(text: str, options: Any, error: Any, wanted: str, tmp_path: Path) -> None:
     path = write_openml(tmp_path / "x.arff", text)
     with pytest.raises(error, match=wanted):
-        formats.open(path, **options).to_table()
+        formats.stream(path, **options).to_table()
     if "?" in text:
         table = read_openml(path, missing="drop", target="class").to_table()
         assert table.column("observation").to_pylist() == [FEATURES[0], FEATURES[2]]
