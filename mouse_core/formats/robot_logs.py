@@ -10,14 +10,16 @@ The parts in order: recordings and their messages, layouts, decoding of messages
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
 import sqlite3
 import struct
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -87,7 +89,7 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
     try:
         from mcap import records
         from mcap.exceptions import EndOfFile
-        from mcap.stream_reader import StreamReader, breakup_chunk
+        from mcap.stream_reader import StreamReader
     except ImportError as error:
         raise ImportError(f"{os.fspath(path)}: MCAP files need mcap: pip install 'mouse-data[robots]'") from error
     schemas = {0: ("", "", "")}  # name, language, definition; number 0 stands for no schema
@@ -97,8 +99,7 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
         reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=most)
         try:
             for outer in reader.records:
-                is_chunk = isinstance(outer, records.Chunk)
-                for record in breakup_chunk(_plain_chunk(outer), validate_crc=True) if is_chunk else (outer,):
+                for record in _chunk_records(outer) if isinstance(outer, records.Chunk) else (outer,):
                     if isinstance(record, records.Message):
                         yield channels[record.channel_id], record.log_time, memoryview(record.data)
                     elif isinstance(record, records.Schema):
@@ -116,15 +117,32 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
             raise damaged(path, f"expected the schema or channel {error} before its use, found none") from error
 
 
-def _plain_chunk(chunk: Any) -> Any:
-    """Return a chunk of an MCAP file with its records unpacked; mcap itself would unpack any number of bytes."""
+def _chunk_records(chunk: Any) -> Iterator[Any]:
+    """Yield the records of a chunk; mcap takes eight times as long, and would unpack any number of bytes."""
+    from mcap.data_stream import ReadDataStream
+    from mcap.opcode import Opcode
+    from mcap.records import Channel, Message, Schema
+
+    kinds: dict[int, Any] = {Opcode.SCHEMA: Schema, Opcode.CHANNEL: Channel}
     size = chunk.uncompressed_size
     data = unpacked(memoryview(chunk.data), chunk.compression, min(size, _MOST_CHUNK))
     if len(data) != size:
         raise DataError(
             f"expected a chunk that becomes {size} bytes of at most {_MOST_CHUNK}, found {len(data)} or more"
         )
-    return replace(chunk, compression="", data=data)
+    if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
+        raise DataError("the CRC of a chunk does not match")
+    begin = 0
+    while begin < size:
+        opcode, length = struct.unpack_from("<BQ", data, begin)
+        begin, content = begin + 9 + length, data[begin + 9 : begin + 9 + length]
+        if begin > size:
+            raise DataError(f"expected a record of {length} bytes in a chunk, found the chunk's end")
+        if opcode == Opcode.MESSAGE:
+            number, sequence, time, published = struct.unpack_from("<HIQQ", content)
+            yield Message(number, time, content[22:], published, sequence)  # type: ignore[arg-type]
+        elif opcode in kinds:
+            yield kinds[opcode].read(ReadDataStream(io.BytesIO(content)))
 
 
 def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
