@@ -333,15 +333,29 @@ def fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_dictionary(data_type):
         return fitter(data_type.value_type)
     if is_list(data_type):
-        return partial(_fit_list, data_type, fitter(data_type.value_type), NUMPY_NAMES.get(str(data_type.value_type)))
+        return partial(
+            _fit_list, data_type, _fitter_of(data_type.value_field), NUMPY_NAMES.get(str(data_type.value_type))
+        )
     if pa.types.is_struct(data_type):
-        return partial(_fit_struct, {field.name: fitter(field.type) for field in data_type})
+        return partial(_fit_struct, {field.name: _fitter_of(field) for field in data_type})
     if str(data_type) in NUMPY_NAMES:
         return partial(_fit_number, NUMPY_NAMES[str(data_type)])
     return partial(_fit_other, data_type, _PYTHON_TYPES.get(data_type, object))
 
 
 _REFUSED = (ValueError, TypeError, RowError, OverflowError, pa.ArrowException)
+
+
+def _fitter_of(field: pa.Field) -> Callable[[Any], Any]:
+    return partial(_fit_child, fitter(field.type), field.nullable)
+
+
+def _fit_child(fit: Callable[[Any], Any], nullable: bool, value: Any) -> Any:
+    if not is_hidden(value):
+        return fit(value)
+    if not nullable:
+        raise ValueError("expected a value, found None")
+    return None
 
 
 def _fit_list(data_type: pa.DataType, fit: Callable[[Any], Any], dtype: str | None, value: Any) -> Any:
@@ -354,7 +368,7 @@ def _fit_list(data_type: pa.DataType, fit: Callable[[Any], Any], dtype: str | No
     if array is not None and dtype is not None and array.ndim == 1 and array.dtype != object:
         items: Any = np.array(_numbers(array, dtype))
     else:  # also with a null among the numbers
-        items = [None if is_hidden(item) else fit(item) for item in value]
+        items = [fit(item) for item in value]
     if pa.types.is_fixed_size_list(data_type) and len(items) != data_type.list_size:
         raise ValueError(f"expected {values_of(data_type.list_size)}, found {len(items)}")
     return items
@@ -363,7 +377,7 @@ def _fit_list(data_type: pa.DataType, fit: Callable[[Any], Any], dtype: str | No
 def _fit_struct(fields: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
     if not isinstance(value, Mapping) or not value.keys() <= fields.keys():
         raise ValueError(f"expected a mapping with keys among {list(fields)}")
-    return {name: None if is_hidden(value.get(name)) else fit(value[name]) for name, fit in fields.items()}
+    return {name: fit(value.get(name)) for name, fit in fields.items()}
 
 
 def _fit_number(dtype: str, value: Any) -> Any:

@@ -125,6 +125,16 @@ def test_values_that_contradict_a_declaration_change_nothing(store: DatasetStore
     assert [one[name] for one in rows_of(store)] == [TAKEN[name][at % len(TAKEN[name])][1] for at in range(3)]
 
 
+def test_parts_of_a_value_may_exclude_nulls() -> None:
+    keyed = pa.struct([pa.field("key", pa.int8(), nullable=False)])
+    store = DatasetStore(columns={"x": pa.list_(keyed), "y": pa.list_(pa.field("item", pa.int8(), nullable=False))})
+    for x, y in (([{}], []), ([{"key": None}], []), ([], [1, None])):
+        with pytest.raises(DataError, match=r"column '[xy]': expected list.*expected a value, found None"):
+            store.append({**ORDINARY, "x": x, "y": y})
+    store.append({**ORDINARY, "x": [{"key": 1}, None], "y": None})
+    assert [(one["x"], one["y"]) for one in rows_of(store)] == [([{"key": 1}, None], None)]
+
+
 def test_a_declared_column_is_in_every_row(store: DatasetStore) -> None:
     for lacking in ("tokens", "present"):
         first = row()
