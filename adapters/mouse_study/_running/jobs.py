@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -238,11 +238,9 @@ def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) ->
             start_new_session=True,  # so that Ctrl-C reaches this process alone, which asks them to save their state
         )
     assert process.stdin is not None
-    try:
+    with suppress(BrokenPipeError):  # of a process that has ended, which is noticed later
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
-    except BrokenPipeError:
-        pass  # the process has ended, which is noticed later
     return process
 
 
@@ -279,10 +277,8 @@ def _make_store(declared: dict[str, Any], folder: Path) -> None:
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
-        try:
+        with suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
 
 
 def _words(status: int) -> str:

@@ -246,11 +246,11 @@ class Run:
         self.pairs = twins(self.torch_module, self.flax_module, names=self.names)
         self.torch_batch = map_tree(lambda values: torch.from_numpy(_widened(values)), self.batch)
         self.flax_batch = map_tree(lambda values: jnp.asarray(_widened(values)), self.batch)
-        sizes = [np.shape(values) for values in _leaves(self.batch)]
-        elements = max([1, *(int(np.prod(shape)) for shape in sizes)])
+        elements = [1]
+        map_tree(lambda values: elements.append(np.size(values)), self.batch)
         widths = [max(shape, default=1) for pair in self.pairs for shape in pair.flax.shapes.values()]
         # The longest sum is over all steps of a batch, or over the inputs of a layer.
-        self.longest = max([elements, *widths])
+        self.longest = max([*elements, *widths])
         self.before: Any = None
         self.flax_graph: Any = None
         self.flax_params: Any = None
@@ -273,23 +273,15 @@ class Run:
             theirs = arrays_of(pair.flax)
             for name, ours in pair.to_flax(arrays_of(pair.torch), "updates").items():
                 found.append(_spreads(tensor_name(pair.torch.path, name), ours, theirs[name]))
-        own_loss, other_loss = (
-            self._torch_loss(copy.deepcopy(self.torch_module)),
-            self._flax_loss(nnx.clone(self.flax_module)),
-        )
+        with torch.no_grad():
+            own_loss = float(self.torch_loss(copy.deepcopy(self.torch_module), self.torch_batch))
+        other_loss = self._flax_loss(nnx.clone(self.flax_module))
         parted = any(one.beyond for one in found)
         same = all(one.absolute == 0 for one in found)
         tolerance = 0.0 if parted else self.tolerance(len(self.pairs)) if same else float("inf")
         if not same:
-            found.append(
-                Difference(
-                    "initial weights",
-                    "loss of each with its own weights",
-                    abs(own_loss - other_loss),
-                    abs(own_loss),
-                    tolerance,
-                )
-            )
+            name, apart = "loss of each with its own weights", abs(own_loss - other_loss)
+            found.append(Difference("initial weights", name, apart, abs(own_loss), tolerance))
         return found
 
     def forward(self) -> list[Difference]:
@@ -423,10 +415,6 @@ class Run:
         paths = {pair.flax.path: pair.torch.path for pair in self.pairs}
         return {paths[layer.path]: arrays_of(layer) for layer in flax_layers(merged)}
 
-    def _torch_loss(self, module: Any) -> float:
-        with torch.no_grad():
-            return float(self.torch_loss(module, self.torch_batch))
-
     def _flax_loss(self, module: Any) -> float:
         loss = self.flax_loss(module, self.flax_batch)
         _check_scalar("flax_loss", loss)
@@ -489,12 +477,6 @@ def _widened(values: Any) -> Array:
     array = np.asarray(values)
     wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(array.dtype.kind)
     return np.array(array if wide is None else array.astype(wide))
-
-
-def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    map_tree(found.append, tree)
-    return found
 
 
 def _check_scalar(name: str, loss: Any) -> None:

@@ -562,7 +562,10 @@ class Stepping:
         leaves, state = self.leaves, with_wide_counts(self.flax_optimizer, self.run.flax_params)
         update = jax.jit(self.flax_optimizer.update)
         for gradients in steps:
-            before = {path: _copied(arrays_of(layer)) for path, layer in self._layers.items()}
+            before = {
+                path: {name: values.copy() for name, values in arrays_of(layer).items()}
+                for path, layer in self._layers.items()
+            }
             self._set_gradients(gradients)
             optimizer.step()
             added = {
@@ -615,19 +618,13 @@ def _times(factor: float, arrays: ByLayer) -> ByLayer:
     return {path: {name: factor * values for name, values in own.items()} for path, own in arrays.items()}
 
 
-def _copied(arrays: Arrays) -> Arrays:
-    return {name: values.copy() for name, values in arrays.items()}
-
-
-def _counts(name: str) -> bool:
-    """Whether a Flax array is trained."""
-    return name not in ("mean", "var")
-
-
 def _named(arrays: ByLayer) -> Arrays:
     """Return the trained arrays of all layers by full name."""
     return {
-        tensor_name(path, name): values for path, own in arrays.items() for name, values in own.items() if _counts(name)
+        tensor_name(path, name): values
+        for path, own in arrays.items()
+        for name, values in own.items()
+        if name not in ("mean", "var")
     }
 
 
