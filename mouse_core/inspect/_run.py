@@ -28,7 +28,7 @@ from mouse_core.inspect.report import (
     plural,
     sorted_by_level,
 )
-from mouse_core.spec import Binary, Bounded, Categorical, MultiCategorical
+from mouse_core.spec import STANDARD_FIELDS, Binary, Bounded, Categorical, MultiCategorical
 from mouse_core.store.views import Store
 
 # Shares above these limits are no coincidence.
@@ -421,7 +421,8 @@ def _about_statistics(
     said = stream.format_metadata.get("stats") or _saved_statistics(stream.path)
     if not isinstance(said, Mapping):
         return
-    stated = {_column_of(str(key)): one for key, one in said.items() if isinstance(one, Mapping)}
+    columns_of = {field.name: field.column for field in STANDARD_FIELDS}
+    stated = {columns_of.get(key, key): one for key, one in said.items() if isinstance(one, Mapping)}
     seen = {one.name: one.places for one in columns if one.name.startswith(("action", "observation"))}
     found = list(about_statistics(stated, _counted(seen)))
     # Statistics of actions are skipped: they may or may not include the placeholders of first rows.
@@ -446,11 +447,6 @@ def _saved_statistics(path: str) -> Any:
         return read_json_object(file) if file.is_file() else None
     except (MouseError, OSError, ValueError):
         return None  # the statistics cannot be used
-
-
-def _column_of(key: str) -> str:
-    """Return the column that a LeRobot feature is converted to."""
-    return key.removesuffix(".state").replace(".", "_")
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:

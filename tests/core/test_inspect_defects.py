@@ -281,7 +281,7 @@ def test_statistics_that_were_saved_in_the_dataset_are_looked_at(clean: Columns,
     assert loud(inspect(formats.stream(folder))) == set()
     file = folder / "meta" / "stats.json"
     said = json.loads(file.read_text())
-    for key in ("observation.state", "action"):
+    for key in ("obs_continuous", "action"):
         moved = said | {key: said[key] | {"mean": [one + 3 for one in said[key]["mean"]]}}
         file.write_text(json.dumps(moved))
         assert loud(inspect(formats.stream(folder))) == {"statistics-contradict"}

@@ -618,6 +618,10 @@ def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
     (seen,) = (column for column in reports[0].columns if column.name == "observation.state")
     assert seen.low > 90
     assert seen.mean == pytest.approx(robot.state.mean(), rel=1e-4)
+    said["observation.state"]["mean"][1] += 50
+    (root / "meta" / "stats.json").write_text(json.dumps(said))
+    codes = {one.code: one.column for one in inspect(formats.stream(root, final="drop")).findings}
+    assert codes["statistics-contradict"] == "observation.state"
 
 
 def test_language_is_text(tmp_path: Path) -> None:
