@@ -260,7 +260,7 @@ def test_statistics_of_other_rows_are_told(clean: Columns) -> None:
 
     def codes(**changed: Any) -> set[str]:
         stats = {key: values.tolist() for key, values in (said | changed).items()}
-        return loud(inspect(stream(clean, format_metadata={"stats": {"observation.state": stats}})))
+        return loud(inspect(stream(clean, format_metadata={"stats": {"observation": stats}})))
 
     assert codes() == set()
     for changed in (
