@@ -186,7 +186,7 @@ def test_they_come_with_the_rows_in_one_commit_and_are_found(hub: HubServer, tmp
     assert [commit.message.split()[0] for commit in hub.repos[REPO].history()] == ["initial", "Push"]
     assert beside(head(hub)) == BESIDE
     said = json.loads(head(hub).files["meta/stats.json"].data)
-    assert said["observation.state"]["max"] == [199.0, 0.0, 99.5]
+    assert said["obs_continuous"]["max"] == [199.0, 0.0, 99.5]
     assert said["next.reward"]["count"] == [180]  # the first row of an episode has none of its own
     # Of rewards t / 8, but for the steps that begin an episode of ten.
     rewards = [t / 8 for t in range(200) if t % 10]
