@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -16,26 +16,21 @@ from mouse_core.store.disk.checking import repair
 from tests.core.disk_cases import check_batches, numbers_in, rows_of
 from tests.core.test_store_crash import make
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _at_once() -> Iterator[None]:
-    """Nothing waits for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        patch.setattr(os, "fdatasync", lambda file: None)
-        yield
-
-
 PARTS = (40, 30, 30)
+
+
+def store_of(folder: Path, parts: tuple[int, ...]) -> Path:
+    """A store whose sealed files have some numbers of rows; episodes have 7 rows."""
+    for end, count in zip(accumulate(parts), parts, strict=True):
+        with DatasetStore.open(folder, "a") as store:
+            store.extend(rows_of("mixed", end - count, count))
+    return folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store of three sealed files, of 40, 30 and 30 rows; episodes have 7 rows."""
-    for first, count in zip((0, 40, 70), PARTS, strict=True):
-        with DatasetStore.open(tmp_path / "store", "a") as store:
-            store.extend(rows_of("mixed", first, count))
-    return tmp_path / "store"
+    """A store of three sealed files, of 40, 30 and 30 rows."""
+    return store_of(tmp_path / "store", PARTS)
 
 
 def flip(path: Path, at: float = 0.5) -> None:
@@ -94,6 +89,16 @@ def test_what_is_whole_is_kept_without_the_rest_of_a_broken_episode(
         store.extend(rows_of("mixed", 100, 5))
     assert verify(folder).rows == 75
     assert repair(folder).said == ()
+
+
+def test_episodes_over_whole_files_behind_a_gap_are_kept(tmp_path: Path) -> None:
+    """Rows 10..19 are damaged; the episode of 28..34 begins in the file behind the gap and goes on in the next one."""
+    folder = store_of(tmp_path / "store", (10, 10, 10, 10))
+    flip(sealed(folder)[1])
+    done = repair(folder)
+    assert (done.rows, done.dropped_rows) == (29, 11)
+    with DatasetStore.open(folder) as store:
+        assert [row["number"] for row in store[:]] == [*range(10), *range(21, 40)]
 
 
 def test_an_episode_that_lost_its_beginning_is_dropped(folder: Path) -> None:
