@@ -34,16 +34,25 @@ TARGETS = {
         "store_repair",
         "groups_restart",
         "replay_memmap",
+        "verify",
         "convert",
     ),
     "mouse_core/columns": ("appends", "bad_input", "store", "tail_file", "replay_kinds", "replay_storages", "record"),
-    "mouse_core/episodes.py": ("replay_episodes", "replay_slices", "sampling_episodes", "boundaries", "replay_query"),
+    "mouse_core/episodes.py": (
+        "replay_episodes",
+        "replay_slices",
+        "sampling_episodes",
+        "boundaries",
+        "replay_query",
+        "statistics",
+    ),
     "mouse_core/store/disk": ("tail_file", "disk", "store_upkeep", "store_repair", "disk_many", "power_cut", "save"),
     "mouse_core/replay/storages": (
         "replay_storages",
         "replay_memmap",
         "replay_kinds",
         "replay_recorded",
+        "replay_sync",
         "conformance",
     ),
     "mouse_core/batches": (
@@ -64,6 +73,8 @@ TARGETS = {
         "planning",
         "orders",
         "mixtures",
+        "transitions",
+        "ranks",
     ),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
