@@ -422,7 +422,7 @@ def _about_statistics(
     if not isinstance(said, Mapping):
         return
     columns_of = {field.name: field.column for field in STANDARD_FIELDS}
-    stated = {columns_of.get(key, key): one for key, one in said.items() if isinstance(one, Mapping)}
+    stated = {columns_of.get(str(key), str(key)): one for key, one in said.items() if isinstance(one, Mapping)}
     seen = {one.name: one.places for one in columns if one.name.startswith(("action", "observation"))}
     found = list(about_statistics(stated, _counted(seen)))
     # Statistics of actions are skipped: they may or may not include the placeholders of first rows.
