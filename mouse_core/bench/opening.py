@@ -74,11 +74,11 @@ def open_data(
     Data that a store cannot read in place are converted into a temporary folder.
 
     Args:
-        path_or_name: A file, folder or address of any format; an id as for ``formats.stream``; or ``namespace/name`` of
+        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of
             a dataset on the Hub, unless this may be a path.
         splits: Names of the splits to read; by default all.
         progress: Whether a bar shows the progress of a conversion.
-        **options: The options of ``formats.stream``.
+        **options: The options of ``formats.open``.
 
     Raises:
         ConfigError: The data cannot be opened, or a split is missing.
@@ -93,13 +93,13 @@ def open_data(
             return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
         began = time.perf_counter()
-        stream = formats.stream(source, splits=splits, **options)
+        stream = formats.open(source, splits=splits, **options)
         if not is_url(source):
             costs_of_layout = [sentence for _, sentence in costs(layout_of(stream), source)]
         if stream.mapped is None and stream.opened is None:
             convert(stream, Path(folder) / "rows", progress=progress)
             began = time.perf_counter()
-            stream = formats.stream(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
+            stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
         store = stream.to_store()
         # Opening in place again may read all files, or ask a server.
         to_store = stream.to_store if stream.opened is None else lambda: store

@@ -115,7 +115,7 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
 
 
 def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Return the reading options of ``add_source`` as arguments of ``formats.stream``."""
+    """Return the reading options of ``add_source`` as arguments of ``formats.open``."""
     said = {
         "format": chosen.format,
         "final": chosen.final,
@@ -140,7 +140,7 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
     from mouse_core import formats
 
     more: dict[str, Any] = {"skip_broken": True} if getattr(chosen, "skip_broken", False) else {}
-    return formats.stream(chosen.source, alignment=chosen.alignment, **how_to_read(chosen), **more)
+    return formats.open(chosen.source, alignment=chosen.alignment, **how_to_read(chosen), **more)
 
 
 def wants_bar() -> bool:

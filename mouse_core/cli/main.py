@@ -242,7 +242,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
     parts = {}
     if len(splits) > 1:
         options = {"format": chosen.format, "alignment": chosen.alignment, "image_roots": chosen.image_root}
-        parts = {name: formats.stream(chosen.source, splits=[name], **options) for name in splits}
+        parts = {name: formats.open(chosen.source, splits=[name], **options) for name in splits}
     else:
         parts = {chosen.as_split or (splits[0] if splits else "train"): stream}
     stores = {}
@@ -323,7 +323,7 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
     from mouse_core import formats
     from mouse_core.formats.converting import preprocess
 
-    stream = formats.stream(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
+    stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
     done = preprocess(
         stream,
         data.function_of(chosen.function, "function"),

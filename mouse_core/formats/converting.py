@@ -40,7 +40,7 @@ from mouse_core.formats.base import (
 )
 from mouse_core.formats.columns import check_size, from_arrow, to_arrow
 from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, job_folder, pickled, read_note
-from mouse_core.formats.opening import stream as open_rows
+from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import as_schema
@@ -299,7 +299,7 @@ class Preprocessed:
     """The result of ``preprocess``.
 
     Args:
-        path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.stream``.
+        path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.open``.
         rows: Number of rows.
         digest: Digest of all rows; see ``rows_digest``.
         resumed_rows: Number of rows that an interrupted call had completed.
@@ -344,7 +344,7 @@ def preprocess(
     the packages change.
 
     Args:
-        rows: A store, a view or a snapshot; a ``RowStream``, or a path that ``formats.stream`` opens; or a
+        rows: A store, a view or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
             ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like all others.
         function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
             of one, or an object of a class at the top of a module.

@@ -463,7 +463,7 @@ _FORMATS = (
 )
 
 
-def stream(
+def open(
     path: str | os.PathLike[str],
     *,
     format: str | Any = None,

@@ -1034,7 +1034,7 @@ def store_of(
     if kind != "tfrecord":
         raise ConfigError(
             f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; "
-            "formats.stream reads them, and mouse convert makes a store of them"
+            "formats.open reads them, and mouse convert makes a store of them"
         )
     schema = read_tfds(path, splits=splits, final=final, last_step=last_step).schema
     pictures = image_columns(leaves)

@@ -82,7 +82,7 @@ def verify(
     folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
     known = {folder: noted for folder in folders if (noted := read_manifest(folder)) is not None}
     sealed = _check_files(root, known, progress)
-    stream = opening.stream(root, **options)
+    stream = opening.open(root, **options)
     splits = stream.format_metadata["splits"] if stream.format in ("datasets", "parquet") else {}
     files = [Path(file) for some in splits.values() for file in some]
     by_files = bool(known) and set(known) == {file.parent for file in files}
@@ -115,7 +115,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
         raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
     rows, known = 0 if found is None else found.rows, None
     if found is None or digest is not None:
-        rows, known = _read_through(opening.stream(root, **options), progress)
+        rows, known = _read_through(opening.open(root, **options), progress)
         _check_digest(shown, digest, known)
     if found is None:
         return Verified(shown, rows, known, "" if digest is None else "the rows have the digest that was given")

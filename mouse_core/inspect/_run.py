@@ -371,7 +371,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     Episodes of a LeRobotDataset that cannot be read are findings; the others are inspected.
 
     Args:
-        stream: The rows, as ``mouse_core.formats.stream`` returns them for a path; or a store or view of a store.
+        stream: The rows, as ``mouse_core.formats.open`` returns them for a path; or a store or view of a store.
         ignore: Codes of findings to leave out.
         progress: Whether to show a progress bar.
 

@@ -276,7 +276,7 @@ class FormatConformance:
         (tmp_path / "source").mkdir()
         stream = self.read(self.write(tmp_path / "source"))
         stream.save(tmp_path / "rows")
-        again = formats.stream(tmp_path / "rows")
+        again = formats.open(tmp_path / "rows")
         assert again.digest() == again.noted == stream.digest(), "expected the rows that were written"
         assert (again.alignment, again.metadata) == (stream.alignment, stream.metadata)
         assert len(stream.to_store()) == stream.to_table().num_rows

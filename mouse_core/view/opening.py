@@ -38,7 +38,7 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     Args:
         source: A path, an address or a name, as for ``bench.opening.open_data``.
         progress: Whether a bar shows the progress of a conversion.
-        **options: The options of ``formats.stream``.
+        **options: The options of ``formats.open``.
 
     Raises:
         ConfigError: The source cannot be opened.
@@ -74,7 +74,7 @@ def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
     if name in (None, "lerobot") and (path / "meta" / "info.json").is_file():
         from mouse_core import formats
 
-        stream = formats.stream(path, **options)
+        stream = formats.open(path, **options)
         return stream.to_store() if stream.opened is not None else None
     return None
 
@@ -164,12 +164,12 @@ def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
     Args:
         source: The source, as for ``opened_store``.
         store: The store that ``opened_store`` yields for `source`.
-        **options: The options of ``formats.stream``.
+        **options: The options of ``formats.open``.
     """
     from mouse_core import formats
 
     try:
-        return formats.stream(source, **options)
+        return formats.open(source, **options)
     except MouseError:
         return stream_of(store)  # a dataset of the Hub, which has no path
 

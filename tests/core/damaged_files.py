@@ -26,7 +26,7 @@ for path, options in json.load(sys.stdin):
     print(json.dumps(["begins", path]), flush=True)
     began = time.process_time()
     try:
-        rows = sum(batch.num_rows for batch in formats.stream(path, **options))
+        rows = sum(batch.num_rows for batch in formats.open(path, **options))
         said = ["read", str(rows)]
     except MouseError as error:
         said = ["refused", str(error)]

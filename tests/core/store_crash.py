@@ -282,7 +282,7 @@ def check(folder: Path, life: Life) -> None:
         there = Path(target).exists()
         assert there or rows is None, f"lost: {target} was saved"
         if there:
-            assert rows in (None, formats.stream(target).rows), f"torn: {target}"
+            assert rows in (None, formats.open(target).rows), f"torn: {target}"
             assert DatasetStore.open(target)[-1] is not None
         assert not list(folder.parent.glob(f".{Path(target).name}.*")) or rows is None
 

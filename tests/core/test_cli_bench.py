@@ -241,7 +241,7 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert rows(tmp_path / "some.parquet") == 50
     assert rows(tmp_path / "dict") == ROWS + 100
     assert rows(tmp_path / "dict", "eval") == 100
-    assert rows(flat) == rows(flat, format="ogbench") == formats.stream(flat).to_table().num_rows
+    assert rows(flat) == rows(flat, format="ogbench") == formats.open(flat).to_table().num_rows
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
     with open_data("org/data") as found:
         assert found.rows == ROWS

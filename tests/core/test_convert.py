@@ -78,7 +78,7 @@ def test_no_folder_gets_the_name_of_a_file(name: str, tmp_path: Path, capsys: py
     assert name in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["source"]
     convert(stream(), tmp_path / "rows.v1.0")
-    assert formats.stream(tmp_path / "rows.v1.0").rows == 500
+    assert formats.open(tmp_path / "rows.v1.0").rows == 500
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: 
     done = convert(source, tmp_path / target, to=to, shard_bytes=9000)
     assert (done.rows, done.resumed_rows, done.digest) == (500, 0, source.digest())
     assert (done.shards > 2) == (target == "folder")
-    read = formats.stream(tmp_path / target)
+    read = formats.open(tmp_path / target)
     assert read.digest() == done.digest
     assert read.alignment == alignment
     assert os.listdir(tmp_path) == [target]
@@ -113,7 +113,7 @@ def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
     for to in ("arrow", "store"):
         done = convert(stream(table().slice(0, 0)), tmp_path / to, to=to)
         assert (done.rows, done.shards) == (0, 1)
-        assert formats.stream(tmp_path / to).to_table().num_rows == 0
+        assert formats.open(tmp_path / to).to_table().num_rows == 0
 
 
 # ---------------------------------------------------------------------- interruptions
@@ -174,7 +174,7 @@ def test_a_killed_conversion_goes_on(moment: str, after: int, to: str, tmp_path:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not target.exists()
     done = convert(stream(), target, to=to or None, shard_bytes=9000)
-    assert done.digest == stream().digest() == formats.stream(target).digest()
+    assert done.digest == stream().digest() == formats.open(target).digest()
     assert (done.resumed_rows > 0) == (moment != "read" or after > 3)
     assert os.listdir(tmp_path) == ["out"]
 
@@ -197,7 +197,7 @@ def test_any_number_of_interruptions(to: str, tmp_path: Path) -> None:
     assert kept[-1] > 200
     done = convert(source, target, to=to, shard_bytes=9000)
     assert done.resumed_rows == kept[-1]
-    assert done.digest == source.digest() == formats.stream(target).digest()
+    assert done.digest == source.digest() == formats.open(target).digest()
 
 
 @pytest.mark.usefixtures("small")
@@ -221,7 +221,7 @@ def test_files_that_got_lost_are_written_again(tmp_path: Path) -> None:
     parts[-1].write_bytes(b"cut")
     done = convert(stream(), target, shard_bytes=9000)
     assert 0 < done.resumed_rows < 300
-    assert formats.stream(target).digest() == stream().digest()
+    assert formats.open(target).digest() == stream().digest()
 
 
 def cut(source: RowStream, rows: int) -> RowStream:
@@ -371,20 +371,20 @@ def test_help_shows_examples_and_loads_nothing_heavy() -> None:
 
 
 def test_what_is_recognised(tmp_path: Path, parquet: Path) -> None:
-    assert formats.stream(parquet).format == "parquet"
+    assert formats.open(parquet).format == "parquet"
     saved = tmp_path / "saved"
     datasets.Dataset(table().drop_columns(["metadata_ragged"])).save_to_disk(str(saved))
-    assert formats.stream(saved).format == "datasets"
-    assert formats.stream(next(saved.glob("*.arrow"))).rows == 500
+    assert formats.open(saved).format == "datasets"
+    assert formats.open(next(saved.glob("*.arrow"))).rows == 500
     (tmp_path / "hub" / "data").mkdir(parents=True)
     for name in ("train-00000-of-00002", "train-00001-of-00002", "eval-00000-of-00001"):
         (tmp_path / "hub" / "data" / f"{name}.parquet").write_bytes(parquet.read_bytes())
-    hub = formats.stream(tmp_path / "hub")
+    hub = formats.open(tmp_path / "hub")
     assert hub.rows == 1500
     assert {name: len(files) for name, files in hub.format_metadata["splits"].items()} == {"eval": 1, "train": 2}
-    assert formats.stream(tmp_path / "hub", splits=["train"]).rows == 1000
+    assert formats.open(tmp_path / "hub", splits=["train"]).rows == 1000
     with pytest.raises(ConfigError, match="split: expected one of"):
-        formats.stream(tmp_path / "hub", splits=["test"])
+        formats.open(tmp_path / "hub", splits=["test"])
 
 
 def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -397,11 +397,11 @@ def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None
     ):
         wanted = f"no format recognised in {re.escape(found)}; looked for store: .*; lerobot: .*; minari: .*; ogbench: "
         with pytest.raises(ConfigError, match=wanted):
-            formats.stream(path)
+            formats.open(path)
     with pytest.raises(ConfigError, match="expected a file or folder, found none"):
-        formats.stream(tmp_path / "nowhere")
+        formats.open(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="format: expected one of"):
-        formats.stream(tmp_path, format="csv")
+        formats.open(tmp_path, format="csv")
 
 
 def test_files_outside_of_a_dataset_are_not_read(tmp_path: Path, parquet: Path) -> None:
@@ -412,7 +412,7 @@ def test_files_outside_of_a_dataset_are_not_read(tmp_path: Path, parquet: Path) 
         state["_data_files"] = [{"filename": name}]
         (saved / "state.json").write_text(json.dumps(state))
         with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
-            formats.stream(saved)
+            formats.open(saved)
 
 
 def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> Non
     file = next((tmp_path / "out").glob("*.arrow"))
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(DataError, match="cut or never finished"):
-        formats.stream(tmp_path / "out")
+        formats.open(tmp_path / "out")
 
 
 # ---------------------------------------------------------------------- memory
@@ -433,7 +433,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
     code = """
     import sys
     import numpy as np, pyarrow as pa
-    from mouse_core.formats import stream as read_rows
+    from mouse_core.formats import open as read_rows
     from mouse_core.formats.base import RowStream
     from mouse_core.formats.converting import convert
     from mouse_core.inspect import inspect
@@ -484,7 +484,7 @@ def test_encoded_pictures_stay_encoded(tmp_path: Path) -> None:
         ),
     )
     source.save_to_disk(str(tmp_path / "in"))
-    convert(formats.stream(tmp_path / "in"), tmp_path / "out")
+    convert(formats.open(tmp_path / "in"), tmp_path / "out")
     loaded = datasets.load_from_disk(str(tmp_path / "out"))
     assert isinstance(loaded.features["observation_image"], datasets.Image)
     assert (

@@ -55,12 +55,12 @@ def test_names_that_are_no_text_or_stand_twice(tmp_path: Path) -> None:
     file = next((tmp_path / "source").glob("*.arrow"))
     file.write_bytes(file.read_bytes().replace(b"metadata_text", b"metadata_tex\xee"))
     with pytest.raises(DataError, match=file.name):
-        formats.stream(tmp_path / "source")
+        formats.open(tmp_path / "source")
     twice = pa.table({"reward": [1.0], "done": [0]}).rename_columns(["reward", "reward"])
     with pa.OSFile(str(tmp_path / "twice.arrow"), "wb") as sink, pa.ipc.new_stream(sink, twice.schema) as writer:
         writer.write_table(twice)
     with pytest.raises(SchemaError, match=r"twice\.arrow: expected columns of different names"):
-        formats.stream(tmp_path / "twice.arrow")
+        formats.open(tmp_path / "twice.arrow")
 
 
 SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("ted", "flat")]

@@ -431,16 +431,16 @@ def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> N
     with DatasetStore.open(folder, "a") as writer:
         writer.extend({name: values[:150] for name, values in text_and_images(300).items()})
         writer.flush()
-        opened = formats.stream(folder)
+        opened = formats.open(folder)
         assert (opened.format, opened.rows) == ("store", 150)
         writer.from_dataset(_table_of(text_and_images(300), 150))
-    opened = formats.stream(folder)
+    opened = formats.open(folder)
     assert opened.to_table().to_pylist() == memory[:]
     taken = opened.to_store()
     assert taken.path == str(folder)
     assert taken[:] == memory[:]
     opened.save(tmp_path / "written")
-    assert formats.stream(tmp_path / "written").digest() == opened.digest()
+    assert formats.open(tmp_path / "written").digest() == opened.digest()
     DatasetStore.open(folder).save(tmp_path / "saved")
     assert DatasetStore.open(tmp_path / "saved")[:] == memory[:]
 

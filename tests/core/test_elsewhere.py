@@ -161,7 +161,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
     server.put_folder("data/runs", written)
     signed = f"{server.url}/data/runs?signature=password"
     assert "password" not in repr(verify(signed, cache=options["cache"]))
-    assert "password" not in formats.stream(signed, cache=options["cache"]).path
+    assert "password" not in formats.open(signed, cache=options["cache"]).path
     with open_data(signed, cache=options["cache"]) as found:
         assert "password" not in repr(found)
     server.versions = False
@@ -198,7 +198,7 @@ def test_options_of_an_address_are_refused_for_a_folder(written, tmp_path):
         with pytest.raises(ConfigError, match=f"^{next(iter(told))}=: expected an address, as s3://.*found the path"):
             DatasetStore.open(written, **told)
         with pytest.raises(ConfigError, match="expected an address"):
-            formats.stream(written, **told)
+            formats.open(written, **told)
     for cache in ("s3://data/cache", 5):
         with pytest.raises(ConfigError, match=f"^cache: expected a folder of this machine, found .*{cache}"):
             DatasetStore.open("s3://data/runs", cache=cache)
@@ -442,7 +442,7 @@ def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch
     url = "s3://data/runs"
     assert main(["inspect", url]) == 0
     assert main(["verify", url, "--strict"]) == 0
-    assert formats.stream(url).digest() == formats.stream(written).digest()
+    assert formats.open(url).digest() == formats.open(written).digest()
     with open_data(url) as found:
         assert found.rows == len(found.to_store()) == 3 * ROWS
     path = next(path for path in server.objects if path.endswith(".arrow"))

@@ -278,15 +278,15 @@ def test_statistics_that_were_saved_in_the_dataset_are_looked_at(clean: Columns,
     datasets.Dataset(pa.Table.from_batches(list(stream(clean)))).save_to_disk(str(folder))
     counted = statistics(DatasetStore.open(folder))
     counted.save(folder)
-    assert loud(inspect(formats.stream(folder))) == set()
+    assert loud(inspect(formats.open(folder))) == set()
     file = folder / "meta" / "stats.json"
     said = json.loads(file.read_text())
     for key in ("obs_continuous", "action"):
         moved = said | {key: said[key] | {"mean": [one + 3 for one in said[key]["mean"]]}}
         file.write_text(json.dumps(moved))
-        assert loud(inspect(formats.stream(folder))) == {"statistics-contradict"}
+        assert loud(inspect(formats.open(folder))) == {"statistics-contradict"}
     file.write_text("{")
-    assert loud(inspect(formats.stream(folder))) == set()
+    assert loud(inspect(formats.open(folder))) == set()
 
 
 def test_splits_that_share_episodes(clean: Columns, tmp_path: Path) -> None:
@@ -296,8 +296,8 @@ def test_splits_that_share_episodes(clean: Columns, tmp_path: Path) -> None:
     for folder, held_out in (("apart", 2020), ("shared", 1919)):
         pq.write_table(table.slice(0, 2020), tmp_path / folder / "train-00000-of-00001.parquet")
         pq.write_table(table.slice(held_out), tmp_path / folder / "validation-00000-of-00001.parquet")
-    assert loud(inspect(formats.stream(tmp_path / "apart"))) == set()
-    report = inspect(formats.stream(tmp_path / "shared"))
+    assert loud(inspect(formats.open(tmp_path / "apart"))) == set()
+    report = inspect(formats.open(tmp_path / "shared"))
     assert loud(report) == {"splits-share-episodes", "duplicate-episodes"}
     assert (
         "1 of the episodes of the split 'validation' are in 'train'" in found(report, "splits-share-episodes").message

@@ -189,7 +189,7 @@ def test_what_a_layout_costs_is_said_with_the_command_that_mends_it(
 
     def said(name: str) -> dict[str, str]:
         codes = ("compressed-batches", "columns-apart", "many-batches")
-        return {one.code: one.message for one in inspect(formats.stream(tmp_path / name)).findings if one.code in codes}
+        return {one.code: one.message for one in inspect(formats.open(tmp_path / name)).findings if one.code in codes}
 
     names = ["plain.arrow", "lz4.arrow", "zstd.arrow", "store", "windows"]
     assert [list(said(name)) for name in names] == [[], ["compressed-batches"], ["compressed-batches"], [], []]

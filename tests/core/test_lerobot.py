@@ -207,7 +207,7 @@ def encode(file: Path, frames: Sequence[npt.NDArray[np.uint8]]) -> None:
 @pytest.mark.parametrize(("size", "version"), [(1, "v3.0"), (2, "v3.0"), (8192, "v3.0"), (2, "v2.1")])
 def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_path: Path) -> None:
     robot = Robot()
-    stream = formats.stream(robot.write(tmp_path / "set", version=version), final=final, batch_rows=size)
+    stream = formats.open(robot.write(tmp_path / "set", version=version), final=final, batch_rows=size)
     table = stream.to_table()
     wanted = robot.expected(final)
     for name in ("observation.state", "action", "reward", "done", "episode_step"):
@@ -244,7 +244,7 @@ def test_marked_rows_are_found_by_their_task_and_time(way: str, tmp_path: Path) 
     robot = Robot()
     store = DatasetStore.open(robot.write(tmp_path / "set"), final="mark")
     if way == "folder":
-        convert(formats.stream(tmp_path / "set", final="mark"), tmp_path / "rows")
+        convert(formats.open(tmp_path / "set", final="mark"), tmp_path / "rows")
         store = DatasetStore.open(tmp_path / "rows")
     places = list(store.where(task="place"))
     assert len(places) == sum(robot.lengths[1::2]) + 2
@@ -590,7 +590,7 @@ def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_pa
         pq.write_table(table.slice(0, 3), listed)
     with pytest.raises(DataError, match=r"a recording that was killed, skip_broken=True .* reads the episodes"):
         read_lerobot(root, final="drop")
-    stream = formats.stream(root, final="drop", skip_broken=True)
+    stream = formats.open(root, final="drop", skip_broken=True)
     whole = [5, 3] if way == "no footer" else [5, 3, 7]
     assert stream.to_table().column("observation.state").to_pylist() == robot.state[: sum(whole)].tolist()
     assert any("total_episodes" in note for note in stream.notes)
@@ -603,7 +603,7 @@ def test_unknown_options_are_refused_before_files_are_looked_through(
     root = Robot().write(tmp_path / "set")
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.kept_rows", None)
     with pytest.raises(ConfigError, match="colour"):
-        formats.stream(root, final="drop", colour=1)
+        formats.open(root, final="drop", colour=1)
 
 
 def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
@@ -612,7 +612,7 @@ def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
     root = robot.write(tmp_path / "set")
     said = {"observation.state": {"mean": robot.state.mean(0).tolist(), "std": robot.state.std(0).tolist()}}
     (root / "meta" / "stats.json").write_text(json.dumps(said))
-    reports = [inspect(formats.stream(root, final=final)) for final in ("mark", "drop")]
+    reports = [inspect(formats.open(root, final=final)) for final in ("mark", "drop")]
     for report in reports:
         assert not [one for one in report.findings if one.code == "statistics-contradict"]
     (seen,) = (column for column in reports[0].columns if column.name == "observation.state")
@@ -620,7 +620,7 @@ def test_zeros_for_what_is_missing_are_no_statistics(tmp_path: Path) -> None:
     assert seen.mean == pytest.approx(robot.state.mean(), rel=1e-4)
     said["observation.state"]["mean"][1] += 50
     (root / "meta" / "stats.json").write_text(json.dumps(said))
-    codes = {one.code: one.column for one in inspect(formats.stream(root, final="drop")).findings}
+    codes = {one.code: one.column for one in inspect(formats.open(root, final="drop")).findings}
     assert codes["statistics-contradict"] == "observation.state"
 
 
@@ -650,4 +650,4 @@ def test_language_is_text(tmp_path: Path) -> None:
         stream.to_store()
     assert dict(stream.format_metadata["tasks"]) == {0: "pick", 1: "place"}
     converting.convert(stream, tmp_path / "converted")
-    assert formats.stream(tmp_path / "converted").digest() == stream.digest()
+    assert formats.open(tmp_path / "converted").digest() == stream.digest()

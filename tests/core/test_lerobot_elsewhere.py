@@ -38,8 +38,8 @@ def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_pa
     for file in (folder / "data").rglob("*.parquet"):
         pq.write_table(pq.read_table(file), file, row_group_size=6)  # episodes and chunks begin within row groups
     server.put_folder("data/robot", folder)
-    here, url = formats.stream(folder, final=final), "s3://data/robot"
-    there = formats.stream(url, final=final, **options)
+    here, url = formats.open(folder, final=final), "s3://data/robot"
+    there = formats.open(url, final=final, **options)
     for name in ("format", "schema", "rows", "episodes", "notes", "format_metadata", "metadata", "alignment"):
         assert getattr(there, name) == getattr(here, name), name
     assert there.digest() == here.digest()
@@ -77,10 +77,10 @@ def test_videos_are_not_read_and_that_is_said(server, options, tmp_path):
     pytest.importorskip("av")
     folder = Robot(LENGTHS[:2], cameras=["top"]).write(tmp_path / "set", files=((0, 1),))
     server.put_folder("data/robot", folder)
-    there = formats.stream("s3://data/robot", final="drop", **options)
+    there = formats.open("s3://data/robot", final="drop", **options)
     assert any("videos are not read from an address" in note for note in there.notes)
     assert "observation.images.top" not in there.columns
-    assert there.digest() == formats.stream(folder, final="drop", cameras=False).digest()
+    assert there.digest() == formats.open(folder, final="drop", cameras=False).digest()
 
 
 def test_it_ends_with_its_last_reference(server, options, tmp_path):
@@ -116,9 +116,9 @@ def test_what_is_wrong_is_said(server, options, tmp_path):
     with pytest.raises(ConfigError, match=r"s3://data/robot: expected .*, found a LeRobotDataset; .*final='drop'"):
         DatasetStore.open(url, **options)
     with pytest.raises(ConfigError, match=r"format: expected one of \['lerobot', 'rows', 'store'\] elsewhere"):
-        formats.stream(url, format="minari", **options)
+        formats.open(url, format="minari", **options)
     with pytest.raises(ConfigError, match="storage_options, cache, cache_bytes: expected an address"):
-        formats.stream(tmp_path / "set", final="drop", **options)
+        formats.open(tmp_path / "set", final="drop", **options)
     with pytest.raises(ConfigError, match=r"s3://data/other: expected options of a store, found \['cameras'\]"):
         DatasetStore.open("s3://data/other", cameras=False, **options)
     damaged = Robot((5, 3, 7, 4, 1, 9), cameras=["top"])
@@ -141,8 +141,8 @@ def test_of_many_files_few_stay_open_and_what_is_kept_is_bounded(server, options
     lengths = [5] * 24
     folder = Robot(lengths).write(tmp_path / "set", version="v2.1")
     server.put_folder("data/robot", folder)
-    there = formats.stream("s3://data/robot", final="mark", **options)
-    assert there.digest() == formats.stream(folder, final="mark").digest()
+    there = formats.open("s3://data/robot", final="mark", **options)
+    assert there.digest() == formats.open(folder, final="mark").digest()
 
 
 def test_no_more_frames_are_believed_in_than_a_file_could_have(server, options, tmp_path):
@@ -174,7 +174,7 @@ def test_a_web_server_has_the_files_of_episodes_chunk_by_chunk(server, options, 
 def test_a_bit_that_flips_is_found_or_changes_no_more_than_a_value(server, options, tmp_path):
     folder = Robot((4, 3)).write(tmp_path / "set", files=((0, 1),))
     server.put_folder("data/robot", folder)
-    wanted = formats.stream(folder, final="mark").digest()
+    wanted = formats.open(folder, final="mark").digest()
     (name,) = (path for path in server.objects if "/data/" in path)
     content, draw = server.objects[name].read(0, 1 << 20), np.random.default_rng(3)
     found = set()
@@ -183,7 +183,7 @@ def test_a_bit_that_flips_is_found_or_changes_no_more_than_a_value(server, optio
         changed = bytes([content[place] ^ 1 << draw.integers(8)])
         server.put(name, content[:place] + changed + content[place + 1 :])
         try:
-            found.add(formats.stream("s3://data/robot", final="mark", **options).digest())
+            found.add(formats.open("s3://data/robot", final="mark", **options).digest())
         except DataError as error:
             found.add("s3://data/robot" in str(error))
     assert {wanted, True} <= found

@@ -80,7 +80,7 @@ def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypat
     again = store_of(copied, final="drop", alignment="arrived")
     assert again.snapshot().fingerprint == first.snapshot().fingerprint
     np.testing.assert_equal(everything(again), everything(first))
-    assert formats.stream(copied / ".mouse" / kept[0].name).rows == len(first)
+    assert formats.open(copied / ".mouse" / kept[0].name).rows == len(first)
     monkeypatch.undo()
     later = next((copied / "data").rglob("*.parquet"))
     os.utime(later, (1, 1))
@@ -149,7 +149,7 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
         match=r"top.*file-001\.mp4: expected a frame at (0\.9|1\.0).* nearest at 0\.8.* \(9 frames\).*episode 3 ",
     ):
         DatasetStore.open(root, final="drop")
-    stream = formats.stream(root, final="drop", skip_broken=True)
+    stream = formats.open(root, final="drop", skip_broken=True)
     assert next(note for note in stream.notes if "left out" in note).startswith("episode 3 is left out: ")
     assert (stream.episodes, stream.rows) == (3, 15)
     assert len(stream.to_table()) == 15
@@ -167,13 +167,13 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     assert [path.split("/")[-1] for path, _ in left.metadata.videos] == ["file-001.mp4"] * 2  # none that is not there
     (root / TOP / "file-001.mp4").unlink()
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none: .*-000\.mp4.*-001"):
-        formats.stream(root, final="drop", skip_broken=True)
+        formats.open(root, final="drop", skip_broken=True)
 
 
 def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     robot = Robot((5, 3, 7, 4, 6), cameras=["top", "wrist"])
     root = robot.write(tmp_path / "set", files=[[0, 1], [2, 3], [4]])
-    assert [one.code for one in inspect(formats.stream(root, final="drop")).findings if one.level == "error"] == []
+    assert [one.code for one in inspect(formats.open(root, final="drop")).findings if one.level == "error"] == []
     # Episode 1 says no time; episode 3 lacks frames of the wrist, and a picture of episode 2 is broken.
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     wrist = root / str(TOP).replace("top", "wrist")
@@ -189,7 +189,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     table = pq.read_table(last)
     late = pa.array(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.4], np.float32))
     pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", late), last)
-    report = inspect(formats.stream(root, final="drop"))
+    report = inspect(formats.open(root, final="drop"))
     said = [one.message for one in report.findings if one.code == "broken-episode"]
     assert [message.split(":")[0] for message in said] == ["episode 1", "episode 2", "episode 3"]
     for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
@@ -203,7 +203,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["convert", str(root), str(tmp_path / "rows"), "--final", "drop", "--skip-broken"]) == 0
     assert "note: episode 2 is left out: " in capsys.readouterr().out
-    assert formats.stream(tmp_path / "rows").rows == 11
+    assert formats.open(tmp_path / "rows").rows == 11
     assert main(["convert", str(tmp_path / "rows"), str(tmp_path / "again"), "--skip-broken"]) == 2
     assert "--skip-broken): expected a LeRobotDataset, found rows data" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))  # neither of those that failed left something behind
@@ -284,7 +284,7 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
             read_lerobot(root, final="drop", tolerance=wrong)
     (tmp_path / "x.npz").touch()
     with pytest.raises(ConfigError, match=r"tolerance \(--tolerance\): expected a LeRobotDataset"):
-        formats.stream(tmp_path / "x.npz", format="ogbench", tolerance=1.0)
+        formats.open(tmp_path / "x.npz", format="ogbench", tolerance=1.0)
 
 
 def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     assert stream.to_table()["metadata_episode_index"].unique().to_pylist() == [2, 3]
     pq.write_table(pq.read_table(last).slice(0, 9), last)  # 2 rows of episode 3 are lost
     with pytest.raises(DataError, match=r"found none: .*-000.*found nan; .*-001\.parquet: expected 11 frames.*found 9"):
-        formats.stream(root, final="drop", skip_broken=True)
+        formats.open(root, final="drop", skip_broken=True)
 
 
 def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,24 +223,24 @@ def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     said = info_of(source)
     assert (said["fps"], said["robot_type"]) == (12.5, "two arms")
     assert said["features"].keys() > {*KEYS, "observation.state", "next.reward"}
-    rows: Any = formats.stream(source, final="mark")
+    rows: Any = formats.open(source, final="mark")
     assert rows.metadata.frames_per_second == (12.5,)
     assert rows.metadata.robots == ("two arms",)
     if way in ("store", "saved", "view"):
         rows = DatasetStore.open(source, final="mark")
     if way == "saved":
         rows.save(tmp_path / "saved")
-        rows = formats.stream(tmp_path / "saved")
+        rows = formats.open(tmp_path / "saved")
     if way == "view":
         rows = rows.split(whole=1.0)["whole"]
     if way in ("arrow", "parquet", "to store"):
         convert(rows, tmp_path / "rows", to=way.removeprefix("to "))
-        rows = formats.stream(tmp_path / "rows")
+        rows = formats.open(tmp_path / "rows")
     if way == "table":
         rows = rows.to_table()
     if way == "preprocessed":
         preprocess(rows, more, tmp_path / "made", columns=["reward"])
-        rows = formats.stream(tmp_path / "made")
+        rows = formats.open(tmp_path / "made")
     write_lerobot(rows, tmp_path / "again", images="png")
     again = info_of(tmp_path / "again")
     again["features"].pop("more", None)
@@ -442,6 +442,6 @@ def test_the_command_writes_it(rows: Rows, tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "pictures: observation.images.top: frames of videos, h264:gop=2, which loses some of what they were" in said
     assert f"{len(rows.frames())} frames in 3 files" in said
-    assert formats.stream(tmp_path / "robot", final="drop").format == "lerobot"
+    assert formats.open(tmp_path / "robot", final="drop").format == "lerobot"
     assert main([*command[:-4], "--fps", "10"]) == 2
     assert "--fps: expected it with --to lerobot" in capsys.readouterr().err

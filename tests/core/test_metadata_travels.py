@@ -69,7 +69,7 @@ def test_an_alignment_survives_convert_and_what_datasets_does(target: str, tmp_p
     outgoing().save_to_disk(str(tmp_path / "saved"))
     arguments = ["--to", "parquet"] if target == "parts" else []
     assert cli.main(["convert", str(tmp_path / "saved"), str(tmp_path / target), *arguments]) == 0
-    read = formats.stream(tmp_path / target)
+    read = formats.open(tmp_path / target)
     assert (read.alignment, read.metadata.alignment) == ("outgoing", "outgoing")
     path = tmp_path / target if target != "parts" else next((tmp_path / target).glob("*.parquet"))
     loaded = datasets.load_from_disk(str(path)) if target == "rows" else parquet(path, tmp_path / "cache")
@@ -88,7 +88,7 @@ def test_what_datasets_writes_to_parquet_is_checked(tmp_path: Path) -> None:
     outgoing().to_parquet(tmp_path / "rows.parquet")
     refused(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
     refused(pq.read_table(tmp_path / "rows.parquet"))
-    assert formats.stream(tmp_path / "rows.parquet").alignment == "outgoing"
+    assert formats.open(tmp_path / "rows.parquet").alignment == "outgoing"
     again = DatasetStore(alignment="outgoing").from_dataset(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
     refused(again.to_dataset())
 
@@ -229,9 +229,9 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
         assert len(store) == rows.num_rows
     pq.write_table(wrong, tmp_path / "wrong.parquet")
     with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
-        convert(formats.stream(tmp_path / "wrong.parquet"), tmp_path / "converted")
+        convert(formats.open(tmp_path / "wrong.parquet"), tmp_path / "converted")
     with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
-        formats.stream(tmp_path / "wrong.parquet").save(tmp_path / "written")
+        formats.open(tmp_path / "wrong.parquet").save(tmp_path / "written")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DatasetStore().from_dataset(right)
@@ -243,9 +243,9 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
             store.extend(columns(reward_at_start=at_start))
             store.snapshot()
         pq.write_table(right, tmp_path / "right.parquet")
-        convert(formats.stream(tmp_path / "right.parquet"), tmp_path / "fine")
-        formats.stream(tmp_path / "right.parquet").save(tmp_path / "fine too")
-        convert(formats.stream(tmp_path / "wrong.parquet", alignment="outgoing"), tmp_path / "said")
+        convert(formats.open(tmp_path / "right.parquet"), tmp_path / "fine")
+        formats.open(tmp_path / "right.parquet").save(tmp_path / "fine too")
+        convert(formats.open(tmp_path / "wrong.parquet", alignment="outgoing"), tmp_path / "said")
 
 
 # ---------------------------------------------------------------------- flags beside done codes
@@ -272,8 +272,8 @@ def test_done_codes_that_flags_contradict_are_refused(names: tuple[str, str], ri
         lambda: [store.append(row) for row in last],
         lambda: DatasetStore().from_dataset(table),
         lambda: DatasetStore().from_dataset(datasets.Dataset(table)),
-        lambda: formats.stream(tmp_path / "rows.parquet").to_table(),
-        lambda: convert(formats.stream(tmp_path / "rows.parquet"), tmp_path / "made"),
+        lambda: formats.open(tmp_path / "rows.parquet").to_table(),
+        lambda: convert(formats.open(tmp_path / "rows.parquet"), tmp_path / "made"),
     ):
         if right:
             take()
@@ -282,7 +282,7 @@ def test_done_codes_that_flags_contradict_are_refused(names: tuple[str, str], ri
             with pytest.raises(DataError, match=f"column 'done': {said}"):
                 take()
     assert len(store) == (5000 if right else 4999)
-    found = [finding.code for finding in inspect(formats.stream(tmp_path / "rows.parquet")).findings]
+    found = [finding.code for finding in inspect(formats.open(tmp_path / "rows.parquet")).findings]
     assert ("done-against-flags" in found) == (not right)
 
 
@@ -309,13 +309,13 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     assert "alignment: arrived, which the source does not say" in out
     assert err.count("mouse convert: warning: ") == 1
     assert "speak against the alignment 'arrived'" in err
-    assert formats.stream(tmp_path / "assumed").metadata == DatasetMetadata()
+    assert formats.open(tmp_path / "assumed").metadata == DatasetMetadata()
     assert cli.main(["inspect", str(tmp_path / "assumed")]) == 0
     assert "taken for granted, for the data do not say" in capsys.readouterr().out
     arguments = ["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "said"), "--alignment", "outgoing"]
     assert cli.main(arguments) == 0
     assert capsys.readouterr().err == ""
-    assert formats.stream(tmp_path / "said").metadata == DatasetMetadata("outgoing")
+    assert formats.open(tmp_path / "said").metadata == DatasetMetadata("outgoing")
     refused(datasets.load_from_disk(str(tmp_path / "said")))
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--alignment", "outgoing"]) == 0
     assert "alignment: outgoing" in capsys.readouterr().out
@@ -358,27 +358,27 @@ def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
     pq.write_table(one, tmp_path / "a.parquet")
     pq.write_table(other, tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"found 'outgoing' in .*a\.parquet and none \('arrived'\) in .*b\.parquet"):
-        formats.stream(tmp_path)
+        formats.open(tmp_path)
     pq.write_table(with_metadata(table(), DatasetMetadata("arrived")), tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"'outgoing' in .*a\.parquet and 'arrived' in .*b\.parquet"):
-        formats.stream(tmp_path)
+        formats.open(tmp_path)
     pq.write_table(with_metadata(table(), DatasetMetadata("arrived")), tmp_path / "a.parquet")
-    assert formats.stream(tmp_path).metadata == DatasetMetadata("arrived")
+    assert formats.open(tmp_path).metadata == DatasetMetadata("arrived")
     pq.write_table(table(), tmp_path / "b.parquet")
-    assert formats.stream(tmp_path).metadata == DatasetMetadata()
+    assert formats.open(tmp_path).metadata == DatasetMetadata()
 
 
 @pytest.mark.parametrize("how", ["write", "convert", "parquet"])
 def test_all_of_it_survives_files(how: str, tmp_path: Path) -> None:
     pq.write_table(with_metadata(table(), OUTGOING), tmp_path / "rows.parquet")
-    stream = formats.stream(tmp_path / "rows.parquet")
+    stream = formats.open(tmp_path / "rows.parquet")
     assert stream.metadata == OUTGOING
     target = tmp_path / ("out.parquet" if how == "parquet" else "out")
     if how == "write":
         stream.save(target)
     else:
         convert(stream, target)
-    assert formats.stream(target).metadata == OUTGOING
+    assert formats.open(target).metadata == OUTGOING
     loaded = parquet(target, tmp_path / "cache") if how == "parquet" else datasets.load_from_disk(str(target))
     assert read_metadata(loaded) == OUTGOING
     assert DatasetStore.open(target).metadata == OUTGOING
@@ -407,7 +407,7 @@ def test_writers_of_other_formats_refuse_rows_of_the_other_alignment(tmp_path: P
             list(write_rlds(given))
     rows.save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
-        write_ted(formats.stream(tmp_path / "saved"), tmp_path / "ted")
+        write_ted(formats.open(tmp_path / "saved"), tmp_path / "ted")
 
 
 def test_buffers_over_datasets_have_their_alignment() -> None:

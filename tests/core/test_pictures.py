@@ -77,7 +77,7 @@ def rows_of(pixels: Mapping[str, Any], metadata: DatasetMetadata | None = None, 
 
 def kept(source: Any, folder: Path, images: Any, **options: Any) -> RowStream:
     convert(source, folder, images=images, **options)
-    return formats.stream(folder)
+    return formats.open(folder)
 
 
 def values(stream: RowStream, column: str) -> list[Any]:
@@ -220,7 +220,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     done = convert(source, folder, images=["jpeg:90", f"{TOP}=video:h264:gop=4", f"{DEPTH}=video:hevc:lossless"])
     assert [sentence.split(":")[0] for sentence in done.pictures[:3]] == [TOP, DEPTH, "observation_image"]
     assert ["loses some" in sentence for sentence in done.pictures] == [True, False, True, False]
-    mixed = formats.stream(folder)
+    mixed = formats.open(folder)
     assert [one.type.field(0).name for one in list(mixed.schema)[-3:]] == ["video", "video", "bytes"]
     # Of two that are in videos one becomes pixels: the other keeps its frames, and new ones get a folder of their own.
     other = kept(mixed, tmp_path / "other", {TOP: "png", "observation_image": "video:vp9"})
@@ -397,7 +397,7 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     encode(source, target)
     assert [file.stat().st_ino for file in target.rglob("file-000.mp4")] == list(before.values())
     assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.stream(target))
+    assert_near(formats.open(target))
 
 
 @pytest.mark.usefixtures("small")
@@ -413,8 +413,8 @@ def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypat
         rewards = pa.ipc.open_stream(opened).read_all().column("reward").chunk(0).buffers()[1].to_pybytes()
     first.write_bytes(first.read_bytes().replace(rewards, bytes([*rewards[:-2], rewards[-2] ^ 1, rewards[-1]])))
     encode(source, target)
-    assert values(formats.stream(target), "reward") == values(source, "reward")
-    assert_near(formats.stream(target))
+    assert values(formats.open(target), "reward") == values(source, "reward")
+    assert_near(formats.open(target))
 
 
 KILLED = """
@@ -453,7 +453,7 @@ def test_killed_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not target.exists()
     encode(source, target)
     assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.stream(target))
+    assert_near(formats.open(target))
 
 
 @pytest.mark.usefixtures("small")

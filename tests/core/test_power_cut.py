@@ -227,7 +227,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
     store.extend({name: columns[name] for name in ("observation", "action", "reward", "done", "episode_step")})
     folder = tmp_path_factory.mktemp("rows") / "saved"
     store.to_dataset().save_to_disk(str(folder))
-    return formats.stream(folder)
+    return formats.open(folder)
 
 
 WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
@@ -255,7 +255,7 @@ def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: P
     with disk.watched():
         write(rows, root / "deep" / name)
         disk.promise("written")
-    whole = formats.stream(root / "deep" / name).digest()
+    whole = formats.open(root / "deep" / name).digest()
     begun = 0
     for moment, machine in disk.machines(tmp_path / "machines"):
         path = machine / "deep" / name
@@ -264,7 +264,7 @@ def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: P
             begun += 1
             write(rows, path)
             assert os.listdir(machine / "deep") == [name], f"{moment.change}: what was left over is removed"
-        assert formats.stream(path).digest() == whole, moment.change
+        assert formats.open(path).digest() == whole, moment.change
     assert begun
 
 
@@ -289,7 +289,7 @@ def test_a_full_disk_leaves_no_part_of_a_dataset(
 WRITING = """
 import sys, time
 from mouse_core import formats
-rows = formats.stream(sys.argv[1])
+rows = formats.open(sys.argv[1])
 def batches():
     yield from rows
     print("writing", flush=True)

@@ -31,7 +31,7 @@ def test_what_was_saved_is_what_there_was(tmp_path: Path) -> None:
 def test_a_view_is_saved_with_its_own_rows(tmp_path: Path) -> None:
     view = example_store(90).best(0.5)
     view.save(tmp_path / "best")
-    assert formats.stream(tmp_path / "best").rows == len(view) < 90
+    assert formats.open(tmp_path / "best").rows == len(view) < 90
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
     assert stream_digest(source, 9) == expected
     mapped.save(tmp_path / "longer")
-    assert formats.stream(tmp_path / "longer").rows == 60
+    assert formats.open(tmp_path / "longer").rows == 60
 
 
 def test_an_empty_store_leaves_nothing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
         assert type(store) is Mine
         assert (len(store), store.metadata.max_action_dim, store.alignment) == (50, 9, "outgoing")
     assert not verify(table).compared
-    found, digest = verify(saved), formats.stream(saved).digest()
+    found, digest = verify(saved), formats.open(saved).digest()
     assert (found.rows, found.digest) == (50, None)
     assert found.compared == "every file has the checksum that was noted when it was written"
     assert verify(saved, digest=digest).digest == digest

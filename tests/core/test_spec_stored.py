@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, SchemaError
-from mouse_core.formats import stream as read_rows
+from mouse_core.formats import open as read_rows
 from mouse_core.images.pixels import encode_png
 from mouse_core.inspect import inspect
 from mouse_core.metadata import DatasetMetadata, joined, read_metadata

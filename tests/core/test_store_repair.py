@@ -162,7 +162,7 @@ def test_a_manifest_that_is_lost_is_put_back(damage: object, folder: Path, capsy
     before = (folder / "manifest.json").read_bytes()
     damage(folder / "manifest.json")  # type: ignore[operator]
     remedy = rf"manifest.json: expected .*; mouse repair {folder} puts the copy manifest.json.bak in its place"
-    for call in (verify, DatasetStore.open, lambda path: DatasetStore.open(path, "a"), formats.stream):
+    for call in (verify, DatasetStore.open, lambda path: DatasetStore.open(path, "a"), formats.open):
         with pytest.raises(DataError, match=remedy) as error:
             call(folder)
         assert "JSONDecodeError" not in str(error.value)

@@ -215,7 +215,7 @@ def test_what_is_written_is_read(layout: str, name: str, size: int, tmp_path: Pa
     data = steps(lengths)
     stream = rows_of(data, lengths)
     assert write_ted(stream, tmp_path / name, layout=layout) == 15
-    read = formats.stream(tmp_path / name, batch_rows=size)
+    read = formats.open(tmp_path / name, batch_rows=size)
     assert read.format == "ted"
     assert read.format_metadata["layout"] == (layout if layout != "ted" else "steps with next") or layout == "nested"
     table = read.to_table()
@@ -310,7 +310,7 @@ def test_a_ring_is_read_from_its_oldest_step(tmp_path: Path) -> None:
     (tmp_path / "storage" / "storage_metadata.json").write_text(json.dumps({"len": 9}))
     (tmp_path / "writer").mkdir()
     (tmp_path / "writer" / "metadata.json").write_text(json.dumps({"cursor": 5}))
-    table = formats.stream(tmp_path).to_table()
+    table = formats.open(tmp_path).to_table()
     assert table.column("observation").to_pylist() == expected(lengths, data)["observation"]
     (tmp_path / "storage" / "storage_metadata.json").write_text(json.dumps({"len": 4}))
     (tmp_path / "writer" / "metadata.json").write_text(json.dumps({"cursor": 4}))
@@ -334,7 +334,7 @@ def test_environments_follow_each_other(name: str, tmp_path: Path) -> None:
                 file[path.replace(".", "/")] = values
     wanted = [expected(lengths[k], lane) for k, lane in enumerate(lanes)]
     for size in (5, 8192):
-        table = formats.stream(tmp_path / name, batch_rows=size).to_table()
+        table = formats.open(tmp_path / name, batch_rows=size).to_table()
         for column in ("observation", "action", "reward", "done"):
             assert table.column(column).to_pylist() == [value for rows in wanted for value in rows[column]], column
 
@@ -371,5 +371,5 @@ def test_trajectories_of_maniskill_are_called_so(tmp_path: Path) -> None:
             group["obs/agent/qpos"] = np.zeros((5, 9), np.float32)
     with pytest.raises(SchemaError, match=r"found those of ManiSkill \(actions, env_states, .*format='maniskill'"):
         read_ted(tmp_path / "trajectory.h5")
-    rows = formats.stream(tmp_path / "trajectory.h5")
+    rows = formats.open(tmp_path / "trajectory.h5")
     assert (rows.format, rows.to_table().num_rows) == ("maniskill", 10)

@@ -270,7 +270,7 @@ def test_images_beside_a_file_that_was_opened(suffix: str, places: dict[str, Pat
         assert pixels(DatasetStore.open(path)) == [GREY.ravel().tolist()] * 2
     images[1] = {"bytes": None, "path": str(places["elsewhere"] / "a.png")}
     pq.write_table(dataset(images).data.table, places["folder"] / "other.parquet")
-    stream = formats.stream(places["folder"] / "other.parquet")
+    stream = formats.open(places["folder"] / "other.parquet")
     with pytest.raises(DataError, match="image_roots="):
         pixels(stream.to_store())
     assert pixels(stream.to_store(image_roots=[places["elsewhere"]])) == [GREY.ravel().tolist()] * 2

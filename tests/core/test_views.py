@@ -511,7 +511,7 @@ def test_a_view_is_inspected_as_any_data(alignment: Any, tmp_path: Any) -> None:
     store.extend(columns_of([4, 5, 6, 7], tasks=False))
     view = store.where(length=(5, 6))
     view.to_dataset().save_to_disk(tmp_path / "data")
-    found, wanted = inspect(view), inspect(formats.stream(tmp_path / "data"))
+    found, wanted = inspect(view), inspect(formats.open(tmp_path / "data"))
     assert (found.rows, found.episodes, found.columns) == (11, wanted.episodes, wanted.columns)
     assert found.alignment == alignment
 

@@ -123,7 +123,7 @@ class DatasetStore(Store):
                 before.
             **options: The options of the class; without ``alignment``, the alignment of the rows is used. For an
                 address also the options of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and so on;
-                for other formats also the options of ``mouse_core.formats.stream``, such as ``format`` and ``final``.
+                for other formats also the options of ``mouse_core.formats.open``, such as ``format`` and ``final``.
 
         Returns:
             The store. Close a writer with ``close()`` or a ``with`` block.
@@ -155,7 +155,7 @@ class DatasetStore(Store):
                 raise ConfigError(f"{path}: expected options that read, as it is no store, found {', '.join(found)}")
             options |= {name: own.pop(name) for name in ("alignment", "image_roots") if name in own}
             options |= {} if verify is None else {"verify": verify}
-            return formats.stream(path, **options, **reaching).to_store(cls, **own)
+            return formats.open(path, **options, **reaching).to_store(cls, **own)
         if options:
             raise ConfigError(
                 f"{without_secrets(str(path))}: expected options of {cls.__name__}, found {sorted(options)}"

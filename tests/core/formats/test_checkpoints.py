@@ -89,7 +89,7 @@ def test_a_buffer_is_written_as_it_stands(storage: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_checkpoint_is_opened_as_rows(layout: str, tmp_path: Path) -> None:
     write_checkpoint(steps([3, 4, 2], seed=3), tmp_path / "it", layout=layout, capacity=11)
-    table = formats.stream(tmp_path / "it").to_table()
+    table = formats.open(tmp_path / "it").to_table()
     assert table.column("episode_step").to_pylist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2]
 
 

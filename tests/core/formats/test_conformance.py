@@ -41,7 +41,7 @@ def written(write: Callable[..., Any], **options: Any) -> Callable[[Path], Path]
     """What writes rows in a format that can be written here."""
 
     def make(folder: Path) -> Path:
-        write(formats.stream(ogbench(folder)), folder / "data", **options)
+        write(formats.open(ogbench(folder)), folder / "data", **options)
         return folder / "data"
 
     return make
@@ -95,7 +95,7 @@ FOLDERS = {
 def test_folders_of_others_lead_to_nothing_outside(name: str, tmp_path: Path) -> None:
     if name == "tfds":
         pytest.importorskip("tensorflow_datasets")
-    read = partial(formats.stream, final="mark")
+    read = partial(formats.open, final="mark")
     suite((), FOLDERS.get(name, roboset), read)().test_no_file_outside_of_a_folder_is_read(tmp_path)
 
 

@@ -75,7 +75,7 @@ def stream(logs: list[Episode], **options: Any) -> list[dict[str, Any]]:
 def test_rows_are_what_the_environments_returned(kind: str, size: int, tmp_path: Path) -> None:
     logs = logs_of(kind=kind)
     write_replay(tmp_path, [stream(logs[:4], kind=kind), stream(logs[4:], kind=kind)], size=size)
-    rows = formats.stream(tmp_path)
+    rows = formats.open(tmp_path)
     assert rows.format == "dreamerv3"
     table = rows.to_table()
     assert rows.rows == table.num_rows

@@ -85,17 +85,17 @@ def test_images_go_with_the_rows(name: str, saved: Path, tmp_path: Path, capsys:
     out = tmp_path / "elsewhere" / name
     out.parent.mkdir()
     if name == "written":
-        formats.stream(saved).save(out)
-        digest = formats.stream(out).digest()
+        formats.open(saved).save(out)
+        digest = formats.open(out).digest()
     else:
-        digest = convert(formats.stream(saved), out).digest
+        digest = convert(formats.open(saved), out).digest
     assert verify(saved, digest=digest).compared == "the rows have the digest that was given"
     assert verify(out, digest=digest).rows == ROWS
     for file in (saved / "img").iterdir():
         file.unlink()
     assert pixels(out) == list(range(ROWS))
-    assert formats.stream(out).to_table()["observation_image"][1].as_py() == {"bytes": picture(1), "path": "001.png"}
-    assert formats.stream(out).digest() == digest
+    assert formats.open(out).to_table()["observation_image"][1].as_py() == {"bytes": picture(1), "path": "001.png"}
+    assert formats.open(out).digest() == digest
     assert run("verify", saved, "--digest", digest) == 2
     assert "column 'observation_image', row 1: expected a readable image" in capsys.readouterr().err
 
@@ -105,8 +105,8 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
 ) -> None:
     root = save(tmp_path / "saved", tmp_path / "pictures", str(tmp_path / "pictures" / "{:03d}.png"))
     refused = (
-        lambda: convert(formats.stream(root), tmp_path / "out"),
-        lambda: formats.stream(root).save(tmp_path / "out"),
+        lambda: convert(formats.open(root), tmp_path / "out"),
+        lambda: formats.open(root).save(tmp_path / "out"),
         lambda: verify(root),
     )
     for call in refused:
@@ -146,13 +146,13 @@ def test_a_page_has_pictures_of_a_dataset_but_not_what_lies_beside_a_file(saved:
 def test_what_is_no_image_is_not_written(saved: Path, tmp_path: Path) -> None:
     (saved / "img" / "007.png").write_text("a private text")
     with pytest.raises(DataError, match=r"row 7: path 'img/007.png': .*found 14 bytes that are no image") as refused:
-        convert(formats.stream(saved), tmp_path / "out")
+        convert(formats.open(saved), tmp_path / "out")
     assert "private" not in str(refused.value)
     with pytest.raises(DataError, match=r"path 'img/007.png', 14 bytes that are no image"):
         pixels(saved)
     sounds = save(tmp_path / "sounds", tmp_path / "sounds" / "img", "img/{:03d}.png", datasets.Audio())
     with pytest.raises(DataError, match="row 1: expected bytes, found only a path"):
-        convert(formats.stream(sounds), tmp_path / "out")
+        convert(formats.open(sounds), tmp_path / "out")
     assert verify(sounds).rows == ROWS
 
 
@@ -161,7 +161,7 @@ def test_a_link_out_is_named_with_where_it_leads(saved: Path, tmp_path: Path) ->
     link = saved / "img" / "001.png"
     link.unlink()
     link.symlink_to(tmp_path / "private.png")
-    for call in (lambda: convert(formats.stream(saved), tmp_path / "out"), lambda: pixels(saved)):
+    for call in (lambda: convert(formats.open(saved), tmp_path / "out"), lambda: pixels(saved)):
         with pytest.raises(DataError, match=r"found path 'img/001.png', which leads to .*private\.png"):
             call()
     link.unlink()

@@ -75,7 +75,7 @@ def test_what_lies_in_a_cache_is_read_there(
     put(tmp_path)
     for library in ("minari", "tensorflow_datasets"):
         monkeypatch.setitem(sys.modules, library, None)  # not asked, and not needed
-    found = formats.stream(name)
+    found = formats.open(name)
     assert found.format == name.partition(":")[0]
     assert found.to_table().column("observation").to_pylist() == rows().to_table().column("observation").to_pylist()
     with open_data(name) as same:  # what mouse bench and mouse stats work on
@@ -85,12 +85,12 @@ def test_what_lies_in_a_cache_is_read_there(
 
 def test_a_version_is_chosen(tmp_path: Path) -> None:
     put_tfds(tmp_path)
-    assert formats.stream("tfds:toy_walk:1.9.0").to_table().num_rows == 4
+    assert formats.open("tfds:toy_walk:1.9.0").to_table().num_rows == 4
 
 
 def test_lerobots_own_cache_comes_first(tmp_path: Path) -> None:
     Robot().write(tmp_path / "lerobot" / "some" / "arm")
-    assert formats.stream("lerobot:some/arm", final="drop").format == "lerobot"
+    assert formats.open("lerobot:some/arm", final="drop").format == "lerobot"
 
 
 def test_lerobot_datasets_go_where_lerobot_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +103,21 @@ def test_lerobot_datasets_go_where_lerobot_keeps_them(tmp_path: Path, monkeypatc
         return str(tmp_path / "snapshot")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    formats.stream("lerobot:some/arm@v3.0", final="drop")
+    formats.open("lerobot:some/arm@v3.0", final="drop")
     (tmp_path / "hub" / "datasets--some--arm").mkdir(parents=True)  # as after hf:some/arm
-    formats.stream("lerobot:some/arm", final="drop")
+    formats.open("lerobot:some/arm", final="drop")
     assert asked == [("some/arm", "v3.0", str(tmp_path / "lerobot" / "hub")), ("some/arm", None, None)]
 
 
 def test_datasets_of_the_hub_are_fetched_once(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     push(hub, {"train": make_store(7)})
-    found = formats.stream(f"hf:{REPO}")
+    found = formats.open(f"hf:{REPO}")
     assert found.to_table().num_rows == 7
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.repos.clear()
-    assert formats.stream(f"hf:{REPO}@main").digest() == found.digest()  # of the cache
+    assert formats.open(f"hf:{REPO}@main").digest() == found.digest()  # of the cache
     assert main(["convert", f"hf:{REPO}", str(tmp_path / "rows")]) == 0
-    assert formats.stream(tmp_path / "rows").digest() == found.digest()
+    assert formats.open(tmp_path / "rows").digest() == found.digest()
 
 
 def test_libraries_are_asked_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_libraries_are_asked_to_download(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(download_dataset=download))
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
     for name in ("minari:toy/walk-v1", "tfds:toy_walk") * 2:
-        assert formats.stream(name).to_table().num_rows == 6
+        assert formats.open(name).to_table().num_rows == 6
     assert asked == ["toy/walk-v1", ("toy_walk", str(tmp_path / "tfds"))]
 
 
@@ -161,7 +161,7 @@ def test_without_a_connection_a_line_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # else its client tries again for 20 seconds
     with pytest.raises(ConfigError, match=wanted) as caught:
-        formats.stream(name, final="drop")
+        formats.open(name, final="drop")
     assert "\n" not in str(caught.value)
     assert main(["inspect", name, "--final", "drop"]) == 2
     assert capsys.readouterr().err.startswith(f"mouse inspect: {name}: not ")
@@ -180,7 +180,7 @@ def test_a_library_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=f"{name}: not .*{wanted}"):
-        formats.stream(name)
+        formats.open(name)
 
 
 def test_a_library_that_misses_another_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,16 +191,16 @@ def test_a_library_that_misses_another_says_which(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
     with pytest.raises(ImportError, match=r"TFDS misses .*: pip install tensorflow .*No module named 'tensorflow'"):
-        formats.stream("tfds:toy_walk")
+        formats.open("tfds:toy_walk")
 
 
 def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Path) -> None:
     put_minari(tmp_path)
     rows().save("minari:rows")
     with pytest.raises(ConfigError, match=r"minari:rows: expected a dataset's id or a path, found what may be both"):
-        formats.stream("minari:rows")
+        formats.open("minari:rows")
     for path in ("./minari:rows", Path("minari:rows")):
-        assert formats.stream(path).format == "datasets"
+        assert formats.open(path).format == "datasets"
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Pa
 )
 def test_names_that_are_none(name: str, wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
-        formats.stream(name)
+        formats.open(name)
 
 
 def test_an_id_says_the_format(tmp_path: Path) -> None:
     put_minari(tmp_path)
     with pytest.raises(ConfigError, match="format: expected 'minari', as the id says, found 'd4rl'"):
-        formats.stream("minari:toy/walk-v1", format="d4rl")
+        formats.open("minari:toy/walk-v1", format="d4rl")
     assert list(formats.ID_SCHEMES) == ["minari", "lerobot", "hf", "tfds"]

@@ -143,12 +143,12 @@ def test_what_was_recorded(name: str, suffix: str, tmp_path: Path) -> None:
     logs = logged()
     path = written(name, tmp_path, logs, suffix)
     final = "mark" if name in LACKING else None
-    stream = formats.stream(path, format=name, final=final, batch_rows=4)
+    stream = formats.open(path, format=name, final=final, batch_rows=4)
     table = stream.to_table()
     found = table.rename_columns(["observation" if name == "observation.flat" else name for name in table.column_names])
     check_rows(found, logs, final=final)
     assert stream.format == name
-    assert formats.stream(path, format=name, final=final).digest() == stream.digest()
+    assert formats.open(path, format=name, final=final).digest() == stream.digest()
 
 
 @pytest.mark.parametrize("ends", [True, pytest.param(False, marks=SLOW)])
@@ -175,7 +175,7 @@ def test_a_folder_of_maniskill_is_recognised_as_its_files_are(tmp_path: Path) ->
     for number, part in enumerate((logs[:1], logs[1:])):
         write_maniskill(tmp_path / f"trajectory.{number}.h5", part)
         (tmp_path / f"trajectory.{number}.json").write_text('{"env_info": {"env_id": "PickCube-v1"}, "episodes": []}')
-    stream = formats.stream(tmp_path)
+    stream = formats.open(tmp_path)
     assert stream.format == "maniskill"
     check_rows(stream.to_table(), logs)
 
@@ -186,13 +186,13 @@ def test_episodes_without_steps_are_left_out_and_counted(tmp_path: Path) -> None
     nothing = {f"traj_{k}/{name}": arrays[f"traj_0/{name}"][:0] for k in (7, 8) for name in ("actions", "rewards")}
     empty = nothing | {"traj_7/obs": arrays["traj_0/obs"][:1], "traj_8/obs": arrays["traj_0/obs"][:0]}
     renamed = {name.replace("traj_0/", "traj_9/"): array for name, array in arrays.items()}  # the first is empty
-    stream = formats.stream(save(tmp_path / "y.npz", renamed | empty), format="maniskill")
+    stream = formats.open(save(tmp_path / "y.npz", renamed | empty), format="maniskill")
     with pytest.warns(UserWarning, match=r"y.npz: 2 episodes without steps left out, the first .*y.npz, traj_7$"):
         check_rows(stream.to_table(), [*logs[1:], logs[0]])
     with pytest.raises(DataError, match="expected an episode with a step, found 2 without"):
-        formats.stream(save(tmp_path / "z.npz", empty), format="maniskill")
+        formats.open(save(tmp_path / "z.npz", empty), format="maniskill")
     with pytest.raises(DataError, match=r"traj_8/obs: expected 0 rows, as there are steps, found 3"):
-        formats.stream(save(tmp_path / "z.npz", empty | {"traj_8/obs": np.zeros((3, 2))}), format="maniskill")
+        formats.open(save(tmp_path / "z.npz", empty | {"traj_8/obs": np.zeros((3, 2))}), format="maniskill")
     said = {"observation": "x", "action": "a", "episode_ends": "ends"}
     ends = save(tmp_path / "ends.npz", {"x": np.arange(3.0), "a": np.arange(3), "ends": np.array([0, 1, 1, 3])})
     with pytest.warns(UserWarning, match="2 episodes without steps"):
@@ -250,7 +250,7 @@ def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 def test_what_lies_beside_stays_with_its_observation(tmp_path: Path) -> None:
     logs = logged()
-    table = formats.stream(write_maniskill(tmp_path / "x.npz", logs), format="maniskill").to_table()
+    table = formats.open(write_maniskill(tmp_path / "x.npz", logs), format="maniskill").to_table()
     cube = np.array(table.column("metadata_env_states_actors_cube").to_pylist())
     assert np.array_equal(cube, np.concatenate([seen(log) for log in logs]) + 1)
     states = read_layouts(write_robomimic(tmp_path / "y.npz", logs), layout="robomimic").to_table()
@@ -261,9 +261,9 @@ def test_what_lies_beside_stays_with_its_observation(tmp_path: Path) -> None:
 
 def test_episodes_in_the_order_of_their_numbers_and_files_of_theirs(tmp_path: Path) -> None:
     logs = logged(lengths=[2] * 12)
-    table = formats.stream(write_robomimic(tmp_path / "x.npz", logs), format="robomimic").to_table()
+    table = formats.open(write_robomimic(tmp_path / "x.npz", logs), format="robomimic").to_table()
     assert np.array_equal(table.column("observation.flat").to_pylist(), np.concatenate([seen(log) for log in logs]))
-    stream = formats.stream(write_aloha(tmp_path / "aloha", logs), final="drop")
+    stream = formats.open(write_aloha(tmp_path / "aloha", logs), final="drop")
     table = stream.to_table()
     assert table.column("done").to_pylist() == [0, 2] * 12
     assert table.column("reward").to_pylist() == [0] * 24
@@ -276,8 +276,8 @@ def test_episodes_in_the_order_of_their_numbers_and_files_of_theirs(tmp_path: Pa
 def test_robomimic_without_next_observations_lacks_the_last(tmp_path: Path) -> None:
     path = write_robomimic(tmp_path / "x.npz", logged(), ends=False)
     with pytest.raises(ConfigError, match="choose: final='drop'"):
-        formats.stream(path, format="robomimic")
-    rows = formats.stream(path, format="robomimic", final="mark").to_table()
+        formats.open(path, format="robomimic")
+    rows = formats.open(path, format="robomimic", final="mark").to_table()
     assert sum(rows.column("observation_missing").to_pylist()) == len(LENGTHS)
 
 
@@ -287,7 +287,7 @@ def test_a_ring_is_read_from_its_oldest_row(first: int, tmp_path: Path) -> None:
     steps = sum(map(len, logs))  # 20: the ring is full
     path = write_tianshou(tmp_path / "x.npz", logs, size=steps, first=first)
     # Where the ring wraps, its rows go on, as the next observations say.
-    table = formats.stream(path, format="tianshou").to_table()
+    table = formats.open(path, format="tianshou").to_table()
     reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
     assert reward.tolist() == [value for log in logs for value in log.rewards]
 
@@ -300,7 +300,7 @@ def test_a_ring_that_was_filled_at_once_begins_with_its_first_row(tmp_path: Path
     with h5py.File(path, "r+") as file:
         file["last_index"][:] = 0
         file.attrs["_insertion_idx"] = 0
-    table = formats.stream(path).to_table()
+    table = formats.open(path).to_table()
     assert table.num_rows == sum(map(len, logs)) + len(logs)
     reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
     assert reward.tolist() == [value for log in logs for value in log.rewards]
@@ -308,18 +308,18 @@ def test_a_ring_that_was_filled_at_once_begins_with_its_first_row(tmp_path: Path
 
 def test_observations_of_d3rlpy_that_are_tuples_are_columns(tmp_path: Path) -> None:
     arrays = dict(np.load(write_d3rlpy(tmp_path / "x.npz", logged())))
-    plain = formats.stream(tmp_path / "x.npz", final="drop").to_table()
+    plain = formats.open(tmp_path / "x.npz", final="drop").to_table()
     parts = {name: values for name, values in arrays.items() if "observations_" not in name}
     for number in range(len(LENGTHS)):
         seen = arrays[f"observations_{number}"]
         parts |= {f"observations_{number}_0": seen, f"observations_{number}_1": 2 * seen}
-    table = formats.stream(save(tmp_path / "y.npz", parts), final="drop").to_table()
+    table = formats.open(save(tmp_path / "y.npz", parts), final="drop").to_table()
     assert table["observation.0"].to_pylist() == plain["observation"].to_pylist()
     assert table["observation.1"].to_pylist() == [[2 * x for x in row] for row in plain["observation"].to_pylist()]
     assert table.drop_columns(["observation.0", "observation.1"]).equals(plain.drop_columns(["observation"]))
     save(tmp_path / "z.npz", {name: values for name, values in arrays.items() if "observations_" not in name})
     with pytest.raises(DataError, match=r"expected observations in observations_0 or .* found none"):
-        formats.stream(tmp_path / "z.npz", format="d3rlpy", final="drop").to_table()
+        formats.open(tmp_path / "z.npz", format="d3rlpy", final="drop").to_table()
 
 
 def test_several_rings_in_one(tmp_path: Path) -> None:
@@ -328,11 +328,11 @@ def test_several_rings_in_one(tmp_path: Path) -> None:
     # Ring 0 holds rows 0..3 of 0..9, the other one all of 10..19, the newest 12.
     arrays |= {"_offset": np.array([0, 10]), "_lengths": np.array([4, 10]), "last_index": np.array([3, 12])}
     expected = arrays["_meta/rew"][[0, 1, 2, 3, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12]]
-    table = formats.stream(save(path, arrays), format="tianshou").to_table()
+    table = formats.open(save(path, arrays), format="tianshou").to_table()
     assert np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0].tolist() == expected.tolist()
     save(path, arrays | {"last_index": np.array([3, 9])})
     with pytest.raises(DataError, match="expected the last row between 10 and 19, found 9"):
-        formats.stream(path, format="tianshou").to_table()
+        formats.open(path, format="tianshou").to_table()
 
 
 # ---------------------------------------------------------------------------------------------------------------- zarr
@@ -362,7 +362,7 @@ ZARR = ["x.zarr"] + [pytest.param(name, marks=SLOW) for name in ("x2.zarr", "x.z
 def test_zarr_groups(name: str, tmp_path: Path) -> None:
     logs = logged()
     path = write_zarr(tmp_path / name, logs, version=2 if "2" in name else 3)
-    stream = formats.stream(path, final="mark", batch_rows=3)
+    stream = formats.open(path, final="mark", batch_rows=3)
     table = stream.to_table()
     assert stream.format == "diffusion_policy"
     expected = [row for log in logs for row in [*seen(log)[:-1].tolist(), [0, 0, 0]]]
@@ -412,7 +412,7 @@ def test_chunks_that_are_not_there_are_spoken_of(tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
     (path / CHUNK).unlink()
     note = "data/action: 1 of 3 chunks are not there and are read as the fill value."
-    assert note in formats.stream(path, final="mark").notes
+    assert note in formats.open(path, final="mark").notes
 
 
 # ------------------------------------------------------------------------------------------------------------ npz, jpeg
@@ -433,7 +433,7 @@ def test_episodes_of_drqv2_and_dreamer(name: str, tmp_path: Path) -> None:
         else:
             arrays["is_terminal"] = np.array([False, *log.terminated])
         np.savez_compressed(tmp_path / f"20210701T10101{number}_{number}_{len(log)}.npz", **arrays)
-    stream = formats.stream(tmp_path, batch_rows=4)
+    stream = formats.open(tmp_path, batch_rows=4)
     assert stream.format == name
     check_rows(stream.to_table(), logs)
 
@@ -455,7 +455,7 @@ def test_an_npz_file_that_was_cut_or_claims_more(tmp_path: Path) -> None:
 def test_a_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "replay.pkl").write_bytes(b"\x80\x04cos\nsystem\n.")
     with pytest.raises(ConfigError, match=r"found a pickle, which is a program .* numpy.savez"):
-        formats.stream(tmp_path / "replay.pkl")
+        formats.open(tmp_path / "replay.pkl")
 
 
 def as_png(pictures: np.ndarray) -> list[bytes]:
@@ -511,7 +511,7 @@ def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
             file[f"observations/images/opaque/frame_{step + 9}"] = np.void(content)
         longest = max(map(len, encoded))
         file["observations/images/void"] = np.array([np.void(content.ljust(longest, b"\0")) for content in encoded])
-    stream = formats.stream(tmp_path, final="mark")
+    stream = formats.open(tmp_path, final="mark")
     assert stream.notes[0] == "Left out: ['compress_len'], which have no place in the layout."
     table = stream.to_table()
     for name in ("one", "own", "each", "opaque", "void"):
@@ -577,12 +577,12 @@ def test_a_layout_in_ten_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     save(path, {"all/x": np.arange(6.0), "all/a": np.arange(6), "all/pixels": pixels, "ends": np.array([2, 6])})
     (tmp_path / "mine.yaml").write_text(YAML)
-    table = formats.stream(path, format=str(tmp_path / "mine.yaml"), final="mark").to_table()
+    table = formats.open(path, format=str(tmp_path / "mine.yaml"), final="mark").to_table()
     assert table.column("observation.place").to_pylist() == [0, 1, 0, 2, 3, 4, 5, 0]
     assert table.column("action").to_pylist() == [0, 0, 1, 0, 2, 3, 4, 5]
     assert table.column("done").to_pylist() == [0, 0, 1, 0, 0, 0, 0, 1]
     said = {"observation": "all/x", "action": "all/a", "episode_ends": "ends"}
-    rows = formats.stream(path, format=said, final="drop").to_table()
+    rows = formats.open(path, format=said, final="drop").to_table()
     assert rows.column("observation").to_pylist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -708,4 +708,4 @@ def test_every_layout_has_a_sign(tmp_path: Path) -> None:
     logs = logged(lengths=[3, -2])
     for name in LAYOUTS.keys() - {"drqv2", "dreamer", "gen_dgrl"}:
         (tmp_path / name).mkdir()
-        assert formats.stream(written(name, tmp_path / name, logs), final="drop").format == name
+        assert formats.open(written(name, tmp_path / name, logs), final="drop").format == name

@@ -77,7 +77,7 @@ def test_a_column_of_d4rl_that_cannot_be_read(name: str, way: str, d4rl: Path) -
     with h5py.File(d4rl, "a") as file:
         WAYS[way](file, name)
     with pytest.raises(DataError, match=rf"x\.hdf5: {name}: expected (numbers|{STEPS} rows)") as refused:
-        formats.stream(d4rl)
+        formats.open(d4rl)
     if name == "infos/speed":
         assert "leave_out=['infos/speed'] reads the rest" in str(refused.value)
         rest = read_layouts(d4rl, layout="d4rl", leave_out=["infos/speed"]).columns
@@ -90,7 +90,7 @@ def test_what_is_no_column_of_d4rl_is_noted(d4rl: Path) -> None:
         file["metadata/policy/weight"] = np.zeros((STEPS, 3))
         file["version"] = 3
         file["names"] = [f"step {k}" for k in range(STEPS)]
-    rows = formats.stream(d4rl)
+    rows = formats.open(d4rl)
     left = "['metadata/algorithm', 'metadata/policy/weight', 'version']"
     assert rows.notes == (f"Left out: {left}, which have no value for each row, or are to be left out.",)
     assert {"names", "version", "metadata/policy/weight"} & set(rows.format_metadata) == {
@@ -102,7 +102,7 @@ def test_what_is_no_column_of_d4rl_is_noted(d4rl: Path) -> None:
     with h5py.File(d4rl, "a") as file:
         file["starts"] = [0, 4]  # a value an episode, or a damaged column: the file does not say
     with pytest.raises(DataError, match="starts: expected 9 rows"):
-        formats.stream(d4rl)
+        formats.open(d4rl)
     assert "metadata_starts" not in read_layouts(d4rl, layout="d4rl", leave_out=["starts"]).columns
 
 
@@ -111,7 +111,7 @@ def test_two_paths_of_one_name(d4rl: Path) -> None:
         file["infos/arm/speed"] = np.zeros(STEPS)
         file["infos/arm.speed"] = np.ones(STEPS)
     with pytest.raises(SchemaError, match="expected paths that make different names of columns"):
-        formats.stream(d4rl)
+        formats.open(d4rl)
 
 
 @pytest.mark.parametrize("name", ["actions.npy", "readme.txt"])
@@ -121,25 +121,25 @@ def test_npz_files_hold_arrays_each_once(name: str, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of a name that is there already
         archive.writestr(name, archive.read("actions.npy"))
     with pytest.raises(DataError, match=r"x\.npz"):
-        formats.stream(file)
+        formats.open(file)
 
 
 def test_checkpoints_of_dopamine_have_the_same_stores(tmp_path: Path) -> None:
     for number in (0, 1, 3):
         write_dopamine(tmp_path / "x", atari(), number=number)
-    rows = formats.stream(tmp_path / "x", final="mark")
+    rows = formats.open(tmp_path / "x", final="mark")
     assert rows.notes[1:] == ("Checkpoints that are not there: 2.",)
     for store in ("observation", "reward"):
         file = tmp_path / "x" / f"$store$_{store}_ckpt.1.gz"
         data = file.read_bytes()
         file.unlink()
         with pytest.raises(DataError, match=rf"checkpoint 1: expected stores .* found no \['{store}'\]"):
-            formats.stream(tmp_path / "x", final="mark")
+            formats.open(tmp_path / "x", final="mark")
         file.write_bytes(data)
     extra = tmp_path / "x" / "$store$_level_ckpt.3.gz"
     extra.write_bytes((tmp_path / "x" / "$store$_reward_ckpt.3.gz").read_bytes())
     with pytest.raises(DataError, match=r"checkpoint 0: expected stores .* found no \['level'\]"):
-        formats.stream(tmp_path / "x", final="mark")
+        formats.open(tmp_path / "x", final="mark")
 
 
 def rows() -> Any:
@@ -152,15 +152,15 @@ def test_entries_of_ted_in_hdf5(way: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "a") as file:
         WAYS[way](file, "speed")
     with pytest.raises(DataError, match="speed: expected numbers for every step"):
-        formats.stream(tmp_path / "x.h5")
+        formats.open(tmp_path / "x.h5")
 
 
 def test_entries_of_ted_that_are_not_described(tmp_path: Path) -> None:
     write_ted(rows(), tmp_path / "x")
-    assert formats.stream(tmp_path / "x").to_table().num_rows
+    assert formats.open(tmp_path / "x").to_table().num_rows
     (tmp_path / "x" / "speed.memmap").write_bytes(bytes(4 * STEPS))
     with pytest.raises(DataError, match=r"meta\.json: expected what 'speed\.memmap' holds"):
-        formats.stream(tmp_path / "x")
+        formats.open(tmp_path / "x")
 
 
 @pytest.mark.parametrize("way", ["single", "opaque"])
@@ -175,15 +175,15 @@ def test_infos_of_one_minari_episode(way: str, tmp_path: Path) -> None:
         name = next(name for name in names if name.startswith("infos/"))
         WAYS[way](file["episode_1"], name)
     with pytest.raises(DataError, match=r"infos/.*infos=False reads the rest"):
-        formats.stream(tmp_path / "x-v0").to_table()
+        formats.open(tmp_path / "x-v0").to_table()
 
 
 def test_rows_that_the_data_say_there_are(tmp_path: Path) -> None:
     write_minari(rows(), tmp_path / "x-v0")
-    whole = formats.stream(tmp_path / "x-v0")
+    whole = formats.open(tmp_path / "x-v0")
     assert whole.rows == whole.to_table().num_rows
     file = tmp_path / "x-v0" / "data" / "metadata.json"
     about = json.loads(file.read_text())
     file.write_text(json.dumps(about | {"total_steps": about["total_steps"] + 1}))
     with pytest.raises(DataError, match=rf"expected {whole.rows + 1} rows as the data say of themselves"):
-        formats.stream(tmp_path / "x-v0").to_table()
+        formats.open(tmp_path / "x-v0").to_table()

@@ -19,7 +19,7 @@ from mouse_core import formats
 import datasets
 from tests.core.peak import peak_mb
 before = peak_mb()
-stream = formats.stream(sys.argv[1], **json.loads(sys.argv[2]))
+stream = formats.open(sys.argv[1], **json.loads(sys.argv[2]))
 if sys.argv[4] == "minari":
     from mouse_core.formats.minari import write_minari
     write_minari(stream, sys.argv[3])

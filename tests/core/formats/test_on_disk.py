@@ -112,7 +112,7 @@ def test_a_folder_of_more_than_one_thing_is_refused(
     root.mkdir()
     MIXED[kind](root)
     with pytest.raises((ConfigError, DataError)) as refused:
-        formats.stream(root)
+        formats.open(root)
     assert str(root) in str(refused.value)
     if kind == "with parquet":
         assert "found ['data-00000-of-00001.arrow'] and besides ['more.parquet']" in str(refused.value)
@@ -130,13 +130,13 @@ def test_what_is_no_data_does_not_matter(tmp_path: Path) -> None:
     parquet(root / ".cache" / "old.parquet")
     datasets.load_from_disk(str(root)).map(lambda row: {"more": row["action"] + 1})
     (cached,) = root.glob("cache-*.arrow")
-    rows = formats.stream(root)
+    rows = formats.open(root)
     assert (rows.rows, rows.to_table().num_rows) == (ROWS, ROWS)
     assert cached.name in rows.notes[0]
     parquet(tmp_path / "loose" / "a.parquet", 5)
     parquet(tmp_path / "loose" / "b.parquet", 6)
     (tmp_path / "loose" / "notes.csv").write_text("1,2")
-    assert formats.stream(tmp_path / "loose").to_table().num_rows == 11
+    assert formats.open(tmp_path / "loose").to_table().num_rows == 11
 
 
 # ---------------------------------------------------------------------- files that end too soon
@@ -153,7 +153,7 @@ def test_zeros_at_the_head_of_a_record_batch_are_not_the_end(batch: int, tmp_pat
     assert len(short) == batch * 100  # nothing is noticed there
     for path in (root, file):
         with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow.* rows are missing"):
-            formats.stream(path)
+            formats.open(path)
     if batch:
         parts = [short, short.select([1, 0]), short.remove_columns("action"), short.select(range(3))]
         parts.append(datasets.concatenate_datasets([short, short]))
@@ -171,11 +171,11 @@ def test_nothing_may_follow_the_end_nor_lack(tmp_path: Path) -> None:
     for more in (bytes(8), b"\xff\xff\xff\xff" + bytes(4), data):
         file.write_bytes(data + more)
         with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
-            formats.stream(root)
+            formats.open(root)
         with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
             DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
         file.write_bytes(data)
-    assert formats.stream(root).rows == ROWS
+    assert formats.open(root).rows == ROWS
     file.write_bytes(data[:-8])  # cut between batches
     with pytest.raises(DataError, match="it was cut or never finished"):
         DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
@@ -200,7 +200,7 @@ def test_whole_files_are_never_refused(rows: int, batch: int, tmp_path: Path) ->
             assert len(DatasetStore().from_dataset(part)) == part.num_rows
     for kind in ("stream", "file"):
         write_arrow(tmp_path / f"{kind}.arrow", rows, batch=batch, kind=kind)
-        assert formats.stream(tmp_path / f"{kind}.arrow").to_table().num_rows == rows
+        assert formats.open(tmp_path / f"{kind}.arrow").to_table().num_rows == rows
 
 
 def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
@@ -215,12 +215,12 @@ def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
         parts.append((data[:-footer], data[-footer:]))
     file.write_bytes(parts[0][0] + parts[1][1])
     with pytest.raises(DataError, match="expected 2 record batches, as the footer lists"):
-        formats.stream(file)
+        formats.open(file)
     file.write_bytes(b"".join(parts[0]))
-    assert formats.stream(file).rows == 600
+    assert formats.open(file).rows == 600
     file.write_bytes(b"".join(parts[0] + parts[0]))
     with pytest.raises(DataError, match="files were joined"):
-        formats.stream(file)
+        formats.open(file)
 
 
 # ---------------------------------------------------------------------- folders that reach elsewhere
@@ -239,7 +239,7 @@ def test_no_file_outside_of_the_folder(name: Any, tmp_path: Path) -> None:
         name = str(other / "data-00000-of-00001.arrow")
     state_of(root, _data_files=[{"filename": name}])
     with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
-        formats.stream(root)
+        formats.open(root)
 
 
 @pytest.mark.parametrize("listed", [["../other"], ["/"], [], "train", ["train", "train"], [1]])
@@ -248,7 +248,7 @@ def test_no_split_outside_of_the_folder(listed: Any, tmp_path: Path) -> None:
     saved(tmp_path / "root" / "train")
     (tmp_path / "root" / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
     with pytest.raises(DataError, match=r"dataset_dict\.json"):
-        formats.stream(tmp_path / "root")
+        formats.open(tmp_path / "root")
 
 
 def test_no_link_out_of_the_folder(tmp_path: Path) -> None:
@@ -257,15 +257,15 @@ def test_no_link_out_of_the_folder(tmp_path: Path) -> None:
     (root / other.name).unlink()
     (root / other.name).symlink_to(other)
     with pytest.raises(DataError, match="expected a file inside of"):
-        formats.stream(root)
+        formats.open(root)
     (tmp_path / "by-link").symlink_to(other.parent)  # this one its user named
-    assert formats.stream(tmp_path / "by-link").rows == ROWS
+    assert formats.open(tmp_path / "by-link").rows == ROWS
     # As the Hub's client keeps files: links into a folder beside.
     blob = parquet(tmp_path / "datasets--a--b" / "blobs" / "0123", 7)
     snapshot = tmp_path / "datasets--a--b" / "snapshots" / "1" / "data"
     snapshot.mkdir(parents=True)
     (snapshot / "train-00000-of-00001.parquet").symlink_to(blob)
-    assert formats.stream(snapshot).rows == formats.stream(snapshot.parent).rows == 7
+    assert formats.open(snapshot).rows == formats.open(snapshot.parent).rows == 7
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")
@@ -276,7 +276,7 @@ def test_only_regular_files_are_opened(name: str, tmp_path: Path) -> None:
     os.mkfifo(root / name)
     for path in (root, root / name):
         with pytest.raises(MouseError):
-            formats.stream(path)
+            formats.open(path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"_data_files": {}}', '{"_data_files": []}', "\0"])
@@ -284,20 +284,20 @@ def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
     root = saved(tmp_path / "root")
     (root / "state.json").write_text(text)
     with pytest.raises(MouseError, match="root"):
-        formats.stream(root)
+        formats.open(root)
     with (root / "state.json").open("wb") as file:
         file.truncate(1 << 30)  # which is not read
     with pytest.raises(DataError, match=r"state\.json: expected at most"):
-        formats.stream(root)
+        formats.open(root)
 
 
 def test_a_split_without_rows_is_one_too(tmp_path: Path) -> None:
     parts = {name: datasets.Dataset.from_dict(columns(rows)) for name, rows in (("train", 30), ("eval", 0))}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "root"))
-    assert formats.stream(tmp_path / "root").rows == 30
+    assert formats.open(tmp_path / "root").rows == 30
     for path, splits in ((tmp_path / "root", ["eval"]), (tmp_path / "root" / "eval", None)):
         with pytest.raises(DataError, match="expected files of rows"):
-            formats.stream(path, splits=splits)
+            formats.open(path, splits=splits)
 
 
 # ---------------------------------------------------------------------- by reference
@@ -314,7 +314,7 @@ def test_stores_of_datasets_on_disk_stay_there(tmp_path: Path) -> None:
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     in_memory = DatasetStore.open(parquet(tmp_path / "x.parquet", ROWS))
     assert not in_memory.to_dataset().cache_files
-    changed = formats.stream(root)
+    changed = formats.open(root)
     first = next(iter(changed)).slice(0, 5)
     changed = changed.replace(batches=lambda: iter([first]))
     assert len(changed.to_store()) == 5

@@ -1,4 +1,4 @@
-"""`formats.stream` and the commands on what the real writers of every format wrote."""
+"""`formats.open` and the commands on what the real writers of every format wrote."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_every_format_is_recognised_inspected_and_converted(
     final = ["--final", "drop"] if name in NEEDS_FINAL else []
     if name in NEEDS_FINAL:
         with pytest.raises(ConfigError, match="final='drop'"):
-            formats.stream(source)
+            formats.open(source)
         assert main(["inspect", str(source)]) == 2
         capsys.readouterr()
-    stream = formats.stream(source, final="drop" if final else None)
+    stream = formats.open(source, final="drop" if final else None)
     assert stream.format in (name, "rlds")
     assert main(["inspect", str(source), *final, "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -80,15 +80,15 @@ def test_every_format_is_recognised_inspected_and_converted(
     assert report["alignment"] == "arrived"
     assert main(["convert", str(source), str(tmp_path / "converted"), *final]) == 0
     assert stream.digest() in capsys.readouterr().out
-    assert formats.stream(tmp_path / "converted").digest() == stream.digest()
+    assert formats.open(tmp_path / "converted").digest() == stream.digest()
 
 
 def test_from_minari_to_ted_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    stream = formats.stream(made("minari", tmp_path))
+    stream = formats.open(made("minari", tmp_path))
     chosen = [name for name in stream.columns if name.startswith("observation")]
     write_ted(stream, tmp_path / "steps", columns=chosen)
-    table = formats.stream(tmp_path / "steps").to_table()
+    table = formats.open(tmp_path / "steps").to_table()
     wanted = stream.to_table()
     for name in ("action", "reward", "done", "episode_step", *chosen):
         assert table.column(name).to_pylist() == wanted.column(name).to_pylist(), name

@@ -66,7 +66,7 @@ def whole() -> list[dict[str, Any]]:
 def test_rows_are_what_the_environments_returned(protocol: int, tmp_path: Path) -> None:
     logs = logged()
     root = write(tmp_path / "out", whole(), protocol=protocol, packed=("obs", "new_obs", "actions", "rewards"))
-    stream = formats.stream(root)
+    stream = formats.open(root)
     assert (stream.format, stream.alignment, stream.notes) == ("rllib", "arrived", ())
     check_rows(stream.to_table(), logs)
     assert stream.to_store().columns.keys() == {"action", "reward", "done", "episode_step", "observation"}
@@ -78,8 +78,8 @@ def test_numbers_that_are_not_packed_and_columns_beside(tmp_path: Path) -> None:
     for batch in batches:
         batch |= {"action_prob": batch["rewards"] / 2, "vf_preds": batch["rewards"] + 1}
         batch["infos"] = [{}] * len(batch["t"])
-    plain = formats.stream(write(tmp_path / "a", batches, packed=())).to_table()
-    packed = formats.stream(write(tmp_path / "b", whole())).to_table()
+    plain = formats.open(write(tmp_path / "a", batches, packed=())).to_table()
+    packed = formats.open(write(tmp_path / "b", whole())).to_table()
     assert plain["observation"].to_pylist() == packed["observation"].to_pylist()
     after = np.array(plain["episode_step"]) > 0
     np.testing.assert_array_equal(np.array(plain["metadata_action_prob"])[after] * 2, np.array(plain["reward"])[after])
@@ -92,16 +92,16 @@ def test_numbers_that_are_not_packed_and_columns_beside(tmp_path: Path) -> None:
 def test_an_episode_goes_on_in_the_next_line_and_no_further_than_its_samples(tmp_path: Path) -> None:
     (batch,) = [samples(log, 0) for log in logged(lengths=(9,))]
     halves = [{key: values[part] for key, values in batch.items()} for part in (slice(0, 4), slice(4, 9))]
-    assert formats.stream(write(tmp_path / "a", halves)).to_table()["episode_step"].to_pylist() == [*range(10)]
+    assert formats.open(write(tmp_path / "a", halves)).to_table()["episode_step"].to_pylist() == [*range(10)]
     lacking = [{key: values for key, values in half.items() if key != "new_obs"} for half in halves]
     with pytest.raises(ConfigError, match="final='drop'"):
-        formats.stream(write(tmp_path / "b", lacking))
-    assert formats.stream(tmp_path / "b", final="mark").to_table()["episode_step"].to_pylist() == [*range(10)]
+        formats.open(write(tmp_path / "b", lacking))
+    assert formats.open(tmp_path / "b", final="mark").to_table()["episode_step"].to_pylist() == [*range(10)]
     lacking[1]["t"] = lacking[1]["t"] + 1  # a sample between them is not there
-    rows = formats.stream(write(tmp_path / "b", lacking), final="mark").to_table()
+    rows = formats.open(write(tmp_path / "b", lacking), final="mark").to_table()
     assert rows["episode_step"].to_pylist() == [*range(5), *range(6)]
     older = {key: values for key, values in batch.items() if key not in ("terminateds", "truncateds", "t", "eps_id")}
-    stream = formats.stream(write(tmp_path / "c", [{**older, "dones": np.arange(9) == 8}]))
+    stream = formats.open(write(tmp_path / "c", [{**older, "dones": np.arange(9) == 8}]))
     assert stream.to_table()["done"].to_pylist() == [0] * 9 + [1]
     assert "all are terminal" in stream.notes[0]
 
@@ -111,11 +111,11 @@ def test_samples_of_one_of_several_policies(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps({"type": "MultiAgentBatch", "count": 1, "policy_batches": batches}))
     with pytest.raises(ConfigError, match=r"x\.json, line 1: policy: expected one of \['p0', 'p1'\], found None"):
-        formats.stream(file)
+        formats.open(file)
     for number, log in enumerate(logged()[:2]):
-        check_rows(formats.stream(file, policy=f"p{number}").to_table(), [log])
+        check_rows(formats.open(file, policy=f"p{number}").to_table(), [log])
     with pytest.raises(ConfigError, match="policy: expected None, as there is one only"):
-        formats.stream(write(tmp_path / "out", whole()), policy="p0")
+        formats.open(write(tmp_path / "out", whole()), policy="p0")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_nothing_is_called_and_what_cannot_be_is_refused(
     lines = [line(samples(log, number)) for number, log in enumerate(logged(lengths=(4, 3)))]
     Path("x.json").write_text(lines[0] + json.dumps(json.loads(lines[1]) | change))
     with pytest.raises(DataError, match=rf"x\.json.*{wanted}"):
-        formats.stream("x.json").to_table()
+        formats.open("x.json").to_table()
     assert not Path("trapped").exists()
 
 

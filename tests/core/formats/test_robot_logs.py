@@ -93,7 +93,7 @@ def test_rows_are_those_of_a_plain_loop(match: str, stamps: str, tmp_path: Path)
     log = log_of()
     path = write_mcap(tmp_path / "x.mcap", log)
     layout = STATE | {"rate": 20, "match": match, "stamps": stamps, "tolerance": 0.04, "trim": 1}
-    rows = formats.stream(path, format=layout)
+    rows = formats.open(path, format=layout)
     late = 3 * MS if stamps == "header" else 0
     seen = [time - late for time in times_of(log, "/joints")]
     told = times_of(log, "/command")  # which has no header
@@ -112,7 +112,7 @@ def test_rows_are_those_of_a_plain_loop(match: str, stamps: str, tmp_path: Path)
 
 def test_a_topic_is_the_clock(tmp_path: Path) -> None:
     log = log_of()
-    rows = formats.stream(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "match": "hold"})
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "match": "hold"})
     told, seen = times_of(log, "/command"), times_of(log, "/joints")
     ticks = [tick for tick in told if nearest(seen, tick, "hold", 0.02) is not None]
     assert column(rows, "observation") == [[n, -n] for n in (nearest(seen, tick, "hold", 0.02) for tick in ticks)]
@@ -123,8 +123,8 @@ def test_a_topic_is_the_clock(tmp_path: Path) -> None:
 def test_pieces_make_no_difference(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "x.mcap", log_of())
     layout = STATE | {"rate": 20, "alignment": {"reward": "arrived"}, "reward": "/command.data[0]"}
-    whole = formats.stream(path, format=layout).to_table()
-    assert formats.stream(path, format=layout, batch_rows=3).digest() == formats.base.rows_digest(whole)
+    whole = formats.open(path, format=layout).to_table()
+    assert formats.open(path, format=layout, batch_rows=3).digest() == formats.base.rows_digest(whole)
     reward, action = whole.column("reward").to_pylist(), whole.column("action").to_pylist()
     assert reward[0] == 0
     assert reward[1:-1] == [one[0] for one in action[2:]]  # what arrived at a tick, and what left it
@@ -140,14 +140,14 @@ def with_a_hole(topic: str = "/joints", first: int = 150, last: int = 300) -> Lo
 def test_what_is_out_of_tolerance_is_refused_by_name(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "x.mcap", with_a_hole())
     with pytest.raises(DataError, match=r"x.mcap: /joints.position: expected a message within 0.02 s of the step at"):
-        formats.stream(path, format=STATE | {"rate": 20})
+        formats.open(path, format=STATE | {"rate": 20})
     with pytest.raises(DataError, match="last one before"):
-        formats.stream(path, format=STATE | {"rate": 20, "match": "hold", "tolerance": 0.04})
+        formats.open(path, format=STATE | {"rate": 20, "match": "hold", "tolerance": 0.04})
 
 
 def test_a_gap_cuts_the_episode(tmp_path: Path) -> None:
     log = with_a_hole()
-    rows = formats.stream(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "gaps": "cut"})
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=STATE | {"clock": "/command", "gaps": "cut"})
     seen, told = times_of(log, "/joints"), times_of(log, "/command")
     value = [int(one.position[0]) for topic, _, one in log if topic == "/joints"]
     places = [nearest(seen, tick, "nearest", 0.02) for tick in told]
@@ -168,14 +168,14 @@ def test_a_gap_cuts_the_episode(tmp_path: Path) -> None:
 def test_only_so_much_of_a_recordings_ends_may_lack_a_topic(tmp_path: Path) -> None:
     log = [one for one in log_of() if one[0] == "/joints" or one[1] > T0 + 200 * MS]
     path = write_mcap(tmp_path / "x.mcap", log)
-    rows = formats.stream(path, format=STATE | {"rate": 50, "trim": 0.3, "tolerance": 0.03})
+    rows = formats.open(path, format=STATE | {"rate": 50, "trim": 0.3, "tolerance": 0.03})
     assert column(rows, "observation")[0][0] > 10
     with pytest.raises(DataError, match=r"/command.data: expected a message within .* trim=0.1\d* leaves out so much"):
-        formats.stream(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
+        formats.open(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
     dropped = [one for one in log_of() if one[0] == "/joints" or one[1] < T0 + 200 * MS]
     path = write_mcap(tmp_path / "y.mcap", dropped)
     with pytest.raises(DataError, match="of a recording's end"):
-        formats.stream(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
+        formats.open(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
 
 
 def test_a_message_that_came_once_is_held_where_that_is_said(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_a_message_that_came_once_is_held_where_that_is_said(tmp_path: Path) -> 
     path = write_mcap(tmp_path / "x.mcap", log)
     layout = STATE | {"rate": 20, "metadata": {"task": "/task.data"}, "tolerance": 0.04}
     with pytest.raises(DataError, match=r"/task.data: expected a message within 0.04 s"):
-        formats.stream(path, format=layout)
+        formats.open(path, format=layout)
     held = layout | {"match": {"/task": "hold"}, "tolerance": {"observation": 0.04, "action": 0.04, "/task": math.inf}}
-    assert set(column(formats.stream(path, format=held | {"trim": 2}), "metadata_task")) == {"pick"}
+    assert set(column(formats.open(path, format=held | {"trim": 2}), "metadata_task")) == {"pick"}
 
 
 # ---------------------------------------------------------------------- episodes
@@ -202,7 +202,7 @@ def test_a_topic_says_when_episodes_run_and_how_they_end(tmp_path: Path) -> None
         "observation": "/joints.position", "episode": "/run.data", "terminated": "/won.data",
         "clock": "/joints", "tolerance": 0,
     }  # fmt: skip
-    rows = formats.stream(write_mcap(tmp_path / "x.mcap", log), format=layout)
+    rows = formats.open(write_mcap(tmp_path / "x.mcap", log), format=layout)
     assert [value[0] for value in column(rows, "observation")] == [*range(3, 14), *range(21, 30)]
     assert column(rows, "done") == [*[0] * 6, 2, *[0] * 3, 1, *[0] * 8, 2]
     assert column(rows, "episode_step") == [*range(7), *range(4), *range(9)]
@@ -213,19 +213,19 @@ def test_every_recording_of_a_folder_is_an_episode(tmp_path: Path) -> None:
         write_mcap(tmp_path / f"episode_{number}.mcap", log_of(seed=number))
     write_bag(tmp_path / "episode_3", log_of(seed=3))
     layout = STATE | {"rate": 20}
-    rows = formats.stream(tmp_path, format=layout)
+    rows = formats.open(tmp_path, format=layout)
     names = ["episode_1.mcap", "episode_2.mcap", "episode_3", "episode_10.mcap"]
     assert [Path(name).name for name in rows.format_metadata["files"]] == names
-    alone = [formats.stream(tmp_path / name, format=layout).to_table() for name in names]
+    alone = [formats.open(tmp_path / name, format=layout).to_table() for name in names]
     assert column(rows, "observation") == [value for one in alone for value in one.column("observation").to_pylist()]
-    few = formats.stream(tmp_path, format=layout | {"files": "episode_1*.mcap"})
+    few = formats.open(tmp_path, format=layout | {"files": "episode_1*.mcap"})
     assert len(few.format_metadata["files"]) == 2
 
 
 @pytest.mark.parametrize("bag", [{"storage": "sqlite3"}, {"compressed": True}, {"storage": "mcap", "compressed": True}])
 def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> None:
     log, layout = log_of(), STATE | {"rate": 20}
-    wanted = formats.stream(write_bag(tmp_path / "bag", log, **bag), format=layout).digest()
+    wanted = formats.open(write_bag(tmp_path / "bag", log, **bag), format=layout).digest()
     shuffled = [log[n] for n in np.random.default_rng(1).permutation(len(log))]
     for number, (messages, options) in enumerate(
         [
@@ -236,7 +236,7 @@ def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> 
         ]
     ):
         path = write_mcap(tmp_path / f"{number}.mcap", messages, **options)
-        assert formats.stream(path, format=layout).digest() == wanted, options
+        assert formats.open(path, format=layout).digest() == wanted, options
         assert topics_in(tmp_path / "bag") == topics_in(path)
 
 
@@ -310,17 +310,17 @@ def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
 def test_older_bags_hold_no_definitions(tmp_path: Path) -> None:
     layout = STATE | {"rate": 20}
     bag = write_bag(tmp_path / "bag", log_of())
-    wanted = formats.stream(bag, format=layout).digest()
+    wanted = formats.open(bag, format=layout).digest()
     (file,) = bag.glob("*.db3")
     with sqlite3.connect(file) as opened:
         opened.execute("DROP TABLE message_definitions")
-    assert formats.stream(bag, format=layout).digest() == wanted
+    assert formats.open(bag, format=layout).digest() == wanted
     with sqlite3.connect(file) as opened:
         opened.execute("UPDATE topics SET type = 'mine/msg/Numbers' WHERE name = '/command'")
     with pytest.raises(DataError, match="mine/Numbers: expected a definition of this message"):
-        formats.stream(bag, format=layout)
+        formats.open(bag, format=layout)
     own = {"mine/msg/Numbers": "std_msgs/MultiArrayLayout layout\nfloat64[] data  # all of them"}
-    assert formats.stream(bag, format=layout | {"definitions": own}).digest() == wanted
+    assert formats.open(bag, format=layout | {"definitions": own}).digest() == wanted
 
 
 def write_raw(path: Path, messages: list[Any], topic: str = "/x", encoding: str = "json") -> Path:
@@ -350,7 +350,7 @@ def test_json_messages(tmp_path: Path) -> None:
         },
         "terminated": "/arm.on", "clock": "/arm", "tolerance": 0,
     }  # fmt: skip
-    rows = formats.stream(tmp_path / "x.mcap", format=layout)
+    rows = formats.open(tmp_path / "x.mcap", format=layout)
     assert column(rows, "observation.joints") == [[n, 2.0] for n in range(5)]
     assert column(rows, "observation.pose") == [[n, 0.5] for n in range(5)]
     assert column(rows, "observation.part") == [0, 1, 2, 3, 4]
@@ -363,11 +363,11 @@ def test_bytes_of_json_messages(tmp_path: Path) -> None:
     pixels = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
     encoded = base64.b64encode(encode_png(pixels)).decode()
     layout = {"observation": "/x", "clock": "/x", "tolerance": 0}
-    rows = formats.stream(write_raw(tmp_path / "x.mcap", [{"format": "png", "data": encoded}] * 3), format=layout)
+    rows = formats.open(write_raw(tmp_path / "x.mcap", [{"format": "png", "data": encoded}] * 3), format=layout)
     assert column(rows, "observation") == [pixels.tolist()] * 3
     raw = base64.b64encode(pixels.tobytes()).decode()
     image = {"height": 5, "width": 4, "encoding": "rgb8", "step": 12, "data": raw}
-    rows = formats.stream(write_raw(tmp_path / "y.mcap", [image] * 3), format=layout)
+    rows = formats.open(write_raw(tmp_path / "y.mcap", [image] * 3), format=layout)
     assert column(rows, "observation") == [pixels.tolist()] * 3
     for said, why in (
         ({"format": "h264", "data": encoded}, "expected JPEG or PNG, found 'h264', a frame of a video"),
@@ -375,14 +375,14 @@ def test_bytes_of_json_messages(tmp_path: Path) -> None:
         ({"format": "png", "data": {"a": 1}}, "expected bytes, in JSON as base64"),
     ):
         with pytest.raises(DataError, match=f"/x: {why}"):
-            formats.stream(write_raw(tmp_path / "z.mcap", [said] * 3), format=layout)
+            formats.open(write_raw(tmp_path / "z.mcap", [said] * 3), format=layout)
 
 
 def open_one(tmp_path: Path, made: list[Any], path: str, **more: Any) -> list[Any]:
     """The column of some messages, each a step."""
     log = [("/x", T0 + n * MS, one) for n, one in enumerate(made)]
     layout = {"observation": {"x": path}, "clock": "/x", "tolerance": 0, **more}
-    return column(formats.stream(write_mcap(tmp_path / "x.mcap", log), format=layout), "observation.x")
+    return column(formats.open(write_mcap(tmp_path / "x.mcap", log), format=layout), "observation.x")
 
 
 def test_joints_are_taken_by_name(tmp_path: Path) -> None:
@@ -513,15 +513,15 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
 def test_layouts_of_no_use(changes: dict[str, Any], found: str, tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "x.mcap", log_of(steps=6))
     with pytest.raises(ConfigError, match=found):
-        formats.stream(path, format={**STATE, "rate": 20, **changes})
+        formats.open(path, format={**STATE, "rate": 20, **changes})
 
 
 def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_mcap(tmp_path / "x.mcap", log_of())
     layout = tmp_path / "layout.yaml"
     layout.write_text("version: 1\nobservation: /joints.position\naction: /command.data\nrate: 20\ntolerance: 0.02\n")
-    wanted = formats.stream(path, format=TopicLayout(**STATE, rate=20))
-    assert formats.stream(path, format=layout).digest() == wanted.digest()
+    wanted = formats.open(path, format=TopicLayout(**STATE, rate=20))
+    assert formats.open(path, format=layout).digest() == wanted.digest()
     assert main(["inspect", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "/joints" in shown
@@ -530,12 +530,12 @@ def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.
     assert main(["inspect", str(path), "--format", str(layout)]) == 0
     assert "(robot_logs): 8 rows" in capsys.readouterr().out
     assert main(["convert", str(path), str(tmp_path / "rows"), "--format", str(layout)]) == 0
-    assert formats.stream(tmp_path / "rows").digest() == wanted.digest()
+    assert formats.open(tmp_path / "rows").digest() == wanted.digest()
     with pytest.raises(ConfigError, match="a layout that says which topics are columns, found none for /command"):
-        formats.stream(path)
+        formats.open(path)
     layout.write_text("version: 1\nobservation: /joints.position\nrate: 20\n")
     with pytest.raises(ConfigError, match=r"layout.yaml: missing 1 required keyword-only argument: 'tolerance'"):
-        formats.stream(path, format=layout)
+        formats.open(path, format=layout)
     with pytest.raises(ConfigError, match="expected MCAP files or bags of ROS 2, found none"):
         read_robot_logs(tmp_path / "rows", layout=STATE | {"rate": 1})
 
@@ -560,11 +560,11 @@ TestTopics = suite(TOPICS, write_topics, partial(read_robot_logs, layout=STATE |
 def test_a_damaged_mcap_file_is_refused_or_gives_the_same_rows(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "x.mcap", log_of())
     (tmp_path / "copies").mkdir()
-    wanted = formats.stream(path, format=STATE | {"rate": 20}).digest()
+    wanted = formats.open(path, format=STATE | {"rate": 20}).digest()
     found = {wanted}
     for copy in damaged_copies(path, tmp_path / "copies", count=40):
         with contextlib.suppress(DataError):
-            found.add(formats.stream(copy, format=STATE | {"rate": 20}).digest())
+            found.add(formats.open(copy, format=STATE | {"rate": 20}).digest())
     assert found == {wanted}
 
 
@@ -607,7 +607,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     data[place] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match="crc validation failed in DataEnd"):
-        formats.stream(path, format=STATE | {"rate": 20})
+        formats.open(path, format=STATE | {"rate": 20})
 
 
 @pytest.mark.parametrize(
@@ -673,5 +673,5 @@ def test_protobuf_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_raw(tmp_path / "x.mcap", [b"\0"] * 3, encoding="protobuf")
     layout = {"observation": "/x", "clock": "/x", "tolerance": 0}
     with pytest.raises(DataError, match=r"expected messages in one of .*, found 'protobuf'; read them with"):
-        formats.stream(tmp_path / "x.mcap", format=layout)
+        formats.open(tmp_path / "x.mcap", format=layout)
     assert topics_in(tmp_path / "x.mcap")[0].encoding == "protobuf"

@@ -341,7 +341,7 @@ def made(folder: Path, kind: str = "image", **more: Any) -> Path:
 
 
 def in_memory(path: Path, **options: Any) -> DatasetStore:
-    return DatasetStore().from_dataset(formats.stream(path, **options).to_table())
+    return DatasetStore().from_dataset(formats.open(path, **options).to_table())
 
 
 def same_batches(one: DatasetStore, other: DatasetStore) -> None:
@@ -430,7 +430,7 @@ def with_cameras(tmp_path: Path) -> Path:
 def test_nested_observations_of_several_cameras(tmp_path: Path) -> None:
     path = with_cameras(tmp_path)
     store = DatasetStore.open(path)
-    wanted = formats.stream(path).to_table()
+    wanted = formats.open(path).to_table()
     found = pa.concat_tables(table for segment in store.snapshot().segments for table in segment.tables())
     pictures = ["observation.cameras.wrist", "observation.cameras.front", "metadata_goal"]
     assert found.column_names == wanted.column_names
@@ -589,4 +589,4 @@ def test_episodes_whose_last_observation_is_missing(final: str | None, tmp_path:
 
 def test_array_records_do_not_stay(tmp_path: Path) -> None:
     path = made(tmp_path, "vector").with_name("arrays")
-    assert DatasetStore.open(path).snapshot().num_rows == formats.stream(path).to_table().num_rows
+    assert DatasetStore.open(path).snapshot().num_rows == formats.open(path).to_table().num_rows

@@ -52,7 +52,7 @@ def test_roboset(closed: bool, tmp_path: Path) -> None:
     logs = logged()
     write_roboset(tmp_path / "a.h5", logs[:2], closed=closed, first=9)
     write_roboset(tmp_path / "b.h5", logs[2:], closed=closed)
-    stream = formats.stream(tmp_path, batch_rows=3, **({} if closed else {"final": "mark"}))
+    stream = formats.open(tmp_path, batch_rows=3, **({} if closed else {"final": "mark"}))
     table = stream.to_table()
     check_rows(table, logs, final=None if closed else "mark", infos="info" if closed else "")
     assert stream.format == "roboset"
@@ -118,7 +118,7 @@ def test_roboset_of_other_layouts_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["Trial0/actions"] = np.zeros(3)
     with pytest.raises(DataError, match=r"Trial0/observations: expected an array .*, found none"):
-        formats.stream(tmp_path / "c.h5")
+        formats.open(tmp_path / "c.h5")
 
 
 # Each file of HDF5 is read by a process of its own.
@@ -181,7 +181,7 @@ def write_gen_dgrl(path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize(("name", "kind"), [("bigfish.tar.xz", "npy"), ("bigfish.tar", "npz"), ("bigfish", "npz")])
 def test_gen_dgrl(name: str, kind: str, tmp_path: Path) -> None:
-    stream = formats.stream(write_gen_dgrl(tmp_path / name, kind), batch_rows=4)
+    stream = formats.open(write_gen_dgrl(tmp_path / name, kind), batch_rows=4)
     assert stream.format == "gen_dgrl"
     rows = iter(stream.to_table().to_pylist())
     for file, arrays in EPISODES:
@@ -242,7 +242,7 @@ def test_gen_dgrl_calls_nothing_that_is_pickled(
     array[()] = held
     np.save(file, array, allow_pickle=True)
     with pytest.raises(DataError, match=wanted):
-        formats.stream(file)
+        formats.open(file)
     assert not (tmp_path / "trapped").exists()
 
 
@@ -316,7 +316,7 @@ def write_openml(path: Path, text: str = ARFF) -> Path:
 
 
 def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
-    stream = formats.stream(write_openml(tmp_path / "mushroom.arff"), batch_rows=2, target="class")
+    stream = formats.open(write_openml(tmp_path / "mushroom.arff"), batch_rows=2, target="class")
     assert (stream.format, stream.alignment) == ("openml", "outgoing")
     table = stream.to_table()
     assert table.column("observation").to_pylist() == FEATURES
@@ -340,17 +340,17 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
 def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
     """Whose descriptions say which attribute is the class; else it is the last."""
     client = write_openml(tmp_path / "org/openml/www/datasets/24/dataset.arff")
-    assert formats.stream(client).format_metadata["target"] == "stalk"
+    assert formats.open(client).format_metadata["target"] == "stalk"
     description = "<oml:name>x</oml:name><oml:default_target_attribute>class</oml:default_target_attribute>"
     (client.parent / "description.xml").write_text(description)
-    found = formats.stream(client.parent)
+    found = formats.open(client.parent)
     assert found.format_metadata["target"] == "class"
     cache = tmp_path / "scikit_learn_data" / "openml" / "openml.org"
     packed = write_openml(cache / "data" / "v1" / "download" / "24.gz")
     said = {"data_set_description": {"file_id": "24", "default_target_attribute": "class"}}
     (cache / "api/v1/json/data").mkdir(parents=True)
     (cache / "api/v1/json/data/24.gz").write_bytes(gzip.compress(json.dumps(said).encode()))
-    assert formats.stream(packed).digest() == found.digest()
+    assert formats.open(packed).digest() == found.digest()
     client.unlink()
     columns = {
         "cap shape": pa.array(["flat", "two words", "flat"]).dictionary_encode(),
@@ -359,7 +359,7 @@ def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
         "stalk": ["a", "b", "a"],
     }
     pq.write_table(pa.table(columns), client.parent / "dataset_24.pq")
-    rows = formats.stream(client.parent).to_table()
+    rows = formats.open(client.parent).to_table()
     assert rows.column("action").to_pylist() == [0, 1, 1]
     assert rows.column("observation").to_pylist() == [[0, 1.5, 0], [1, -20, 1], [0, 3, 0]]
 
@@ -382,7 +382,7 @@ def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
 def test_openml_that_cannot_be(text: str, options: Any, error: Any, wanted: str, tmp_path: Path) -> None:
     path = write_openml(tmp_path / "x.arff", text)
     with pytest.raises(error, match=wanted):
-        formats.stream(path, **options).to_table()
+        formats.open(path, **options).to_table()
     if "?" in text:
         table = read_openml(path, missing="drop", target="class").to_table()
         assert table.column("observation").to_pylist() == [FEATURES[0], FEATURES[2]]

@@ -91,11 +91,11 @@ def test_no_flipped_bit_of_a_schema_is_silent(way: str, tmp_path: Path) -> None:
     for place in range(0, end, 7):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         with pytest.raises(DataError, match=rf"{file.name}: expected a schema with the checksum .* as was written"):
-            formats.stream(tmp_path / "rows")
+            formats.open(tmp_path / "rows")
         with pytest.raises(DataError, match="expected a schema with the checksum"):
             DatasetStore().from_dataset(mapped)
     file.write_bytes(whole)
-    assert formats.stream(tmp_path / "rows").digest() == stream().digest()
+    assert formats.open(tmp_path / "rows").digest() == stream().digest()
     assert len(DatasetStore().from_dataset(mapped)) == ROWS
 
 
@@ -107,7 +107,7 @@ def test_damaged_values_are_not_written_on(way: str, tmp_path: Path) -> None:
     whole = file.read_bytes()
     place = whole.index(np.array(stream().to_table().column("reward")[:3]).tobytes()) + 3
     file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-    damaged = formats.stream(tmp_path / "rows")
+    damaged = formats.open(tmp_path / "rows")
     for _ in range(2):
         with pytest.raises(DataError, match=r"expected rows with the digest .* as were written, found"):
             convert(damaged, tmp_path / "new") if way == "convert" else damaged.save(tmp_path / "new")
@@ -121,7 +121,7 @@ def test_rows_are_compared_when_files_are_opened(tmp_path: Path) -> None:
     shutil.copyfile(tmp_path / "other" / name, tmp_path / "out" / name)  # whole, and of the same columns
     assert len(datasets.load_from_disk(str(tmp_path / "out"))) == 500
     with pytest.raises(DataError, match=rf"{name}: expected {ROWS} rows as were written, found 500"):
-        formats.stream(tmp_path / "out")
+        formats.open(tmp_path / "out")
     assert run("inspect", tmp_path / "out") == run("verify", tmp_path / "out") == 2
 
 
@@ -149,7 +149,7 @@ def test_a_note_that_does_not_fit(change: Any, tmp_path: Path, monkeypatch: pyte
     assert len(state["_data_files"]) == 2
     change(state)
     file.write_text(json.dumps(state))
-    for call in (formats.stream, verify):
+    for call in (formats.open, verify):
         with pytest.raises(MouseError, match="out"):
             call(tmp_path / "out")
 
@@ -177,7 +177,7 @@ def test_the_note_itself_is_verified(change: Any, tmp_path: Path) -> None:
 def test_datasets_of_others_are_read_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "root"
     datasets.Dataset.from_dict(columns(ROWS)).save_to_disk(str(root))
-    digest = formats.stream(root).digest()
+    digest = formats.open(root).digest()
     found = verify(root)
     assert (found.rows, found.digest, found.compared) == (ROWS, digest, "")
     assert (run("verify", root), run("verify", root, "--strict")) == (0, 1)
@@ -198,7 +198,7 @@ def test_splits_of_a_dict_of_datasets(tmp_path: Path) -> None:
     found = verify(tmp_path / "root")
     assert (found.rows, found.digest) == (100, None)
     assert found.compared
-    both = formats.stream(tmp_path / "root").digest()
+    both = formats.open(tmp_path / "root").digest()
     assert verify(tmp_path / "root", digest=both).digest == both
     assert verify(tmp_path / "root", splits=["eval"]).rows == 50
     file = tmp_path / "root" / "eval" / "data-00000-of-00001.arrow"
@@ -229,7 +229,7 @@ def test_any_flipped_bit_of_a_parquet_file_is_found(tmp_path: Path) -> None:
         if (place := whole.rfind(name)) >= 0:
             file.write_bytes(flipped(whole, place, 1))
             with pytest.raises(DataError, match=r"ours\.parquet: expected the checksum .* the footer is damaged"):
-                formats.stream(file)
+                formats.open(file)
 
 
 def test_every_damaged_parquet_file_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_other_formats_are_read_through(tmp_path: Path) -> None:
 
     file = write_ogbench(tmp_path / "x.npz", "raw", logged())
     found = verify(file)
-    assert (found.digest, found.compared) == (formats.stream(file).digest(), "a CRC-32 for every array")
+    assert (found.digest, found.compared) == (formats.open(file).digest(), "a CRC-32 for every array")
     data = bytearray(file.read_bytes())
     data[len(data) // 3] ^= 1
     file.write_bytes(data)
