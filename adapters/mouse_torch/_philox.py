@@ -186,7 +186,7 @@ def _(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Convert words to integers in ``[0, high)``, as ``Key.integers`` does; ``high`` is at least 1, int64 ``[]``."""
+    """Convert words to integers in ``[0, high)``, as ``Key.integers`` does; ``high``, ``[]`` or ``[n]``, is above 0."""
     uniform = ((word >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     return torch.minimum((uniform * high).to(torch.int64), high - 1)
 

@@ -616,9 +616,10 @@ class ReplayBuffer(BaseBuffer):
         sampler = RandomSampler() if sampler is None else sampler
         if writer is None:
             writer = RoundRobinWriter() if storage.writable else ImmutableWriter()
-        for name, part, kind in (("sampler", sampler, Sampler), ("writer", writer, Writer)):
-            if not isinstance(part, kind):
-                raise ConfigError(f"{name}: expected a {kind.__name__}, found {part!r:.80}")
+        if not isinstance(sampler, Sampler):
+            raise ConfigError(f"sampler: expected a Sampler, or HostSampler(DeviceSampler()), found {sampler!r:.80}")
+        if not isinstance(writer, Writer):
+            raise ConfigError(f"writer: expected a Writer, found {writer!r:.80}")
         transform = self._transform
         check_writer(writer, storage, sampler, transform)
         check_slices(sampler, () if transform is None else transform.transforms)

@@ -11,7 +11,8 @@ import pytest
 
 from mouse_core import ConfigError, MouseError
 from mouse_core.nested import copied, find
-from mouse_core.replay import PrioritizedSampler
+from mouse_core.replay import ArrayStorage, PrioritizedSampler, ReplayBuffer
+from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, EpisodeFields, HostSampler, Slices, SliceUnits
 from mouse_core.testing import DeviceReplayConformance
 from mouse_core.testing.replay.devices import Setup
 
@@ -107,3 +108,33 @@ def test_what_is_wrong_is_found(wrong: type[DeviceReplayConformance], test: str,
 def test_half_a_write_is_found() -> None:
     with pytest.raises(AssertionError, match="after what was refused"):
         Growing().test_what_is_refused_changes_nothing()
+
+
+def test_two_random_numbers_per_row_come_from_one_call() -> None:
+    xp, key = Arrays(), DrawKey(7, 3)
+    words = xp.words(key, 8)
+    np.testing.assert_array_equal(xp.words(key, 8), words)
+    assert (xp.integers(words, 1000)[:4] != xp.integers(words, 1000)[4:]).all()
+
+
+class RowsAlone(DeviceSampler):
+    def draw(self, xp: Any, state: Any, ring: Any, key: Any, size: int) -> Any:
+        return state, self.units.plan(xp, state, ring, xp.range(size))
+
+
+def test_a_sampler_of_rows_refuses_slices() -> None:
+    units = SliceUnits(Slices(sequence_length=2), EpisodeFields(("done",), None, True), None)
+    buffer = ReplayBuffer(ArrayStorage(9), HostSampler(RowsAlone(units=units)), batch_size=4)
+    buffer.extend({"done": np.zeros(6, bool)})
+    with pytest.raises(ConfigError, match=r"expected slices of units\.at_slots or units\.find, found slots of rows"):
+        buffer.sample()
+
+
+def test_a_sampler_of_another_kind_is_refused() -> None:
+    given: Any
+    for given in (RowsAlone, object()):
+        with pytest.raises(ConfigError, match="expected an instance of a subclass of DeviceSampler, found"):
+            HostSampler(given)
+    given = RowsAlone()
+    with pytest.raises(ConfigError, match=r"expected a Sampler, or HostSampler\(DeviceSampler\(\)\), found RowsAlone"):
+        ReplayBuffer(ArrayStorage(9), given)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
 
 from mouse_core import DatasetStore, PrefetchBatchifier
+from mouse_core.replay.device import Arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +40,13 @@ def test_fields_that_tell_trajectories_are_the_same_in_both_guides() -> None:
     names = ('"episode"', '"traj_id"', '"traj_ids"', '"traj"', '("collector", "traj_ids")')
     row = next(line for line in text("docs/reference/coming-from.md").split("| T") if line.startswith("37"))
     assert all(f"`{name}`" in row and f"`{name}`" in text("docs/guides/replay.md") for name in names)
+
+
+def test_functions_over_arrays_are_listed_with_their_arguments() -> None:
+    rows = [line for line in (ROOT / "docs/guides/on-the-device.md").read_text().split("\n") if line.startswith("| `")]
+    listed = dict(re.findall(r"`(\w+)\(([^)`]+)\)`", " ".join(row.split(" | ")[0] for row in rows)))
+    assert {"words", "integers", "where", "maximum"} <= listed.keys()
+    for name, arguments in listed.items():
+        function = getattr(Arrays(), name)
+        if inspect.ismethod(function):  # the others are functions of NumPy
+            assert [*inspect.signature(function).parameters] == arguments.split(", "), name

@@ -34,7 +34,9 @@ from mouse_core.replay import (
 )
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Ring, RowPlan
 from mouse_jax import device as in_jax
+from mouse_jax.device.arrays import JAX
 from mouse_torch import device as in_torch
+from mouse_torch.device.arrays import TorchArrays
 
 ROW = {"x": np.int32(0), "reward": 0.0, "done": False}
 
@@ -391,16 +393,41 @@ class Newest(DeviceSampler):
         return {**super().init(xp, ring), "newest": {"drawn": xp.full((), 0, "index")}}
 
     def draw(self, xp: Arrays, state: Any, ring: Ring, key: DrawKey, size: int) -> tuple[Any, RowPlan]:
-        back = xp.integers(xp.words(key, size), xp.where(ring.rows < 9, ring.rows, 9))
-        slots = (ring.cursor * ring.envs - 1 - back) % ring.capacity
+        slots = (ring.cursor * ring.envs - 1 - self.back(xp, ring, key, size)) % ring.capacity
         drawn = {"newest": {"drawn": state["newest"]["drawn"] + size}}
         return state | drawn, self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
 
+    def back(self, xp: Arrays, ring: Ring, key: DrawKey, size: int) -> Any:
+        """The distance of each row to the newest."""
+        return xp.integers(xp.words(key, size), xp.where(ring.rows < 9, ring.rows, 9))
 
-@pytest.mark.parametrize("slices", [None, Slices(sequence_length=3, end_key="done")])
-def test_a_sampler_of_ones_own_draws_the_same_everywhere(slices: Slices | None, tmp_path: Path) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Varied(Newest):
+    """Rows at distances from all forms of arguments that the functions take."""
+
+    among: int = 9
+
+    def back(self, xp: Arrays, ring: Ring, key: DrawKey, size: int) -> Any:
+        words, newest = xp.words(key, 2 * size), xp.minimum(ring.rows, self.among)
+        highs = xp.concat([xp.range(size), xp.expand(xp.cast(xp.full((), 7, "float"), "index"), (size,))])
+        near, few, far, each = (xp.integers(words, high)[size:] for high in (newest, 3, ring.rows, highs))
+        part = xp.integers(words, 4)[:size]
+        ends = xp.cumsum(xp.range(3)) + xp.running_max(xp.range(3)) + 1  # 1, 3, 6
+        chosen = xp.where(part == 0, near, xp.where(part == 1, few, xp.where(part == 2, far, each)))
+        there = xp.take(ends, xp.searchsorted(ends, xp.range(size) * 0 + xp.maximum(ring.rows // 40, 2)))
+        return xp.maximum(chosen, 1) - 3 + there - xp.integers(words, 0)[size:]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "slices"),
+    [(Newest(), None), (Newest(), Slices(sequence_length=3, end_key="done")), (Varied(among=8), None)],
+)
+def test_a_sampler_of_ones_own_draws_the_same_everywhere(
+    sampler: Newest, slices: Slices | None, tmp_path: Path
+) -> None:
     """On the host, in torch (eager, compiled) and in JAX (compiled, mapped), and it goes on from a file."""
-    options: dict[str, Any] = {"batch_size": 4, "num_envs": None, "slices": slices, "sampler": Newest}
+    options: dict[str, Any] = {"batch_size": 4, "num_envs": None, "slices": slices, "sampler": sampler}
     state = in_jax.init(ROW, 30, seed=5, **options)
     host = ReplayBuffer(ArrayStorage(30), HostSampler(state.layout.sampler), batch_size=4, seed=5)
     eager, compiled = (in_torch.Replay(ROW, 30, seed=5, **options) for _ in range(2))
@@ -425,3 +452,27 @@ def test_a_sampler_of_ones_own_draws_the_same_everywhere(slices: Slices | None, 
     again, samples = in_jax.loads(in_jax.init(ROW, 30, **options), tmp_path / "own")
     assert int(again.state["newest"]["drawn"]) == 16
     np.testing.assert_array_equal(in_jax.take(again, samples)[1]["x"], host.sample()["x"])
+
+
+@pytest.mark.parametrize("package", [in_torch.Replay, JaxReplay], ids=["torch", "jax"])
+@pytest.mark.parametrize("given", [Newest, object()])
+def test_a_sampler_is_an_instance(package: Any, given: Any) -> None:
+    with pytest.raises(ConfigError, match="sampler: expected an instance of a subclass of DeviceSampler, found"):
+        package(ROW, 8, batch_size=4, sampler=given)
+
+
+def test_integers_of_one_high_per_word_are_those_of_the_host() -> None:
+    """Also where a product is rounded up to an integer."""
+    words = np.random.default_rng(5).integers(0, 2**64, 4096, np.uint64)
+    words[:64] = np.uint64(2**64 - 1) - np.arange(64, dtype=np.uint64) * np.uint64(2**11)
+    highs = np.arange(4096) ** 2 * 17 % 2**30
+    highs[:64] = 2**30 - 1
+    halves = jnp.asarray(words >> np.uint64(32), jnp.uint32), jnp.asarray(words & np.uint64(2**32 - 1), jnp.uint32)
+    expected = np.array([Arrays().integers(words[at : at + 1], int(high))[0] for at, high in enumerate(highs)])
+    tensors = torch.from_numpy(words.view(np.int64)), torch.from_numpy(highs)
+    for found in (
+        Arrays().integers(words, highs),
+        TorchArrays(torch.device("cpu")).integers(*tensors),
+        JAX.integers(halves, jnp.asarray(highs, jnp.int32)),
+    ):
+        np.testing.assert_array_equal(np.asarray(found), expected)

@@ -48,7 +48,7 @@ def init(
     alignment: Alignment = "outgoing",
     priorities: Priorities | None = None,
     order: Order = "random",
-    sampler: Callable[..., DeviceSampler] | None = None,
+    sampler: DeviceSampler | None = None,
     memory: Memory = "device",
     seed: int | jax.Array = 0,
 ) -> Replay:
@@ -74,8 +74,8 @@ def init(
         order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
             epoch, shuffled, and slices side by side; "queue": every row once, the oldest first. ``take`` returns the
             next batch.
-        sampler: A custom sampler in place of ``priorities`` and ``order``: a class that inherits from
-            ``mouse_core.replay.device.DeviceSampler``, or a function from ``units`` to a sampler.
+        sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
+            ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         memory: The memory of the rows: "device", or "host" for more rows than fit on a device. With "host", call
             ``add`` and ``sample`` outside of ``jax.jit``: ``add`` writes in place, so the old replay must not be used
             again; ``sample`` gathers on the host and starts an asynchronous copy to JAX's default device. See

@@ -30,7 +30,6 @@ class TorchArrays(Arrays):
     """
 
     where: ClassVar[Callable[..., Any]] = staticmethod(torch.where)
-    maximum: ClassVar[Callable[..., Any]] = staticmethod(torch.maximum)
     concat: ClassVar[Callable[..., Any]] = staticmethod(torch.cat)
     dtypes: ClassVar[Mapping[str, Any]] = {
         "index": torch.int64, "count": torch.int64, "number": torch.int64, "wide": torch.int64, "bool": torch.bool,
@@ -52,6 +51,11 @@ class TorchArrays(Arrays):
     def minimum(one: Any, other: Any) -> Any:
         """See ``Arrays``."""
         return one.clamp(max=other) if isinstance(other, int) else torch.minimum(one, other)
+
+    @staticmethod
+    def maximum(one: Any, other: Any) -> Any:
+        """See ``Arrays``."""
+        return one.clamp(min=other) if isinstance(other, int) else torch.maximum(one, other)
 
     def range(self, count: int) -> Any:
         """See ``Arrays``."""
@@ -91,6 +95,7 @@ class TorchArrays(Arrays):
 
     def integers(self, words: Any, high: Any) -> Any:
         """See ``Arrays``."""
+        high = self.full((), high, "index") if isinstance(high, int) else high
         return _philox.scaled_integers(words, high.clamp(min=1))
 
     def scaled(self, words: Any, total: Any) -> Any:

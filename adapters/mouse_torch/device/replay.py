@@ -60,8 +60,8 @@ class Replay(BufferModule):
             number of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
         order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
             epoch, shuffled, and slices side by side; "queue": every row once, the oldest first.
-        sampler: A custom sampler in place of ``priorities`` and ``order``: a class that inherits from
-            ``mouse_core.replay.device.DeviceSampler``, or a function from ``units`` to a sampler.
+        sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
+            ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: In ``[0, 2**64)``.
         device: The device of the rows, which must support int64 and float64; None: the host.
 
@@ -98,7 +98,7 @@ class Replay(BufferModule):
         alignment: Alignment = "outgoing",
         priorities: Priorities | None = None,
         order: Order = "random",
-        sampler: Callable[..., DeviceSampler] | None = None,
+        sampler: DeviceSampler | None = None,
         seed: int = 0,
         device: str | torch.device | None = None,
     ) -> None:

@@ -74,7 +74,17 @@ class Ring(NamedTuple):
 
 
 class Arrays:
-    """The functions in NumPy."""
+    """The functions in NumPy.
+
+    An array is what the framework computes with, also an array of a single number ``[]``; on the host, an int may
+    stand for the latter. Words are in a form of the framework, which only the functions of random numbers read: parts
+    are taken of their results. Besides the functions, arrays have operators, slices, ``sum`` and ``reshape``.
+
+    - ``where(condition, one, other)``: ``one`` or ``other`` may be a number.
+    - ``minimum(one, other)`` and ``maximum(one, other)``: an array, and an array or an int.
+    - ``concat(arrays)``: a list of arrays, joined along the first axis.
+    - Functions below take arrays, unless they say otherwise; counts and shapes are ints.
+    """
 
     where: ClassVar[Callable[..., Any]] = staticmethod(np.where)
     minimum: ClassVar[Callable[..., Any]] = staticmethod(np.minimum)
@@ -220,13 +230,22 @@ class Arrays:
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """Random words of 64 bits, ``[count]``, in the form that ``integers`` and ``scaled`` take."""
+        """Random words of 64 bits, ``[count]``, in the form that ``integers`` and ``scaled`` take.
+
+        The words are a function of the key: a second call gives the same words. Two random numbers per row come from
+        one call, ``words(key, 2 * size)``: ``integers(words, 2)[:size]`` and ``integers(words, high)[size:]``.
+        """
         return _key(key).bits(count)
 
     def integers(self, words: Any, high: Any) -> Any:
-        """Words as indices in ``[0, high)``, as ``Key.integers`` makes them; ``high`` from 0, which gives 0."""
+        """Words as indices in ``[0, high)``, as ``Key.integers`` makes them.
+
+        Args:
+            words: All words of a call of ``words``, ``[n]``.
+            high: An int, an array ``[]``, or an array of one number per word ``[n]``; from 0, which gives 0.
+        """
         drawn = (words >> _ELEVEN).astype(np.float64)
-        drawn *= int(high) * 2.0**-53  # of less than 2**53 none is rounded up to high
+        drawn *= high * 2.0**-53  # of less than 2**53 none is rounded up to high
         return drawn.astype(np.int64)
 
     def scaled(self, words: Any, total: Any) -> Any:

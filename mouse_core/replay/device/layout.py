@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, Self, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 from mouse_core.dtypes import kind_of
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import FieldKey, flatten
-from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, EpochSampler, QueueSampler
+from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, EpochSampler, QueueSampler, checked_sampler
 from mouse_core.replay.device.sum_tree import SumTree
 from mouse_core.replay.device.units import RowUnits, Slices, SliceUnits, Units
 from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
@@ -73,7 +73,7 @@ class Layout:
         alignment: Alignment,
         priorities: Priorities | None,
         order: Order,
-        sampler: Callable[..., DeviceSampler] | None,
+        sampler: DeviceSampler | None,
         memory: Memory = "device",
     ) -> Self:
         """The constants for the arguments of a user.
@@ -84,7 +84,7 @@ class Layout:
             num_envs: The number of environments, or None for one stream; ``...``: not given.
             transform: A transform, or a sequence of transforms, that read the batch alone.
             alignment: The alignment of the rows.
-            sampler: A function of ``units`` that returns a sampler; None: the sampler of the other options.
+            sampler: A sampler, which gets the units of the replay; None: the sampler of the other options.
             memory: The memory that rows lie in.
 
         Raises:
@@ -115,7 +115,7 @@ class Layout:
                 raise ConfigError(
                     f"sampler: expected neither priorities nor an order beside it, found {priorities}, {order!r}"
                 )
-            draws = sampler(units=units)
+            draws = replace(checked_sampler(sampler), units=units)
         elif priorities is not None:
             alpha, eps = float(priorities.alpha), float(priorities.eps)
             draws = ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))

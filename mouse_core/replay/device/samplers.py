@@ -37,10 +37,12 @@ from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 class DeviceSampler:
     """A sampler that draws units uniformly, with replacement, and the base class of all others.
 
-    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``.
+    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``. A ``draw`` serves
+    rows and slices if it finds them with ``units``: ``units.at_slots`` by the slots of their (first) rows, or
+    ``units.find`` by their numbers, which are below ``left``.
 
     Args:
-        units: The drawn units: rows or slices.
+        units: The drawn units: rows or slices. A replay on a device sets them.
     """
 
     units: Units = field(default_factory=RowUnits)
@@ -436,6 +438,13 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
     return sampler, xp.cast(indices.reshape(-1), "index"), xp.expand(values, indices.shape).reshape(-1)
 
 
+def checked_sampler(given: Any) -> DeviceSampler:
+    """A sampler that a user gave, or ConfigError for anything else, such as a class."""
+    if not isinstance(given, DeviceSampler):
+        raise ConfigError(f"sampler: expected an instance of a subclass of DeviceSampler, found {given!r:.80}")
+    return given
+
+
 class HostSampler(BaseSampler):
     """A device sampler as the sampler of a buffer on the host, with equal draws.
 
@@ -447,7 +456,7 @@ class HostSampler(BaseSampler):
     needs_order = True
 
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
-        self.sampler, self._beta = sampler, beta
+        self.sampler, self._beta = checked_sampler(sampler), beta
         self._arrays = Arrays()
         self._state_now: State | None = {}  # None: the rows must be read again
         self._kinds = dict.fromkeys(flat_state(sampler.init(self._arrays, Ring(0, 0, 1, None))), "biuf")

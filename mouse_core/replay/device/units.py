@@ -351,12 +351,18 @@ class SliceUnits:
         return Windows(env, start)
 
     def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """The slices that begin in some slots."""
+        """The slices that begin in some slots; without padding, only some slots begin a slice, see ``find``."""
         step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
 
     def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
-        """The plan of the rows of some slices."""
+        """The plan of the rows of some slices, which ``find`` or ``at_slots`` returned.
+
+        Raises:
+            ConfigError: Slots in place of slices.
+        """
+        if not isinstance(windows, Windows):
+            raise ConfigError("sampler: plan: expected slices of units.at_slots or units.find, found slots of rows")
         slices, marks, numbers = self.slices, self.marks, state["episodes"]["numbers"]
         start, env = xp.once(windows.start)[:, None], windows.env[:, None]
         row, mask = start + xp.range(slices.sequence_length), None
