@@ -245,7 +245,8 @@ class Arrays:
             high: An int, an array ``[]``, or an array of one number per word ``[n]``; from 0, which gives 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
-        drawn *= high * 2.0**-53  # of less than 2**53 none is rounded up to high
+        # A product with an int is faster than with a number of NumPy. Of less than 2**53 none is rounded up to high.
+        drawn *= (high if getattr(high, "ndim", 0) else int(high)) * 2.0**-53
         return drawn.astype(np.int64)
 
     def scaled(self, words: Any, total: Any) -> Any:
