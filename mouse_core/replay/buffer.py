@@ -32,7 +32,7 @@ from mouse_core.digest import StreamDigest, asked_for, digest_of, digest_state, 
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.nested import as_lists, copied, find, flatten, is_varying, map_tree, opened
+from mouse_core.nested import as_lists, copied, find, flatten, is_varying, map_tree, opened, path_of
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.replay._assembly import (
     REDUCTIONS,
@@ -70,7 +70,7 @@ from mouse_core.replay.samplers.weighing import priorities_like
 from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
-from mouse_core.replay.transforms.fields import check_keys, replaced
+from mouse_core.replay.transforms.fields import TRUNCATED, check_keys, replaced
 from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo, Transitions
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter, check_writer
 from mouse_core.sampling.plan import remembered
@@ -1005,14 +1005,48 @@ class ReplayBuffer(BaseBuffer):
             places = np.flatnonzero(present)
             if not len(places):
                 return present
-            slots = named.astype(np.int64).reshape(-1)[places]
-            rows = replace_fields(self._storage.get(slots), values, places, present.size)
-            sampler: Any = self._sampler
-            weights = sampler.weights_at(self._storage, slots) if hasattr(sampler, "set_weights") else None
-            self._overwrite(slots, rows)
-            if weights is not None:
-                sampler.set_weights(self._storage, slots, weights)
+            self._change(named.astype(np.int64).reshape(-1)[places], values, places, present.size)
         return present
+
+    def _change(self, slots: Slots, values: Mapping[FieldKey, Any], places: Slots, count: int) -> None:
+        """Change fields of the rows in ``slots``, which keep their priorities; see ``replace_fields``."""
+        rows = replace_fields(self._storage.get(slots), values, places, count)
+        sampler: Any = self._sampler
+        weights = sampler.weights_at(self._storage, slots) if hasattr(sampler, "set_weights") else None
+        self._overwrite(slots, rows)
+        if weights is not None:
+            sampler.set_weights(self._storage, slots, weights)
+
+    def end_episodes(self, done: FieldKey = "done") -> None:
+        """Mark the newest row of each environment as truncated, unless its episode has ended there.
+
+        A buffer that was saved in the middle of an episode needs this after ``loads``, if the next row is the first of
+        another episode. A second call changes nothing.
+
+        Args:
+            done: The field of codes, which become 2; ``truncated`` on its level becomes True.
+
+        Raises:
+            ConfigError: The buffer is read-only, or its writer keeps no order of rows.
+            MissingFieldError: The rows have neither codes ``done`` nor a field ``truncated``.
+        """
+        refuse_traced("end_episodes")
+        with self._lock, self._shared():
+            self._check_writable()
+            slots = self._slots_in_order()[-1:].reshape(-1)
+            if not slots.size:
+                return
+            fields = find_fields(lambda key: self._storage.read(key, slots), None, (), done).ends
+            ends = {key: self._storage.read(key, slots) for key in fields}
+            cut = [key for key in ends if path_of(key)[-1] == "truncated"]
+            codes = [key for key, values in ends.items() if key not in cut and path_of(key)[-1] != "terminated"]
+            codes = [key for key in codes if cut or ends[key].dtype.kind != "b"]
+            if not cut and not codes:
+                raise MissingFieldError(f"end_episodes: expected codes {done!r} or 'truncated', found {[*ends]}")
+            places = np.flatnonzero(~np.any([values.reshape(-1) != 0 for values in ends.values()], axis=0))
+            if len(places):
+                changes = {key: np.full_like(ends[key], 1 if key in cut else TRUNCATED) for key in (*cut, *codes)}
+                self._change(slots[places], changes, places, slots.size)
 
     def empty(self) -> None:
         """Remove all rows and priorities. The number of the next sample continues.

@@ -7,7 +7,7 @@ and ``observation.arm.angle``; a single array is the column ``observation``. Act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -49,6 +49,11 @@ def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if episode is not None and not found:
             raise ConfigError(
                 f"add_episode: expected a mapping or an object with {list(PARTS)}, found {type(episode).__name__}"
+                + (
+                    "; add_episodes takes several"
+                    if isinstance(episode, Iterable) and not isinstance(episode, str)
+                    else ""
+                )
             )
     pairs = [(_FLAGS.get(name, name), value) for part in (found, given) for name, value in part.items()]
     parts = dict(pairs)
@@ -88,8 +93,8 @@ def episode_columns(
     length = next(iter(sizes.values()))
     if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
         raise DataError(
-            f"observations: expected {count} rows beside {count} rewards, or {count + 1} with the observation that "
-            f"the episode ended in, the same in all parts, found {sizes}"
+            "observations and rewards: expected as many observations as rewards, or one more with the observation that "
+            f"the episode ended in, the same in all parts, found {sizes} and {count} rewards"
             if count
             else "rewards: expected a transition at least, found none"
         )

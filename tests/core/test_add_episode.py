@@ -359,7 +359,7 @@ def test_vector_rewards(shape: tuple[int, ...], final: bool, tmp_path: Path) -> 
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "rows": ({"rewards": np.zeros(7)}, DataError, "observations: expected 7 rows .*, or 8 .*found .*'image'.*: 5"),
+    "rows": ({"rewards": np.zeros(7)}, DataError, "observations and rewards: .*found .*'image'.*: 5.* and 7 rewards"),
     "parts": (
         {"observations": {"a": np.zeros(5), "b": np.zeros(4)}},
         DataError,
@@ -439,8 +439,12 @@ def test_later_episodes_must_be_like_the_first() -> None:
         store.add_episodes([episode(1, task="pick"), episode(2, task="pick") | {"rewards": [0.0]}])
     assert refused.value.__notes__ == ["add_episodes: episode 1"]
     assert len(store.episodes) == 2  # the episodes before stay
-    with pytest.raises(ConfigError, match="expected a mapping or an object"):
+    with pytest.raises(ConfigError, match=r"expected a mapping or an object.*found int$"):
         store.add_episode(3)
+    with pytest.raises(ConfigError, match="found list; add_episodes takes several"):
+        store.add_episode([episode(0)])
+    with pytest.raises(ConfigError, match=r"add_episodes: expected a list of episodes, found one .*: add_episode"):
+        store.add_episodes(episode(0))
     with pytest.raises(MouseError, match="spec"):
         DatasetStore(spec={"missing": SimpleNamespace()}).add_episode(episode(0))
 

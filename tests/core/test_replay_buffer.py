@@ -885,3 +885,63 @@ def test_buffers_that_are_no_copies_of_each_other() -> None:
     named.extend(other)
     with pytest.raises(DataError, match="and another field 'episode'"):
         ReplayBuffer(ArrayStorage(10, alignment="arrived")).extend(ReplayBuffer(named))
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "codes": {"done": 0},
+    "flags": {"terminated": False, "truncated": False},
+    "all": {"done": False, "terminated": False, "truncated": False},
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("storage", [ArrayStorage, ListStorage])
+@pytest.mark.parametrize("envs", [None, 2])
+def test_no_transition_crosses_a_restart_after_end_episodes(kind: str, storage: Any, envs: int | None) -> None:
+    if envs and storage is ListStorage:
+        pytest.skip("a list has one stream")
+
+    def made() -> ReplayBuffer:
+        rows = ArrayStorage(10, ndim=2) if envs else storage(5)  # a ring that was overwritten
+        return ReplayBuffer(rows, transform=NextView(), batch_size=200, seed=0)
+
+    def play(buffer: ReplayBuffer, first: int) -> None:
+        for number in range(first, first + 4):
+            row = {"obs": number, **ENDS[kind]}
+            buffer.append(map_tree(lambda leaf: np.full(envs, leaf), row) if envs else row)
+
+    before, after = made(), made()
+    play(before, 0), play(before, 4)
+    after.load_state_dict(before.state_dict())
+    after.end_episodes()
+    kept = after.in_order()
+    after.end_episodes()
+    assert str(after.in_order()) == str(kept)
+    play(after, 100)
+    batch = after.sample()
+    crosses = batch["obs"] == 7
+    assert crosses.any()
+    np.testing.assert_array_equal(batch["mask"], ~crosses & (batch["obs"] < 103))
+
+
+def test_end_episodes_keeps_ends_priorities_and_refuses_what_it_cannot_mark() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10), batch_size=4, seed=0)
+    buffer.end_episodes()  # of no rows
+    buffer.extend({"obs": np.arange(4), "done": np.array([0, 0, 0, 1])})
+    buffer.end_episodes()
+    assert buffer[3]["done"] == 1
+    buffer.append({"obs": 4, "done": 0})
+    buffer.update_priority([0, 1, 2, 3, 4], [0.0, 0.0, 0.0, 0.0, 5.0])
+    expected = pickle.loads(pickle.dumps(buffer)).sample()["priority_weight"]
+    buffer.end_episodes()
+    assert buffer[4]["done"] == 2
+    np.testing.assert_array_equal(buffer.sample()["priority_weight"], expected)
+    nested = ReplayBuffer(ArrayStorage(10))
+    nested.append({"next": {"done": 0}})
+    nested.end_episodes()
+    assert nested[0] == {"next": {"done": 2}}
+    for rows in ({"done": False}, {"obs": 1.0}, {"traj_id": 3}):
+        other = ReplayBuffer(ArrayStorage(10))
+        other.append(rows)
+        with pytest.raises(MissingFieldError, match="expected"):
+            other.end_episodes()

@@ -141,7 +141,8 @@ def test_n_step_of_agents_is_the_loop(batch: dict[str, Any], n: int, discount: f
             for step in episode[number : number + n]:
                 for agent in range(3):
                     if steps == 0 or codes[agent] == 0:
-                        total[agent] += discount**steps * batch["reward"][step][agent]
+                        there = batch["agent_done"][step][agent] != 3
+                        total[agent] += discount**steps * batch["reward"][step][agent] * there
                         codes[agent] = batch["agent_done"][step][agent] or batch["done"][step]
                 steps, last = steps + 1, step
                 if 2 in (int(code) or int(batch["done"][step]) for code in batch["agent_done"][step]):
@@ -165,7 +166,8 @@ def test_returns_of_agents_are_the_loop(batch: dict[str, Any], discount: float) 
         for number, place in enumerate(episode):
             for agent in range(3):
                 for takes, first in (("outgoing", number), ("arrived", number + 1)):
-                    before = batch["agent_done"][place][agent] if takes == "arrived" else 0
+                    before = batch["agent_done"][place][agent]
+                    before = before if takes == "arrived" else before == 3
                     for power, step in enumerate(episode[first:] if not before else []):
                         wanted[takes][place][agent] += discount**power * batch["reward"][step][agent]
                         if batch["agent_done"][step][agent]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.columns.episode_rows import GONE
 from mouse_core.dtypes import is_tensor, namespace, widest
 from mouse_core.episodes import EpisodeIndex
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
@@ -464,8 +465,9 @@ class NStep:
 
     Agents end one by one if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; codes are as in
     ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
-    Where an agent is truncated, the sums of all agents stop, since they have one ``next``. So the target of an agent is
-    ``reward + discount * (agent_done != 1) * value(next)``, without the steps where ``agent_done`` is 3.
+    Its rewards after the end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop, since they
+    have one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``, without the
+    steps where ``agent_done`` is 3.
 
     The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
     as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
@@ -526,7 +528,8 @@ class NStep:
         xp = namespace(codes)
         place, agents_place = place_of(batch, self.reward), place_of(batch, AGENTS)
         reward = find(batch, place, where="NStep")
-        agents, ended = agent_codes(batch, codes, reward), codes != ALIVE
+        agents, reward = by_agent(batch, codes, reward)
+        ended = codes != ALIVE
         if agents is not None:
             ended = ended | xp.any(agents == TRUNCATED, axis=2)
         options: dict[str, Any] = {"n": int(self.n), "discount": float(self.discount), "agents": agents}
@@ -562,16 +565,18 @@ def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
 AGENTS: FieldKey = "agent_done"
 
 
-def agent_codes(batch: Any, codes: Array, reward: Array) -> Array | None:
-    """Return the end code of each agent, ``[N, T, A]``; None if rewards are not by agent, or agents end together.
+def by_agent(batch: Any, codes: Array, reward: Array) -> tuple[Array | None, Array]:
+    """Return the end code of each agent, ``[N, T, A]``, and the rewards, which are 0 after an agent's end.
 
-    An agent that has not ended ends with the episode, as ``codes`` ``[N, T]`` say.
+    An agent that has not ended ends with the episode, as ``codes`` ``[N, T]`` say. Without a reward for each agent, or
+    if agents end together, the codes are None and the rewards unchanged.
     """
     agents = find_any(batch, place_of(batch, AGENTS))
     if agents is None or agents.ndim != 3 or tuple(reward.shape[:3]) != tuple(agents.shape):
-        return None
+        return None, reward
     xp = namespace(agents)
-    return xp.where(agents == ALIVE, xp.astype(beside(codes, agents), agents.dtype), agents)
+    reward = xp.where(beside(agents == GONE, reward), xp.zeros_like(reward), reward)
+    return xp.where(agents == ALIVE, xp.astype(beside(codes, agents), agents.dtype), agents), reward
 
 
 def n_step_sums(
@@ -676,7 +681,7 @@ class ReturnsToGo:
         codes = end_codes(batch, self.done, where="ReturnsToGo")
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
         reward = find(batch, place_of(batch, self.reward), where="ReturnsToGo")
-        xp, agents = namespace(reward), agent_codes(batch, codes, reward)
+        xp, (agents, reward) = namespace(reward), by_agent(batch, codes, reward)
         alive = beside(codes == ALIVE if agents is None else agents == ALIVE, reward)
         wide = xp.astype(reward, widest(xp, "float64"))
         returns: list[Array] = []

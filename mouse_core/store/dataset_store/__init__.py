@@ -469,8 +469,11 @@ class DatasetStore(Store):
             The store.
 
         Raises:
+            ConfigError: ``episodes`` is one episode, a dict.
             MouseError: See ``add_episode``; a note has the number of the episode. Earlier episodes stay.
         """
+        if isinstance(episodes, Mapping):
+            raise ConfigError(f"add_episodes: expected a list of episodes, found one {list(episodes)}: add_episode")
         for number, episode in enumerate(episodes):
             try:
                 self.add_episode(episode)
