@@ -87,7 +87,7 @@ class Recording:
         self.events.append(Event(path, role, number, found, module, alone))
 
     def by_key(self) -> dict[tuple[str, str, int], Event]:
-        """Return the events by ``Event.key``."""
+        """Return the events by their keys."""
         return {event.key: event for event in self.events}
 
 
