@@ -238,7 +238,7 @@ def test_only_rows_that_came_are_read_at_a_refresh(monkeypatch: pytest.MonkeyPat
     for way in ("read", "seen"):
         monkeypatch.setattr(FieldReader, way, watched(getattr(FieldReader, way)))
     grown = source.with_snapshot(store.snapshot(), epoch_start=0)
-    assert sum(read) == 1300 - 1088  # from the beginning of the last piece of 64 rows
+    assert sum(read) == 1300 - 1024  # from the beginning of the last block of 1,024 rows
     assert grown.fingerprint == afresh.fingerprint
 
 

@@ -246,6 +246,7 @@ def test_lerobots_delta_timestamps_value_by_value(kind: str, alignment: Any, tmp
         rows = [row for batch in stream.batches() for row in batch.to_pylist()]
         for row in rows:
             row["time_stamp"] = row["episode_step"] / FPS
+            row["observation"] = row.pop("observation.state")
         store.extend({name: [row[name] for row in rows] for name in rows[0]})
         # Every episode has a row more, so frame t of episode e is row t + e.
         row_of = [frame + int(robot.episode[frame]) for frame in range(len(robot.frame))]

@@ -54,7 +54,7 @@ def recorded(folder: Path, rows: int = ROWS) -> Any:
 
 
 def columns_of(path: str | Path) -> dict[str, Any]:
-    return every_format.stream(path).to_table().to_pydict()
+    return every_format.open(path).to_table().to_pydict()
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_rows_are_what_the_function_makes_of_them(num_workers: int, tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["new", "rows"]
     # However it is made, the files are the same.
     again = preprocess(rows, doubled, tmp_path / "again", columns=["observation", "reward"], block_rows=50)
-    assert again.digest == done.digest == every_format.rows_digest(every_format.stream(done.path))
+    assert again.digest == done.digest == every_format.rows_digest(every_format.open(done.path))
     same = [(tmp_path / name / "data-00003-of-00006.arrow").read_bytes() for name in ("new", "again")]
     assert same[0] == same[1]
 
@@ -85,7 +85,7 @@ def test_what_the_rows_say_of_themselves_is_kept(tmp_path: Path) -> None:
     done = preprocess(store, doubled, tmp_path / "new")
     assert done.to_store().metadata == store.metadata
     assert done.to_store().alignment == "outgoing"
-    for number, rows in enumerate((store.to_dataset(), every_format.stream(done.path), done.path)):
+    for number, rows in enumerate((store.to_dataset(), every_format.open(done.path), done.path)):
         again = preprocess(rows, doubled, tmp_path / str(number), columns=["reward", "observation"])
         assert again.to_store().alignment == "outgoing"
 
