@@ -150,8 +150,8 @@ def _by_width(field: tuple[np.dtype[Any], str, tuple[int, ...]]) -> tuple[int, s
 def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.NDArray[np.int64], view: int) -> int:
     """The sum of the hashes of all rows.
 
-    Where a field needs float64 or uint64 in some rows and not in others, those of each kind are taken for themselves:
-    what a row is hashed to does not depend on those beside it.
+    If only some rows of a field need float64 or uint64, the two kinds of rows are hashed separately: the hash of a row
+    does not depend on the rows beside it.
 
     Args:
         leaves: Fields ``[B, ...]`` by name, in the order of names.

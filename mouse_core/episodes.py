@@ -493,7 +493,7 @@ class EpisodeIndex:
         num_envs, steps, base, end = state["steps"].tolist()
         counts, begins = state["counts"], state["begins"]
         if not (num_envs >= 1 and steps >= 1 and 0 <= base <= end < SPAN):
-            raise ValueError(f"expected a ring of steps, found {state['steps'].tolist()}")
+            raise ValueError(f"expected num_envs, steps, base <= end, found {state['steps'].tolist()}")
         if any(len(state[name]) != num_envs for name in ("counts", "ended", "next_ids")) or counts.min() < 0:
             raise ValueError(f"expected numbers for {num_envs} environments")
         if not len(begins) == len(state["ids"]) == counts.sum():

@@ -394,7 +394,7 @@ def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
 
     Args:
         tree: Nested dicts, lists, tuples and dataclasses.
-        within: The dataclasses that hold it, by ``id``: one that holds itself stays as it is there.
+        within: The dataclasses around it, by ``id``: one that contains itself is not copied again inside itself.
     """
     kind = type(tree)
     if kind in _PLAIN:

@@ -165,7 +165,7 @@ def check_layout(target: object, source: BatchSource) -> None:
     if not isinstance(target, Sharding):
         return
     if source.spec.is_packed:
-        raise ConfigError(f"sharding: expected none with packed, whose rows are of no device's windows, found {target}")
+        raise ConfigError(f"sharding: expected none with packed=, as packed rows cannot be divided, found {target}")
     last = source.plan(source.epoch_start + len(source) - 1).global_size
     parts = _parts_of(target, source) if source.uneven == "pad" else 1
     for rows in sorted({source.batch_size, last}, reverse=True):

@@ -104,7 +104,7 @@ class Client:
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise ConfigError(f"name: expected one of up to 200 letters, found {name!r:.80}")
+            raise ConfigError(f"name: expected a text of 1 to 200 characters, found {name!r:.80}")
         self.name = name
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
             raise ConfigError(f"timeout_s: expected seconds from 0, found {timeout_s!r:.80}")

@@ -133,7 +133,7 @@ class SharedStore:
         client = call.get("client")
         try:
             if not isinstance(client, str) or not 0 < len(client) <= 200:
-                raise ConfigError(f"client: expected a name of up to 200 letters, found {client!r:.80}")
+                raise ConfigError(f"client: expected a name of 1 to 200 characters, found {client!r:.80}")
             self._check_name(client, str(call.get("token", "")), is_hello=call.get("call") == "hello")
             if call.get("call") == "write":
                 number = call.get("number")

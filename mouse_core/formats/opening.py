@@ -627,7 +627,9 @@ def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) ->
     known = {one.name: one for one in _FORMATS if one.name in ("store", "lerobot", "rows")}
     if name is not None:
         if name not in known:
-            raise ConfigError(f"{public_url(url)}: format: expected one of {sorted(known)} elsewhere, found {name!r}")
+            raise ConfigError(
+                f"{public_url(url)}: format: expected one of {sorted(known)} for remote data, found {name!r}"
+            )
         return known["lerobot" if name == "lerobot" else "store"]
     client = open_client(url, options.get("storage_options"))
     is_lerobot = not url.endswith(".parquet") and not client.exists(NAME) and client.exists("meta/info.json")

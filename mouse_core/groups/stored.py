@@ -552,8 +552,8 @@ def read_wanted(
     """Return some rollouts of some groups: those in memory, and others from the groups' files.
 
     Args:
-        wanted: Groups, each with the places of the rollouts to return, and the places of others that stay in memory
-            where the group's file is read.
+        wanted: Groups, each with the places of the rollouts to return, and the places of others to keep in memory
+            if the group's file is read.
 
     Raises:
         DataError, StorageError: As ``read_ahead``.

@@ -163,7 +163,7 @@ class ColumnCounter:
             self._add_places(numbers)
 
     def _finite(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the numbers without NaN and infinite ones, and count these."""
+        """Return the finite numbers, and count the NaN and infinite ones."""
         if numbers.dtype.kind != "f":
             return numbers
         finite = np.isfinite(numbers)

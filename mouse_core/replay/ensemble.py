@@ -363,7 +363,9 @@ class ReplayBufferEnsemble(BaseBuffer):
             "num_buffer_sampled": state.get("num_buffer_sampled"),
         }
         if len(members) != len(self.buffers) or found != own:
-            raise StateError(f"state: expected an ensemble of {len(self.buffers)} with the shares {own}, found {found}")
+            raise StateError(
+                f"state: expected {len(self.buffers)} buffers with the shares {own}, found {len(members)} with {found}"
+            )
         before: list[tuple[BaseBuffer, dict[str, Any]]] = []
         try:
             for number, member in enumerate(self.buffers):

@@ -236,7 +236,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
 
 
 def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return H by field whose last H frames are delivered; raise ConfigError for unknown fields or an H below 1."""
+    """Return H by field, for fields with their last H frames; raise ConfigError for unknown fields or an H below 1."""
     for name, length in (histories or {}).items():
         if name not in fields:
             raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")

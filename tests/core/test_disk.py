@@ -167,19 +167,19 @@ def test_a_writer_whose_folder_is_gone_says_so_and_leaves_another_its_own(folder
     first.flush()
     moved = folder.rename(folder.with_name("moved"))
     first.extend(rows(5))
-    with pytest.raises(StorageError, match="found none there"):
+    with pytest.raises(StorageError, match="found none at this path"):
         first.flush()
     assert len(DatasetStore.open(moved)) == 15
     moved.rename(folder)
     first.flush()
     shutil.rmtree(folder)
-    with pytest.raises(StorageError, match="found none there"):
+    with pytest.raises(StorageError, match="found none at this path"):
         first.flush()
     with DatasetStore.open(folder, "a") as second:
         second.extend(rows(20, 1))
         second.flush()
         for refused in (first.flush, first.close, first.clear):
-            with pytest.raises(StorageError, match="found another one there"):
+            with pytest.raises(StorageError, match="found another one at this path"):
                 refused()
         del first
         second.extend(rows(20, 2))
@@ -259,7 +259,7 @@ def test_a_reader_refuses_to_write(folder: Path) -> None:
             lambda: reader.from_dataset(pa.table({"observation": [[1.0]]})),
             reader.clear,
         ):
-            with pytest.raises(ConfigError, match="found one opened to be read"):
+            with pytest.raises(ConfigError, match="found one opened for reading"):
                 refused()
 
 

@@ -178,7 +178,7 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
     server.put_folder("data/runs", written)
-    with pytest.raises(ConfigError, match="found one elsewhere; write it in a folder"):
+    with pytest.raises(ConfigError, match="found a remote one; write it in a folder"):
         DatasetStore.open("s3://data/runs", **options).extend(rows(0))
     path = next(path for path in server.objects if path.endswith(".arrow"))
     whole = server.objects[path].read(0, 1 << 30)

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said(server, options, tmp_path):
     url = "s3://data/robot"
     with pytest.raises(ConfigError, match=r"s3://data/robot: expected .*, found a LeRobotDataset; .*final='drop'"):
         DatasetStore.open(url, **options)
-    with pytest.raises(ConfigError, match=r"format: expected one of \['lerobot', 'rows', 'store'\] elsewhere"):
+    with pytest.raises(ConfigError, match=r"format: expected one of \['lerobot', 'rows', 'store'\] for remote data"):
         formats.open(url, format="minari", **options)
     with pytest.raises(ConfigError, match="storage_options, cache, cache_bytes: expected an address"):
         formats.open(tmp_path / "set", final="drop", **options)

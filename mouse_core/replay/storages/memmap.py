@@ -235,10 +235,10 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
     try:
         schema = RowSchema.from_json(json.loads(path.read_text()))
         if now.written % schema.num_envs:
-            raise ValueError(f"{schema.num_envs} environments where the head says {now.written} rows")
+            raise ValueError(f"expected rows of {schema.num_envs} environments, found {now.written} rows")
         places = num_places(schema, capacity)
         if not min(now.written, places) <= now.allocated <= places:
-            raise ValueError(f"{places} places where the head says {now}")
+            raise ValueError(f"expected 0..{places} allocated rows, found {now.allocated}, and {now.written} written")
     except UNREADABLE as error:
         raise StateError(f"{path}: expected the fields of a row, found {error!r}") from error
     except OSError as error:
@@ -278,7 +278,7 @@ def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots
         places = journal["places"]
         columns = [journal["columns"][str(number)] for number in range(0 if memory is None else len(memory.columns))]
         if memory is None or places.ndim != 1 or places.dtype != np.int64:
-            raise ValueError("places of no rows")
+            raise ValueError("expected no journal of a storage without rows, and places as int64 [n]")
         if places.size and not 0 <= places.min() <= places.max() < rows:
             raise ValueError(f"places beyond {rows} rows")
         for column, known in zip(columns, memory.columns, strict=True):

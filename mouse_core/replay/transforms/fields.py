@@ -216,7 +216,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         if codes is not None:
             return codes
         raise MissingFieldError(
-            f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', or the number of a trajectory, "
+            f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', or the id of a trajectory, "
             f"found {list(flatten(batch))}"
         )
     shape = steps_of(find(batch, next(iter(fields.values())), where=where), where=where, key=done)

@@ -667,8 +667,8 @@ class WrittenFolder:
         if not self._is_there():
             found = "another one" if os.path.exists(self.path) else "none"
             raise StorageError(
-                f"store {self.path}: expected the folder that was opened to be written, found {found} there; rows are "
-                "in it where it was moved, and lost where it was removed"
+                f"store {self.path}: expected the folder that was opened for writing, found {found} at this path; if "
+                "it was moved, its rows are in the moved folder; if it was removed, they are lost"
             )
 
     def have_manifest(self) -> None:

@@ -229,7 +229,7 @@ class ReadRows(FolderRows):
 
 def _refused(path: Path) -> ConfigError:
     return ConfigError(
-        f"store {path}: expected a store that was opened to be written, found one opened to be read; "
+        f"store {path}: expected a store that was opened for writing, found one opened for reading; "
         f"DatasetStore.open({str(path)!r}, 'a') opens it for its one writer"
     )
 

@@ -1183,7 +1183,7 @@ class TailReader(_TailMemory):
             since = self.layout.live(self._memory)[-len(self.layout.columns) :].copy()
             for before, now in zip(self._since.tolist(), since.tolist(), strict=True):
                 if before != now and (before or 0 < now <= rows):
-                    raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
+                    raise damaged(self.path, f"expected lengths that differ from row {before} on, found {now}")
             since[since > counted] = 0
             self._take(counted, since)
             return counted

@@ -413,7 +413,7 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
     """Find the begin of a column's values in its object, and the shape of a row, as ``addresses.locate_values`` does.
 
-    For lists, all ends of the column are read; for values that cannot be contiguous, no byte is read.
+    For lists, all offsets of the column are read; for values that cannot be contiguous, no byte is read.
 
     Returns:
         The offset of the first value in bytes (for booleans in bits) and the sizes of the lists; None if rows differ in

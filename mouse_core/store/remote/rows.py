@@ -245,7 +245,7 @@ def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
 
 def _refused(url: str) -> ConfigError:
     return ConfigError(
-        f"store {url}: expected a store in a folder that was opened to be written, found one elsewhere; write it in a "
+        f"store {url}: expected a store in a folder that was opened for writing, found a remote one; write it in a "
         "folder, and mouse upload sends what is new"
     )
 

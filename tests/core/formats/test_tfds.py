@@ -373,7 +373,7 @@ def test_batches_are_those_of_rows_in_memory(kind: str, tmp_path: Path) -> None:
     assert DatasetStore.open(path).to_dataset().features["reward"] is not None
     if kind == "image":
         assert pa.types.is_struct(store.columns["observation"])
-    with pytest.raises(ConfigError, match="expected a store in a folder that was opened to be written"):
+    with pytest.raises(ConfigError, match="expected a store in a folder that was opened for writing"):
         store.append({"action": 1})
     same_batches(DatasetStore.open(path), store)
     with pytest.raises(ConfigError, match=r"expected a folder with a store, .*'dataset_info.json'"):
