@@ -333,10 +333,10 @@ def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) ->
 
 
 def _offsets(array: pa.Array, first: int, count: int) -> npt.NDArray[Any]:
-    """Return a view of ``count`` offsets of lists, strings or bytes from ``first`` on.
+    """Return a view of ``count`` offsets of lists, maps, strings or bytes from ``first`` on.
 
     Raises:
         ValueError: The array is damaged: it has fewer offsets.
     """
-    width = _offset_bytes(array.type)
+    width = _offset_bytes(array.type) or 4  # maps have offsets, too
     return np.frombuffer(array.buffers()[1], f"i{width}", count, first * width)

@@ -53,6 +53,16 @@ def everything(store: DatasetStore | Snapshot) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------- appending
 
 
+def test_a_column_of_maps_is_beside_the_fields_and_no_dataset_has_it() -> None:
+    maps = pa.array([[("a", 1)]] * 20, pa.map_("string", "int64"))
+    columns = {"action": [0] * 20, "reward": [0.0] * 20, "done": [0] * 20, "info": maps}
+    store = DatasetStore().from_dataset(pa.table(columns))
+    assert list(BatchSource(store, 4, 2)[0]) == ["action", "reward", "done"]
+    assert store[3]["info"] == [("a", 1)]
+    with pytest.raises(SchemaError, match=r"expected columns that datasets has types for: .*map<"):
+        store.to_dataset()
+
+
 def test_append_keeps_what_was_appended() -> None:
     store = DatasetStore()
     rows = []
