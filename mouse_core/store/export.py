@@ -16,7 +16,7 @@ from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.columns.appended import fitter
 from mouse_core.dtypes import is_hidden
-from mouse_core.errors import ConfigError, DataError, StoreWarning
+from mouse_core.errors import ConfigError, DataError, SchemaError, StoreWarning
 from mouse_core.files.manifest import add_manifest
 from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
@@ -139,7 +139,10 @@ def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) ->
         return datasets.Array2D(shape=image_shape[:2], dtype=kind.value_type)
     if image_shape is not None and kind.depth == 3:
         return datasets.Array3D(shape=image_shape, dtype=kind.value_type)
-    return datasets.Features.from_arrow_schema(pa.schema([pa.field(name, data_type)]))[name]
+    try:
+        return datasets.Features.from_arrow_schema(pa.schema([pa.field(name, data_type)]))[name]
+    except (ValueError, NotImplementedError) as error:
+        raise SchemaError(f"column {name!r}: expected a type that datasets has, found {data_type}: {error}") from error
 
 
 def _with_features(segment: Segment, features: Any) -> Any:
