@@ -183,7 +183,7 @@ def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path
 @pytest.mark.parametrize(
     ("first", "stride", "kills"),
     [
-        pytest.param(3, 61, 6, marks=pytest.mark.slow, id="some steps"),
+        pytest.param(3, 61, 6, marks=pytest.mark.long, id="some steps"),
         pytest.param(1, 7, 50, marks=pytest.mark.long, id="many steps"),
     ],
 )

@@ -98,6 +98,7 @@ def test_what_others_named_and_wrote_is_left_alone(hub: HubServer, tmp_path: Pat
     assert load(hub, tmp_path)["train"]["action"][:] == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_other_splits_can_be_kept(hub: HubServer, tmp_path: Path) -> None:
     push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)
     result = push_stores_to_hub(
