@@ -230,7 +230,7 @@ class ReadaheadWindow:
         self._step, self._before = 2.0, 0.0
 
     def saw(self, batches: int, waited: float, seconds: float) -> None:
-        """Adapt the window: ``batches`` were copied in ``seconds``, of which they waited ``waited`` for pages."""
+        """Adapt the window: ``batches`` were copied in ``seconds``, including ``waited`` seconds for pages."""
         if not batches or waited <= _CALM * seconds:
             self._before = 0.0
             return

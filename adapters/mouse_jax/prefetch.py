@@ -35,7 +35,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 class ArrayMaker:
     """Creates a batch from its index, in two stages.
 
-    Thread-local settings of JAX are those of the thread that created this object.
+    Threads use the thread-local settings of JAX of the thread that created this object.
 
     Args:
         sources: The sources of the shards that this process needs.

@@ -148,7 +148,7 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the torch dtype of a NumPy dtype, also in compiled code; errors are those of ``from_numpy``."""
+    """Return the torch dtype of a NumPy dtype, also in compiled code; raises like ``from_numpy``."""
     found = getattr(torch, dtype.name, None) if is_ml_float(dtype) or dtype.kind in "biufc" else None
     if not isinstance(found, torch.dtype):
         raise SchemaError(f"rows: expected a dtype that torch has, found {dtype}")

@@ -279,7 +279,7 @@ class EpisodeCounter:
     ``places`` holds the places of each anomaly.
 
     Args:
-        arrived: Whether an episode of T transitions has T + 1 rows, of which the first belongs to no transition.
+        arrived: Whether an episode of T transitions has T + 1 rows; the first row belongs to no transition.
         found_by: The columns that mark where episodes begin: any of "episode_step", an episode number, and "done".
     """
 

@@ -444,6 +444,11 @@ _FEW = 256  # up to this many values, comparing each is faster than finding the 
 class _Box(Leaf):
     """Numbers with a lowest and a highest value at each place."""
 
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        dtype = leaf_dtype(self.dtype, "biuf", where=where)
+        set_all(self, shape=leaf_shape(self.shape, where=where), dtype=dtype)
+
     def _bounds(self) -> tuple[Array, Array]:
         raise NotImplementedError
 
@@ -587,10 +592,6 @@ class Unbounded(_Box):
     dtype: Any = np.float32
     device: str | None = None
 
-    def __post_init__(self) -> None:
-        dtype = leaf_dtype(self.dtype, "biuf", where="Unbounded")
-        set_all(self, shape=leaf_shape(self.shape, where="Unbounded"), dtype=dtype)
-
     def _bounds(self) -> tuple[Array, Array]:
         low, high = limits_of(self.dtype)
         dtype = self.dtype if self.is_discrete else np.float64  # some 8-bit floats have no infinity
@@ -632,10 +633,6 @@ class Binary(_Box):
     shape: Any = ()
     dtype: Any = np.bool_
     device: str | None = None
-
-    def __post_init__(self) -> None:
-        dtype = leaf_dtype(self.dtype, "biuf", where="Binary")
-        set_all(self, shape=leaf_shape(self.shape, where="Binary"), dtype=dtype)
 
     @property
     def is_discrete(self) -> bool:
@@ -694,7 +691,7 @@ def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
 
 
 class _Categories(Leaf):
-    """Values from numbers of categories, of which a mask may allow only some."""
+    """Values from numbers of categories; a mask may allow only some categories."""
 
     mask: Any
     nvec: Any

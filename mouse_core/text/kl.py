@@ -108,7 +108,7 @@ def kl_penalized_rewards(
         ConfigError, SchemaError: As ``kl_estimates``; SchemaError also for rewards of another shape.
 
     Example:
-        Two tokens, of which the first is likelier under the policy than under the reference, and a token of padding:
+        Two tokens and a token of padding; the first is likelier under the policy than under the reference:
 
         >>> import numpy as np
         >>> from mouse_core.text import kl_penalized_rewards

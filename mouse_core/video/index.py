@@ -275,7 +275,7 @@ def _vp9(packet: memoryview) -> Picture:
     """An entry is a key frame, the first of those that are in the packet."""
     if not packet or packet[0] >> 6 != 0b10:
         raise DataError("expected a frame of VP9, found none")
-    # Profile 3 has one more bit. Then show_existing_frame, frame_type, of which 0 is a key frame, and show_frame.
+    # Profile 3 has one more bit. Then show_existing_frame, frame_type (0: key frame) and show_frame.
     bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
     # The last of several frames in a packet is shown, and so marked by its last byte.
     shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)

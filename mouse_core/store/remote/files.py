@@ -356,7 +356,7 @@ def run(reader: Asking[T], read: Callable[[list[Range]], Sequence[Any]]) -> T:
 
 
 class _SparseColumn:
-    """A column of a remote object in private memory, of which only requested bytes are filled.
+    """A column of a remote object in private memory; only requested bytes are filled.
 
     Args:
         place: The place of the column.
