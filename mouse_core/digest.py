@@ -1,7 +1,7 @@
-"""Digests of delivered batches: equal in every framework, and for every way in which ranks share the work.
+"""Digests of delivered batches; they are equal for every framework and for every division of the batches among ranks.
 
-A ``StreamDigest`` is the sum, modulo 2**128, of a hash for each row of each batch. Rows that are hashed in another
-order, or by several ranks, give the same sum. ``canonical`` defines which values of different dtypes are equal, and
+A ``StreamDigest`` is the sum, modulo 2**128, of a hash for each row of each batch. The sum does not depend on the order
+of the rows, nor on which rank hashes a row. ``canonical`` defines which values of different dtypes are equal, and
 ``whole_state`` joins the states of several ranks. Example: ranks 0 and 1 deliver rows 0..1 and 2..3 of a batch; their
 two digests add up to the digest of one process that delivers all four rows.
 """
@@ -25,8 +25,8 @@ from mouse_core.errors import ConfigError, DataError, StateError
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert values to the narrowest of the digest's dtypes, little-endian, with one NaN.
 
-    An integer becomes int32 where all values of the array fit, else int64, else uint64; a float float32 where that
-    loses nothing, else float64.
+    Integers become int32 if all values of the array fit, else int64, else uint64. Floats become float32 if no value
+    changes, else float64.
     """
     kind = values.dtype.kind
     if is_ml_float(values.dtype):
@@ -58,15 +58,16 @@ def _canonical_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def as_arrays(batch: Any) -> dict[str, npt.NDArray[Any]]:
-    """A batch of any framework (a dict, a TensorDict, or another mapping) as NumPy arrays by name."""
+    """Return a batch of any framework (a dict, a TensorDict, or another mapping) as NumPy arrays by name."""
     return {name: as_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  a TensorDict iterates over its rows
 
 
 def as_numpy(values: Any) -> npt.NDArray[Any]:
-    """An array or tensor of any framework as a NumPy array, copied from its device if need be.
+    """Return an array or tensor of any framework as a NumPy array of numbers, copied from its device if necessary.
 
     Raises:
-        TypeError: It knows none of ``__array__``, ``__dlpack__`` and torch's ``detach().cpu()``.
+        TypeError: The values are no numbers, or have none of ``__array__``, ``__dlpack__`` and torch's
+            ``detach().cpu()``.
     """
     array = host_array(values)
     if array.dtype.kind not in "biuf":
@@ -75,7 +76,7 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
 
 
 def host_array(values: Any) -> npt.NDArray[Any]:
-    """An array or tensor of any framework as NumPy has it, of numbers or not, copied from its device if need be."""
+    """Return an array or tensor of any framework as a NumPy array of any dtype, copied from its device if necessary."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
@@ -84,18 +85,17 @@ def host_array(values: Any) -> npt.NDArray[Any]:
 
 
 def make_one_nan(values: npt.NDArray[Any]) -> None:
-    """Make all NaNs of some floats one, where they lie."""
-    # The least of values is NaN if one of them is, and that is faster than to ask each.
+    """Replace every NaN, in place, by the same bits."""
+    # The minimum is NaN if any value is NaN; computing it is faster than testing each value.
     if values.size and np.isnan(values.min()):
         values[np.isnan(values)] = np.nan
 
 
-# Columns that are checked first for a value of more than 32 bits, before all columns are.
+# Number of columns that are checked for values of more than 32 bits before all columns are checked.
 _LOOKED_AT_FIRST = 8
-# Bytes in which rows are laid out at a time; they stay in a processor's cache from the copying to the hashing.
+# Largest number of bytes that are copied and hashed at a time, so that they stay in the processor's cache.
 _MOST_BYTES = 1 << 20
-# Kinds of batches for which a thread keeps the memory. Fresh memory comes from the kernel page by page, which takes
-# as long as all the hashing.
+# Number of layouts whose memory a thread keeps. New memory causes page faults, which take as long as the hashing.
 _MOST_KEPT = 4
 _PLACE_BYTES = 3 * 8
 _kept = threading.local()
@@ -103,15 +103,16 @@ _kept = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Memory in which rows lie side by side, and views of it.
+    """Memory with the bytes of each row in one piece, and views of its fields.
 
-    Wide values come first, so that all lie at multiples of their size: the three integers of the place at 0, 8 and 16,
-    float64, int64 and uint64 from 24 on, then float32, then booleans, filled up with zeros to a multiple of 8.
+    Wide values come first, so that every value is aligned: the three integers of ``places`` at bytes 0, 8 and 16;
+    float64, int64 and uint64 from byte 24; then float32; then booleans; then zeros up to a multiple of 8 bytes.
 
     Args:
         seed: A hash of names, kinds and shapes.
-        places: Of each row the batch's index, the row in the whole batch, and the view, int64 ``[B, 3]``.
-        fields: ``[B, ...]``, in the order in which fields are given.
+        places: For each row, the batch's index, the row number in the whole batch, and the number of the view, int64
+            ``[B, 3]``.
+        fields: Views of the fields, ``[B, ...]`` each, in the order of ``kinds``.
         rows: The bytes of each row.
     """
 
@@ -123,7 +124,7 @@ class _Layout:
     @classmethod
     def of(cls, kinds: _Kinds, rows: int, length: int) -> _Layout:
         """Create the layout of ``rows`` rows of ``length`` bytes."""
-        import xxhash  # which comes with datasets
+        import xxhash  # installed with datasets
 
         memory = np.zeros((rows, length), np.uint8)
         places = memory[:, :_PLACE_BYTES].view("<i8")
@@ -148,15 +149,15 @@ def _by_width(field: tuple[np.dtype[Any], str, tuple[int, ...]]) -> tuple[int, s
 
 
 def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.NDArray[np.int64], view: int) -> int:
-    """The sum of the hashes of all rows.
+    """Return the sum of the hashes of all rows.
 
-    If only some rows of a field need float64 or uint64, the two kinds of rows are hashed separately: the hash of a row
-    does not depend on the rows beside it.
+    If only some rows of a field need float64 or uint64, these rows are hashed separately, because the hash of a row
+    must not depend on other rows.
 
     Args:
         leaves: Fields ``[B, ...]`` by name, in the order of names.
         index: The batch's index.
-        rows: Which row of the whole batch each is, ``[B]``.
+        rows: The number of each row in the whole batch, ``[B]``.
         view: The number of the view.
     """
     kinds = {name: _kind_of(values) for name, values in leaves.items()}
@@ -176,10 +177,10 @@ def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.ND
 def _sum_of_alike(
     leaves: Mapping[str, npt.NDArray[Any]], kinds: Mapping[str, Any], index: int, rows: npt.NDArray[np.int64], view: int
 ) -> int:
-    """The sum of the hashes of rows whose fields have these dtypes.
+    """Return the sum of the hashes of rows whose fields have the dtypes ``kinds``.
 
-    Of 32 windows with 6 fields 6 arrays are copied and 32 hashes made, where 192 hashes of what lies in place would
-    take twice as long.
+    For 32 windows with 6 fields it copies 6 arrays and computes 32 hashes; 192 hashes without copies take twice as
+    long.
     """
     import xxhash
 
@@ -194,12 +195,12 @@ def _sum_of_alike(
             total += _sum_of_alike(own, kinds, index, rows[part], view)
         return total
     layout.places[:, 0], layout.places[:, 1], layout.places[:, 2] = index, rows, view
-    with np.errstate(invalid="ignore"):  # which a NaN is to some processors
+    with np.errstate(invalid="ignore"):  # some processors flag NaN as invalid
         for field, values in zip(layout.fields, leaves.values(), strict=True):
             np.copyto(field, values, casting="unsafe")
             if field.dtype.kind == "f" and field.size:
-                # The least of values is NaN if one of them is. What was given mostly lies in one piece and is read
-                # faster, but of floats of 16 bits and less, which are compared one by one.
+                # The minimum is NaN if any value is NaN. The caller's array is usually contiguous and read faster than
+                # the view; but floats of 16 bits and less are compared slowly.
                 looked_at = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else field
                 least = np.minimum.reduce(looked_at, axis=None)
                 if least != least:
@@ -209,7 +210,7 @@ def _sum_of_alike(
 
 
 def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
-    """Memory of this thread for rows like these, or None and how many rows to take at a time."""
+    """Return this thread's layout for such rows; or None, if there are too many, and the number of rows that fit."""
     kept: dict[tuple[_Kinds, int], _Layout] | None = getattr(_kept, "layouts", None)
     if kept is None:
         kept = _kept.layouts = {}
@@ -232,14 +233,14 @@ def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
 # ---------------------------------------------------------------------- widths
 
 
-# Of floats and of integers the dtype in which values count, and that where it is too narrow.
+# For floats and for integers: the usual dtype of the digest, and the wider one for values that do not fit.
 _KINDS = (("<f4", "<f8"), ("<i8", "<u8"))
 
 
 def _kind_of(values: npt.NDArray[Any]) -> str | npt.NDArray[np.bool_]:
-    """The dtype in which values count: bool, int64 or float32, or, where these are too narrow, uint64 or float64.
+    """Return the digest's dtype of an array: bool, int64 or float32; or uint64 or float64 if these are too narrow.
 
-    Where they are too narrow for some rows and not for others, which these are, bool ``[B]``.
+    If they are too narrow for some rows only, return the mask of these rows, bool ``[B]``.
     """
     kind, itemsize = values.dtype.kind, values.dtype.itemsize
     if kind == "b":
@@ -261,7 +262,8 @@ def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if values.dtype.kind == "u":
         beyond: npt.NDArray[np.bool_] = flat.max(axis=1) > np.uint64(2**63 - 1)
         return beyond
-    # Of values that need 64 bits nearly each does, so a few of a row say it; only other rows are looked at in whole.
+    # If a row needs 64 bits, nearly all its values do, so a few columns are checked first, and all columns only of rows
+    # that these do not decide.
     wide = _loses(flat[:, :: max(1, flat.shape[1] // _LOOKED_AT_FIRST)])
     if not wide.any():
         return _loses(flat)
@@ -273,7 +275,7 @@ def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _loses(flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of the rows in which float32 would lose information, bool ``[B]``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # Back again: two arrays of one dtype are compared three times as fast.
+        # Converted back, because two arrays of one dtype are compared three times as fast.
         differs = flat.astype(np.float32).astype(flat.dtype) != flat
     if not differs.any():
         return np.zeros(len(flat), np.bool_)
@@ -287,20 +289,20 @@ _MODULUS = 1 << 128
 
 @dataclass(frozen=True)
 class StreamDigest:
-    """A 128-bit digest of delivered batches, which may be added over batches and ranks in any order.
+    """A 128-bit digest of delivered batches; digests of batches and of ranks may be added in any order.
 
-    It is the sum modulo 2**128 of one hash (XXH3) for each window, of the batch's index, the window's row in the whole
-    batch, and the names, kinds, shapes and values of all its fields. Two digests with as many windows are equal if the
-    same windows came at the same places, and, but for accidents of one in 2**64 and less, only then. A sum does
-    not say in which order batches were taken, only which number each had. It finds what goes wrong by mistake; who
-    wants to can make two streams of one digest.
+    The digest is the sum modulo 2**128 of one XXH3 hash for each window. A hash covers the batch's index, the window's
+    row in the whole batch, and the names, kinds, shapes and values of all its fields. Two digests of the same number of
+    windows are equal if the same windows have the same index and row; other streams have equal digests with a
+    probability below 2**-64. The order in which batches were requested does not matter. The digest detects mistakes,
+    not deliberate forgery.
 
-    Values are compared as ``mouse_core.testing.stream_digest`` does, window by window: how wide a number is stored is
-    not a difference, all NaNs are one value, -0.0 and 0.0 are two.
+    Values are compared as in ``mouse_core.testing.stream_digest``, window by window: equal numbers of different widths
+    are equal, all NaNs are equal, and -0.0 differs from 0.0.
 
     Args:
         total: The sum, in ``[0, 2**128)``.
-        windows: How many windows are in it.
+        windows: Number of windows in the sum.
 
     Example:
         >>> batch = {"reward": np.arange(6.0).reshape(2, 3)}
@@ -315,18 +317,18 @@ class StreamDigest:
 
     @classmethod
     def of(cls, index: int, batch: Any, first_row: int | Sequence[int] | npt.NDArray[np.int64] = 0) -> StreamDigest:
-        """The digest of one batch, or of a rank's share of it.
+        """Return the digest of one batch, or of one rank's share of it.
 
         Args:
-            index: Its number in the stream.
+            index: The batch's number in the stream.
             batch: A mapping of names to arrays ``[B, ...]`` of any framework, nested as rows are, or a tuple of such
-                views. A number or a text in place of an array is that of every window.
-            first_row: Which row of the whole batch the first one here is; or that of each of them, where rows of the
-                batch beyond those named are left out, and those of which it is negative.
+                views. A single number or text in place of an array counts for every window.
+            first_row: Number of the first row in the whole batch; or the number of each row, where rows with a negative
+                number, and rows behind the last number, are left out.
 
         Raises:
-            DataError: The arrays differ in how many rows they have, or two names are the same as texts.
-            TypeError: Something that is no array of numbers or texts; an object's fields are given as ``vars(it)``.
+            DataError: The arrays have different numbers of rows, or two names are equal as texts.
+            TypeError: A value is no array of numbers or texts. Pass ``vars(object)`` for the fields of an object.
         """
         total, windows = 0, 0
         for number, view in enumerate(batch if isinstance(batch, tuple) else (batch,)):
@@ -344,25 +346,25 @@ class StreamDigest:
         return cls(total % _MODULUS, windows)
 
     def __add__(self, other: StreamDigest) -> StreamDigest:
-        """The digest of both, which should have no window in common."""
+        """Return the digest of the windows of both digests, which must have no window in common."""
         if not isinstance(other, StreamDigest):
             return NotImplemented
         return StreamDigest((self.total + other.total) % _MODULUS, self.windows + other.windows)
 
     def hexdigest(self) -> str:
-        """32 hexadecimal digits."""
+        """Return the sum as 32 hexadecimal digits."""
         return f"{self.total:032x}"
 
     def __str__(self) -> str:
         return f"{self.hexdigest()} of {self.windows} windows"
 
     def state_dict(self) -> dict[str, Any]:
-        """The digest as a text and an integer."""
+        """Return the digest as a dict of a text and an integer."""
         return {"total": self.hexdigest(), "windows": self.windows}
 
     @classmethod
     def from_state(cls, state: Any) -> StreamDigest:
-        """The digest that ``state_dict()`` is of; StateError where it is of none."""
+        """Return the digest from a ``state_dict()``; StateError if the state is invalid."""
         try:
             total = int(state["total"], 16)
             windows = state_number("windows", state["windows"])
@@ -377,12 +379,12 @@ class StreamDigest:
 
 
 def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
-    """The fields of a batch of any framework, nested ones too, by their names as text, in the order of these.
+    """Return the fields of a batch of any framework, nested fields too, by their paths as text, sorted by path.
 
-    What is one value and no array of them, such as a temperature, is that of every window.
+    A single value in place of an array, such as a temperature, counts for every window.
     """
     if type(batch) is dict and all(map(_is_plain, batch.values())) and set(map(type, batch)) == {str}:
-        # Most are, and what takes 3 us here alone takes 20 between the steps of a training.
+        # Most batches are flat; the general case takes 3 us alone, and 20 us between the steps of a training.
         return {path: batch[name] for path, name in _paths(tuple(batch))}
     found: dict[str, npt.NDArray[Any]] = {}
     ones: set[str] = set()
@@ -401,12 +403,12 @@ def _is_plain(values: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The fields of a flat batch, as ``_collect`` calls them and by their names, in the order of the former."""
+    """Return pairs of the path and the name of each field of a flat batch, sorted by path."""
     return sorted((f"/{_escaped(name)}", name) for name in names)
 
 
 def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
-    """Put the fields below ``path`` into ``found``, and the names of those that are one value into ``ones``."""
+    """Add the fields below ``path`` to ``found``, and the paths of single values to ``ones``."""
     if hasattr(tree, "keys"):  # a TensorDict is no Mapping
         for name in tree.keys():  # noqa: SIM118  and iterates over its rows
             _collect(tree[name], f"{path}/{_escaped(str(name))}", found, ones)
@@ -422,16 +424,16 @@ def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set
 
 
 def _escaped(name: str) -> str:
-    """A name as in a JSON pointer: the field "a/b" is not "b" of "a"."""
+    """Return a name escaped as in a JSON pointer, so that the field "a/b" differs from the field "b" in "a"."""
     return name.replace("~", "~0").replace("/", "~1") if "/" in name or "~" in name else name
 
 
 def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
-    """A field as an array ``[B, ...]`` of a dtype with bytes of its own; one value is ``[1]``."""
+    """Return a field as an array ``[B, ...]`` of numbers; texts and objects become hashes, a single value ``[1]``."""
     if isinstance(values, list):  # rows of differing length
         return _hashed(values, path)
     if hasattr(values, "detach"):
-        values = widened(values)  # NumPy has no bfloat16 to offer to torch
+        values = widened(values)  # torch cannot convert bfloat16 to NumPy
     array = host_array(values)
     if array.dtype.kind in "SU" or _is_of_rows(array):
         return _hashed(array.tolist() if array.ndim else [array.item()], path)
@@ -446,12 +448,12 @@ def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
 
 
 def _is_of_rows(array: npt.NDArray[Any]) -> bool:
-    """Whether it is an array of Python's objects, and not one of them that came as no array."""
+    """Whether an array holds Python objects as rows, or is a single text."""
     return array.dtype.kind == "O" and (array.ndim > 0 or isinstance(array.item(), str | bytes))
 
 
 def _hashed(rows: Sequence[Any], path: str) -> npt.NDArray[np.uint8]:
-    """A digest of each row in place of the row, uint8 ``[B, 16]``."""
+    """Return the digest of each row, uint8 ``[B, 16]``."""
     digests = [_hash_of(row, path) for row in rows]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(rows), 16)
 
@@ -477,7 +479,7 @@ def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:
 # ---------------------------------------------------------------------- in the states of loaders and buffers
 
 KEY = "digest"
-"""What the digest is called in a state."""
+"""Key of the digest in a state dict."""
 
 
 def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
@@ -486,10 +488,10 @@ def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
 
 
 def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDigest | None:
-    """The digest to go on with, in place of ``digest``, where one runs along: that of the state, or one of nothing.
+    """Return the digest of a state, or an empty digest if the state has none; None if ``digest`` is None.
 
     Raises:
-        StateError: That of the state is none.
+        StateError: The digest in the state is invalid.
     """
     if digest is None:
         return None
@@ -497,28 +499,27 @@ def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDi
 
 
 def asked_for(digest: StreamDigest | None, maker: str) -> StreamDigest:
-    """The digest that runs along; ConfigError where none does."""
+    """Return the running digest; ConfigError if there is none."""
     if digest is None:
         raise ConfigError(f"digest: expected a {maker} made with digest=True, found one without")
     return digest
 
 
 def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
-    """A digest as a part of a state, with the rank whose it is and how many there are."""
+    """Return a digest as a part of a state, with the rank that computed it and the number of ranks."""
     rank, count = shard
     return {**digest.state_dict(), "rank": rank, "ranks": count}
 
 
 def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
-    """The digest with which a rank goes on: that of a whole stream in the first rank; else one of nothing.
+    """Return the digest with which a rank continues: the digest of the whole stream on rank 0, else an empty digest.
 
-    What one process delivered, or all ranks together (``whole_state``), is carried on by rank 0 and by nobody else, so
-    that the sum over ranks has it once. Of the digest of one rank among several none can know whether the others were
-    given theirs, or all were given this one. If some went on and others began again, the sum would be no stream's; so
-    all begin again.
+    Only rank 0 continues the digest of one process, or the joined digest of all ranks (``whole_state``), so that the
+    sum over ranks counts it once. A state with the digest of only one of several ranks does not show whether the other
+    ranks load their own states or this one too. So every rank then starts with an empty digest.
 
     Raises:
-        StateError: It is none.
+        StateError: The digest in the state is invalid.
     """
     if state is None:
         return StreamDigest()
@@ -528,16 +529,18 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
 
 
 def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The states of all ranks of a loader with ``digest=True`` as one: that of a single process that delivered it all.
+    """Join the states of all ranks of a loader with ``digest=True`` into the state of one process.
 
-    Its digest is that of the whole stream. Loaded by all ranks of a run of any size it is carried on by rank 0, while
-    the others begin with nothing: at any later moment the digests of all ranks add up to the stream's.
+    The digest of the joined state covers the whole stream. All ranks of a run of any size may load the state: rank 0
+    continues its digest, and the other ranks start with an empty digest. So the digests of all ranks always add up to
+    the digest of the stream.
 
     Args:
-        states: Of every rank, each once, in any order, taken at the same batch.
+        states: The states of all ranks, each once, in any order, taken at the same batch.
 
     Raises:
-        StateError: A rank is missing or there twice, the states are of other moments or sources, or one has no digest.
+        StateError: A rank is missing or occurs twice, the states are of different batches or sources, or a state has no
+            digest.
 
     Example:
         >>> from mouse_core import PrefetchBatchifier

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
 
-# Each value of theirs is one of float32, too.
+# float32 represents every value of these dtypes exactly.
 _ML_FLOATS = frozenset(
     {
         "bfloat16",
@@ -27,23 +27,23 @@ _ML_FLOATS = frozenset(
     }
 )
 
-# How the names of dtypes of NumPy, torch and JAX begin, and of which kind those are.
+# Beginnings of the names of dtypes in NumPy, torch and JAX, and the kind of each.
 _KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "bfloat": "f", "complex": "c"}
 
 
 def is_ml_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a float that NumPy has from ml_dtypes: bfloat16, or one of 8 bits."""
+    """Whether a dtype is a float of ml_dtypes: bfloat16, or a float of 8 bits."""
     return dtype.kind in "Vf" and dtype.itemsize < 3 and dtype.name in _ML_FLOATS
 
 
 def number_kind(dtype: np.dtype[Any]) -> str:
-    """``dtype.kind``, which is "f" for bfloat16 and 8-bit floats, too."""
+    """Return ``dtype.kind``, but "f" for bfloat16 and 8-bit floats."""
     return "f" if dtype.kind == "V" and is_ml_float(dtype) else dtype.kind
 
 
 def kind_of(dtype: Any) -> str:
-    """``number_kind`` of a dtype of NumPy, JAX or torch; "V" of one that is of no numbers."""
-    # Not cached, for ``torch.compile`` warns of what is.
+    """Return ``number_kind`` of a dtype of NumPy, JAX or torch; "V" for a dtype that is not of numbers."""
+    # Not cached, because ``torch.compile`` warns about cached functions.
     if isinstance(dtype, np.dtype):
         return number_kind(dtype)
     name = str(dtype).removeprefix("torch.")
@@ -51,7 +51,7 @@ def kind_of(dtype: Any) -> str:
 
 
 def namespace(values: Any) -> Any:
-    """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
+    """Return the array API namespace of an array; NumPy arrays take a fast path, as every batch needs it."""
     if type(values) is np.ndarray:
         return _numpy_namespace()
     if is_tensor(values):
@@ -70,16 +70,17 @@ def array_like(array: Any, values: Any) -> Any:
 
 
 def is_tensor(values: Any) -> bool:
-    """Whether it is a tensor of torch, which is not imported to tell.
+    """Whether a value is a torch tensor; torch is not imported for this check.
 
-    As ``array_api_compat.is_torch_array``, whose answers are cached, of which ``torch.compile`` warns a dozen times.
+    ``array_api_compat.is_torch_array`` gives the same result, but is cached, and ``torch.compile`` warns about cached
+    functions.
     """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def may_look(values: Any) -> bool:
-    """Whether looking at what an array of NumPy or torch holds waits for no device, nor breaks what torch compiles."""
+    """Whether the values of an array can be read without waiting for a device or breaking ``torch.compile``."""
     if not is_tensor(values):
         return isinstance(values, np.ndarray | np.generic)
     torch: Any = sys.modules["torch"]
@@ -90,34 +91,33 @@ def may_look(values: Any) -> bool:
 
 @cache
 def _numpy_namespace() -> Any:
-    # It takes all of NumPy with it, f2py included, which importing this package does not wait for.
+    # Imported late, because it imports all of NumPy, including f2py.
     import array_api_compat.numpy
 
     return array_api_compat.numpy
 
 
 def widest(xp: Any, name: str) -> Any:
-    """A dtype of an array API by name, ``"float64"`` or ``"int64"``; where it has none, as JAX without x64, the one of
-    half its bits."""
+    """Return an array API's dtype ``"float64"`` or ``"int64"``; its 32-bit form if it has none, as JAX without x64."""
     if name not in xp.__array_namespace_info__().dtypes():
         name = name.replace("64", "32")
     return getattr(xp, name)
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is of booleans, integers, floats (bfloat16 and 8-bit floats, too) or complex numbers."""
+    """Whether a dtype is boolean, integer, floating (including bfloat16 and 8-bit floats) or complex."""
     return number_kind(dtype) in "biufc"
 
 
 def named_dtype(dtype: Any) -> np.dtype[Any]:
-    """A NumPy dtype by what names it, also bfloat16 and 8-bit floats, where ml_dtypes is installed.
+    """Return the NumPy dtype of a name or type; bfloat16 and 8-bit floats need ml_dtypes.
 
     Raises:
-        TypeError: It names none, or ml_dtypes is needed and not there.
+        TypeError: There is no such dtype, or ml_dtypes is needed and not installed.
     """
     if isinstance(dtype, str) and dtype in _ML_FLOATS:
         try:
-            import ml_dtypes  # it makes them known to NumPy
+            import ml_dtypes  # its import registers the dtypes with NumPy
         except ImportError as error:
             raise TypeError(f"{dtype} needs ml_dtypes: pip install ml_dtypes") from error
         dtype = getattr(ml_dtypes, dtype)
@@ -131,7 +131,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def widened(value: Any) -> Any:
-    """Narrow floats as the float32 that they are exactly; anything else as it is."""
+    """Return bfloat16 and 8-bit floats as float32, which loses nothing; any other value unchanged."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         return value.astype(np.float32) if is_ml_float(dtype) else value
@@ -140,7 +140,7 @@ def widened(value: Any) -> Any:
 
 
 def largest_of(dtype: np.dtype[Any]) -> float:
-    """The largest finite number of a floating dtype."""
+    """Return the largest finite number of a floating dtype."""
     if not is_ml_float(dtype):
         return float(np.finfo(dtype).max)
     import ml_dtypes
@@ -150,7 +150,7 @@ def largest_of(dtype: np.dtype[Any]) -> float:
 
 
 def is_hidden(value: Any) -> bool:
-    """Whether a value is a null: None, a null of pyarrow, or a masked array of which nothing is to be seen."""
+    """Whether a value is a null: None, a null of pyarrow, or a fully masked array."""
     if value is None or getattr(value, "is_valid", None) is False:
         return True
     return isinstance(value, np.ma.MaskedArray) and value.size > 0 and bool(value.mask.all())
@@ -160,7 +160,7 @@ _HIDDEN = "expected a value, found a masked one (filled() replaces it)"
 
 
 def refuse_hidden(value: Any) -> None:
-    """Raise RowError if a masked array, or one in a list, hides a value: what lies under a mask is no data."""
+    """Raise RowError if a masked array, or a masked array in a list, has masked values: these are no data."""
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             mask = np.ma.getmaskarray(value)
@@ -179,18 +179,19 @@ def refuse_hidden(value: Any) -> None:
 
 
 def is_arrow_kind(kind: type) -> bool:
-    """Whether a class is of arrays, chunked arrays or scalars of pyarrow, which is not imported to tell."""
+    """Whether a class is one of pyarrow's arrays, chunked arrays or scalars; pyarrow is not imported for this check."""
     return kind.__module__.startswith("pyarrow.") and hasattr(kind, "validate") and hasattr(kind, "type")
 
 
 def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
-    """An array of pyarrow as NumPy has it, of objects for lists and texts; a scalar as an item of such an array.
+    """Return a pyarrow array as a NumPy array (lists and texts as objects), and a scalar as an item of such an array.
 
-    NumPy alone ends the process where an offset is damaged, has NaN for a null, and reads a text's bytes as numbers.
+    NumPy's own conversion crashes the process if an offset is damaged, turns nulls into NaN, and reads texts as
+    numbers.
 
     Args:
         values: An array, a chunked array or a scalar.
-        row: The row that an error names; by default that of the value.
+        row: The row that an error names; by default the row of the value.
 
     Raises:
         RowError: A value is null, or lies outside of its memory.
@@ -215,7 +216,7 @@ def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
 
 
 def _first_null(array: Any) -> int | None:
-    """The first row of an array of pyarrow in which a value, or an item of a list, is null."""
+    """Return the first row of a pyarrow array in which a value, or an item of a list, is null; else None."""
     pa: Any = sys.modules["pyarrow"]
     if isinstance(array, pa.ExtensionArray):
         return _first_null(array.storage)
@@ -228,27 +229,27 @@ def _first_null(array: Any) -> int | None:
     item = _first_null(array.flatten())
     if item is None:
         return None
-    import pyarrow.compute as pc  # for an error alone
+    import pyarrow.compute as pc  # only for errors
 
     return int(pc.list_parent_indices(array)[item].as_py())
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
-    """``np.asarray`` that changes no value in silence.
+    """Convert a value with ``np.asarray``, and raise an error instead of changing values silently.
 
     Raises:
-        RowError: A mask hides a value, or an integer among floats is none that float64 holds; or see
+        RowError: A value is masked, or an integer among floats cannot be represented in float64; also see
             ``arrow_to_numpy``.
     """
     refuse_hidden(value)
     array = np.asarray(arrow_to_numpy(value) if is_arrow_kind(type(value)) else value)
     if array.dtype == np.float64 and isinstance(value, list | tuple) and (np.abs(array) >= 2.0**53).any():
-        check_exact_items(value)  # of integers and floats, NumPy rounds the integers
+        check_exact_items(value)  # NumPy rounds integers in lists that also have floats
     return array
 
 
 class RowError(DataError):
-    """A value that its field does not allow; ``row`` counts along the first axis of what was looked at."""
+    """A value that its field does not allow; ``row`` is its position along the first axis of the checked array."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -256,17 +257,20 @@ class RowError(DataError):
 
 
 def is_lossless(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether every value of ``dtype`` is one of ``other``. NumPy calls integers of 64 bits in float64 safe."""
+    """Whether ``other`` represents every value of ``dtype``.
+
+    NumPy counts 64-bit integers in float64 as safe, wrongly.
+    """
     return np.can_cast(dtype, other, "safe") and (dtype.kind not in "iu" or dtype.itemsize < 8 or other.kind != "f")
 
 
 def is_beyond_floats(array: npt.NDArray[Any]) -> bool:
-    """Whether integers are so large that float64 does not hold all of their size."""
+    """Whether an array has integers beyond 2**53, where float64 no longer represents every integer."""
     return bool(array.size) and (int(array.max()) > _EXACT or int(array.min()) < -_EXACT)
 
 
 def check_exact(array: npt.NDArray[Any]) -> None:
-    """Raise RowError if float64 does not hold some integer of ``array`` exactly, such as 2**53 + 1."""
+    """Raise RowError if float64 cannot represent an integer of ``array`` exactly, such as 2**53 + 1."""
     if not is_beyond_floats(array):
         return
     floats, beyond = array.astype(np.float64), 2.0 ** (64 - (array.dtype.kind == "i"))
@@ -280,7 +284,7 @@ _EXACT_NUMBERS = "whole numbers that float64 holds exactly (integer dtypes hold 
 
 
 def check_exact_items(items: Any) -> None:
-    """``check_exact`` of the integers among nested lists and arrays of numbers, which NumPy made floats of."""
+    """Raise RowError if float64 cannot represent an integer exactly in nested lists of integers and floats."""
     for row, item in enumerate(items):
         for value in np.asarray(item, object).flat:
             if isinstance(value, int | np.integer) and int(float(value)) != int(value):
@@ -288,14 +292,13 @@ def check_exact_items(items: Any) -> None:
 
 
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """``array`` in ``dtype``, the same object where nothing changes.
+    """Return ``array`` in ``dtype``; the same object if it has this dtype.
 
-    Numbers may be rounded to a float that is narrower than float64. Everything else must arrive as the value it was.
+    Only conversions to floats narrower than float64 may round. All others must keep every value.
 
     Raises:
-        RowError: A value does not fit: an integer out of range, or one for a float that float64 does not hold exactly,
-            a fraction or NaN for an integer dtype, a finite float that would become infinite, or anything but 0 and 1
-            for a boolean.
+        RowError: A value does not fit: an integer is out of range, or float64 cannot represent it exactly (for floats);
+            a fraction or NaN becomes an integer; a finite float would become infinite; or a boolean is not 0 or 1.
     """
     if array.dtype == dtype:
         return array
@@ -307,7 +310,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return array.astype(dtype)
     if array.dtype.kind in "biu" and dtype.kind in "iu":
         converted = array.astype(dtype)
-        if (converted == array).all():  # most likely; otherwise what does not fit is looked for
+        if (converted == array).all():  # the usual case; otherwise the value that does not fit is found below
             return converted
     if array.dtype.kind not in "biuf":
         raise RowError(0, f"expected numbers, found {array.dtype}")
@@ -315,21 +318,21 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Numbers rounded to a float dtype that may be narrower; see ``convert``."""
+    """Return numbers rounded to a float dtype that may be narrower; see ``convert``."""
     if array.dtype.kind in "iu":
         check_exact(array)
     largest = largest_of(dtype)
     if -largest <= array.min() and array.max() <= largest:
-        return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
+        return array.astype(dtype)  # the usual case: neither NaN nor infinities
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
-    lost = ~np.isfinite(converted) & np.isfinite(array)  # some dtypes have no infinity: there it becomes NaN
+    lost = ~np.isfinite(converted) & np.isfinite(array)  # in dtypes without infinity, too large values become NaN
     _refuse(array, lost, f"values that fit {dtype}")
     return converted
 
 
 def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Numbers as an integer or boolean dtype that may not hold all of them; see ``convert``."""
+    """Return numbers in an integer or boolean dtype that may not represent all of them; see ``convert``."""
     if dtype.kind == "b":
         lowest, highest = 0, 1
     else:
@@ -348,10 +351,10 @@ def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """Values of steps, ``[n, S, ...]``, in ``dtype``, written to ``out`` where that is given.
+    """Return values of steps, ``[n, S, ...]``, in ``dtype``, written to ``out`` if it is given.
 
     Raises:
-        RowError: As ``convert``, with the number of the step, ``window * S + step``.
+        RowError: A value does not fit, as in ``convert``; ``row`` is ``window * S + step``.
     """
     if out is None or not is_lossless(values.dtype, dtype):
         steps = values.reshape(values.shape[0] * values.shape[1], -1)
@@ -370,7 +373,7 @@ def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) 
 
 
 def check_dtype(dtype: npt.DTypeLike, *, where: str) -> np.dtype[np.generic]:
-    """``dtype`` as a NumPy dtype, or ConfigError if it is not numeric."""
+    """Return ``dtype`` as a NumPy dtype; raise ConfigError if it is not boolean, integer or floating."""
     try:
         checked = named_dtype(dtype)
     except TypeError as error:

@@ -1,11 +1,11 @@
 """Episode index: where episodes begin and end in streams of time steps, and which windows lie in them.
 
 A store has one stream, which never changes. A replay buffer has one stream for each environment; its ring overwrites
-the oldest steps as new ones come. Both ask the same ``EpisodeIndex``, which is told of episodes as rows come in and
-never looks for them among the rows.
+the oldest steps as new ones come. Both use the same ``EpisodeIndex``: it records the episodes while rows are added, and
+never searches the rows.
 
 A ``WindowRule`` says how many windows an episode of a number of steps has. A ``WindowView`` numbers the windows of all
-episodes, so that a sampler draws from ``0 .. count - 1`` and a search in sorted numbers finds the window of a rank.
+episodes: a sampler draws a number (the rank) from ``0 .. count - 1``, and a binary search finds its window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Bools = npt.NDArray[np.bool_]
 
 SPAN = 1 << 40
 """Steps of environment e have the numbers ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted begins of all
-environments are one sorted array. More steps than this are a million a second for twelve days."""
+environments form one sorted array. A million steps per second reach the limit after twelve days.
+"""
 
 _VIEWS_KEPT = 4
 
@@ -36,18 +37,17 @@ def step_begins(
     times: npt.NDArray[Any] | None = None,
     time_before: Any = -1,
 ) -> Bools:
-    """Whether each step begins an episode: the step before it ends one or has another id, or its time begins anew.
+    """Return whether each step begins an episode: the step before it ends one or has another id, or its time restarts.
 
-    Steps that end their episodes by False, True, False begin them by False, False, True; behind a step that ends an
-    episode, by True, False, True. Ids 4, 4, 7 begin episodes by False, False, True; and times 3, 0, 1 by False, True,
-    False.
+    Three examples: ``ends`` False, True, False give False, False, True, but True, False, True if ``end_before`` is
+    True; ``ids`` 4, 4, 7 give False, False, True; and ``times`` 3, 0, 1 give False, True, False.
 
     Args:
         ends: Whether a step is its episode's last, ``[n, ...]``.
         ids: The id of each step's episode, ``[n, ...]``.
-        times: The number of each step in its episode, ``[n, ...]``; below 0: not known.
-        end_before, id_before, time_before: Those of the step before the first one, ``[...]``; None, or a time of -1:
-            not known.
+        times: The number of each step in its episode, ``[n, ...]``; below 0: unknown.
+        end_before, id_before, time_before: The end flag, id and time of the step before the first one, ``[...]``; None,
+            or a time of -1: unknown.
 
     Returns:
         Bool ``[n, ...]``.
@@ -73,16 +73,18 @@ def sums_by_episode(
 ) -> tuple[npt.NDArray[Any], Int64s]:
     """Add up the steps of each episode in a block of steps that follows other blocks.
 
-    Values 1, 2, 3 of which the last begins an episode, behind an open episode of 2 steps that sum up to 10, give the
-    sums 13 and 3 of 4 and 1 steps.
+    Example: an open episode has 2 steps with the sum 10. The next values are 1, 2, 3, and the last begins an episode.
+    The sums are 13 (of 4 steps) and 3 (of 1 step).
 
     Args:
         begins: Which steps begin an episode, ``[n]``, at least one step.
         values: The values, ``[n, ...]``.
-        open_sum, open_steps: The sum and the steps so far of the episode that the block before ended in.
+        open_sum, open_steps: Sum and number of steps, so far, of the episode that is open at the end of the block
+            before.
 
     Returns:
-        Sums and numbers of steps of the open episode, if it has steps, and of each that begins. The last may go on.
+        Sum and number of steps of the open episode, if it has steps, and of each episode that begins. The last episode
+        may continue in the next block.
     """
     starts = np.flatnonzero(begins)
     is_new = len(starts) > 0 and starts[0] == 0
@@ -97,28 +99,30 @@ def sums_by_episode(
 
 
 def restarts(before: Any, time: Any) -> Any:
-    """Whether a step's time is 0, or not larger than that of the step before it; times below 0 are not known."""
+    """Return whether a step's time is 0, or at most the time of the step before it; times below 0 are unknown."""
     return (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
 
 
 @dataclass(frozen=True)
 class WindowRule:
-    """The rule that says which windows an episode has.
+    """The rule that defines the windows of an episode.
 
-    Of windows of 3 steps an episode of 5 has three, which begin at its steps 0, 1 and 2; with ``right=1`` also one that
-    begins at 3 and whose last step is not there; ``tiled`` it has one, at 0, and if not ``strict`` a second, at 3.
+    An episode of 5 steps has three windows of 3 steps, which begin at its steps 0, 1 and 2. With ``right=1`` it also
+    has a window that begins at step 3 and whose last step does not exist. With ``tiled`` it has one window, at step 0,
+    and, if not ``strict``, a second one at step 3.
 
     Args:
         length: Steps in a window, L.
-        left: How many of its steps may lie before the episode.
-        right: How many of its steps may lie behind the episode.
-        strict: Whether episodes of fewer than L steps have none; otherwise their windows are as long as they are.
-        tiled: Whether windows lie side by side from the episode's first step on, instead of beginning anywhere.
-        before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
-            ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
-        every: Of all these windows only each so-many-th, from the first on: with 2, those that begin at 0 and 2. Of an
-            episode that has lost its first steps those that it had before; where windows may be shorter and none fits
-            any more, the one that begins at the first of these steps that is there.
+        left: Number of steps of a window that may lie before the episode.
+        right: Number of steps of a window that may lie behind the episode.
+        strict: Whether episodes of fewer than L steps have no windows; otherwise they have windows as long as
+            themselves.
+        tiled: Whether windows lie side by side from the episode's first step on; otherwise they begin at every step.
+        before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1`` the
+            episode of 5 steps counts as one of 4: windows of 3 steps begin at steps 1 and 2.
+        every: Use only each ``every``-th window from the first on: with 2, the windows that begin at steps 0 and 2. An
+            episode that lost its first steps keeps its other windows. If it is shorter than L and windows may be
+            shorter, the window that begins at the first existing one of these steps remains.
     """
 
     length: int
@@ -131,7 +135,7 @@ class WindowRule:
     every: int = 1
 
     def count(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return how many windows episodes of ``steps`` steps have that lost ``lost`` steps, int64 of that shape."""
+        """Return the number of windows of episodes that have ``steps`` steps and lost ``lost`` steps before, int64."""
         if self.before or self.behind:
             steps = np.maximum(steps - (self.before + self.behind), 0)
         if self.tiled:
@@ -144,7 +148,7 @@ class WindowRule:
         counts: Int64s = np.maximum(-((skipped - places) // self.every), 0)
         if self.strict:
             return counts
-        # Where no window fits any more, the one that begins at the first step that counts, if that is there.
+        # If no window fits any more, the window that begins at the first counted step remains, if this step exists.
         return np.maximum(counts, skipped - self._lead(steps) < steps)
 
     def _places(self, steps: Int64s) -> Int64s:
@@ -157,12 +161,12 @@ class WindowRule:
         return places
 
     def _lead(self, steps: Int64s) -> Int64s:
-        """Return how many of these steps lie before the episode."""
+        """Return how many of the steps in ``_places`` lie before the episode."""
         lead: Int64s = np.minimum(self.left, np.minimum(steps, self.length) - 1)
         return lead
 
     def _skipped(self, steps: Int64s, lost: Int64s | int) -> Int64s:
-        """Return how many of these steps come before the first one that ``every`` counts."""
+        """Return how many of the steps in ``_places`` come before the first one that ``every`` selects."""
         return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
 
     def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
@@ -181,7 +185,7 @@ class WindowRule:
         return begin + self.before + number
 
     def begins(self, number: Int64s, steps: Int64s, lost: Int64s) -> Bools:
-        """Return whether a window begins at step ``number`` of such an episode; without ``left``."""
+        """Return whether a window begins at step ``number`` of an episode; only for rules without ``left``."""
         places = self._places(steps)
         found: Bools = number < places
         if self.every > 1:
@@ -196,9 +200,9 @@ class Windows(NamedTuple):
     """Windows within episodes.
 
     Attributes:
-        env: The environment of each, int64 ``[n]``.
-        start: Its first step, which may lie before the episode.
-        begin, end: The first step of the episode that still exists, and the one behind its last.
+        env: The environment of each window, int64 ``[n]``.
+        start: The window's first step, which may lie before the episode.
+        begin, end: The episode's first step that still exists, and the step behind its last.
         traj_id: The episode's id.
     """
 
@@ -210,27 +214,27 @@ class Windows(NamedTuple):
 
 
 class EpisodeIndex:
-    """The episodes in streams of time steps, of some environments side by side.
+    """The episodes in the streams of time steps of several environments.
 
-    Every environment is a stream of steps ``0, 1, 2, ...`` of which the newest ``steps`` exist. An episode is a run of
-    steps from its begin up to the next begin. A table ``[environments, columns]`` holds the begins of the episodes that
-    are alive, each row of it sorted. ``extend`` adds the episodes that begin in new steps; those that are overwritten
-    drop out of the table when it needs room.
+    Every environment is a stream of steps ``0, 1, 2, ...``, and its newest ``steps`` steps exist. An episode is a run
+    of steps from its begin up to the next begin. A table ``[environments, columns]`` holds the begins of the existing
+    episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps; overwritten
+    episodes are removed when the table needs room.
 
     Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
     environments, step 298 of environment 1 lies in slot 98 * 2 + 1 = 197.
 
     Args:
-        num_envs: Environments, E.
-        steps: Time steps that exist at most.
+        num_envs: Number of environments, E.
+        steps: Largest number of time steps that exist.
         first: The number of the first step.
-        next_ids: The next id of every environment where episodes are numbered, int64 ``[E]``; by default
-            ``0 .. E - 1``. Episodes of environment e have the ids e, e + E, e + 2 * E, ...
+        next_ids: The next id of every environment, if episodes are numbered, int64 ``[E]``; by default ``0 .. E - 1``.
+            Episodes of environment e have the ids e, e + E, e + 2 * E, ...
 
     Attributes:
         end: The number of the next step.
         next_ids: As above.
-        changes: How often begins of episodes changed otherwise than by ``extend``.
+        changes: Number of changes to the begins of episodes other than by ``extend``.
     """
 
     def __init__(self, num_envs: int, steps: int, *, first: int = 0, next_ids: Int64s | None = None) -> None:
@@ -247,18 +251,18 @@ class EpisodeIndex:
         self._ids = np.zeros((num_envs, self._room), np.int64)
         self._counts = np.zeros(num_envs, np.int64)
         self._views: dict[WindowRule, WindowView] = {}
-        self._search: SortedSearch | None = None  # where no step comes any more
-        # Whether the last step of an environment ended its episode: the next one begins with its next step.
+        self._search: SortedSearch | None = None  # only if no steps will be added
+        # Whether the last step of an environment ended its episode, so that its next step begins an episode.
         self._ended = np.ones(num_envs, np.bool_)
         self.next_ids = self._envs.copy() if next_ids is None else next_ids.copy()
 
     @classmethod
     def of_begins(cls, begins: Int64s, end: int) -> EpisodeIndex:
-        """The index of one stream of ``end`` steps, all of which exist.
+        """Return the index of one stream of ``end`` steps, all of which exist.
 
         Args:
             begins: The steps at which episodes begin, int64 ``[n]``, ascending, 0 first.
-            end: How many steps, at least 1.
+            end: Number of steps, at least 1.
         """
         index = cls(1, end)
         index._room = len(begins)
@@ -295,7 +299,7 @@ class EpisodeIndex:
         return int((end - begin).max(initial=0))
 
     def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
-        """Return begin (also where overwritten), end and id of the episodes of existing steps, each of their shape."""
+        """Return begin (even if overwritten), end and id of each step's episode, in the shape of ``step``."""
         column = self._search.find(step) if self._search is not None else self._column(step, env)
         return *self._bounds(env, column), self._ids[env, column]
 
@@ -316,13 +320,13 @@ class EpisodeIndex:
         return column
 
     def _oldest(self) -> Int64s:
-        """The column of the oldest episode alive of every environment, int64 ``[E]``."""
+        """Return the column of the oldest existing episode of every environment, int64 ``[E]``."""
         found = self._begins.reshape(-1).searchsorted(self._spans + self.begin, side="right")
         first: Int64s = np.maximum(found - 1 - self._envs * self._room, 0)
         return first
 
     def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first step, which may be overwritten, and the step behind the last, of episodes."""
+        """Return the first step (even if overwritten) of episodes, and the step behind their last."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
@@ -343,7 +347,7 @@ class EpisodeIndex:
 
         Args:
             ends: Whether a step is its episode's last, ``[n, E]``; None: none is.
-            ids: The id of each step's episode, ``[n, E]``: another one begins where it changes. None: episodes are
+            ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. None: episodes are
                 numbered.
         """
         n = len(ends) if ends is not None else len(ids) if ids is not None else 0
@@ -357,7 +361,7 @@ class EpisodeIndex:
         )
         envs, steps = np.nonzero(new.T)
         if len(envs):
-            # How many begins of the same environment come before this one: of envs 0, 0, 1, 1, 1 it is 0, 1, 0, 1, 2.
+            # Number of earlier begins in the same environment: for envs 0, 0, 1, 1, 1 it is 0, 1, 0, 1, 2.
             counts = np.bincount(envs, minlength=self.num_envs)
             rank = np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
             self._make_room(int((self._counts + counts).max()), counts)
@@ -373,12 +377,12 @@ class EpisodeIndex:
         self.end += n
 
     def begin_earlier(self, begins: Int64s) -> None:
-        """Set the overwritten steps with which the oldest episodes began, ``[E]``."""
+        """Set the begins of the oldest episodes to steps that are overwritten already, ``[E]``."""
         self._begins[self._envs, self._oldest()] = begins + self._spans
         self._base = min(self._base, int(begins.min()))
 
     def cut(self, envs: Bools) -> None:
-        """Begin an episode with the next step of these environments, ``[E]``."""
+        """Begin an episode with the next step of each environment in the mask ``envs``, bool ``[E]``."""
         self._ended = self._ended | envs
 
     def _extend_by_one(self, end: bool, traj_id: int | None) -> None:
@@ -397,7 +401,7 @@ class EpisodeIndex:
         self.end += 1
 
     def _make_room(self, wanted: int, more: Int64s) -> None:
-        """Drop dead episodes, and widen the table where that leaves it more than half full."""
+        """Remove overwritten episodes, and widen the table if it is still more than half full."""
         if wanted <= self._room:
             return
         first = self._oldest()
@@ -413,15 +417,15 @@ class EpisodeIndex:
         self._views.clear()
 
     def change_ends(self, env: int, steps: Int64s, ends: Bools) -> None:
-        """Set whether existing steps end their episodes; for episodes that are numbered.
+        """Set whether existing steps end their episodes; only if episodes are numbered.
 
         Args:
-            env: Their environment.
-            steps: Which, ascending, each once.
-            ends: Whether they do, ``[n]``.
+            env: The environment of the steps.
+            steps: The steps, ascending, each once.
+            ends: Whether each step ends its episode, ``[n]``.
         """
-        # Episodes begin at steps 0 and 4. Now step 3 ends none, and step 5 ends one: of the cuts 0, 4 and 6 the first
-        # and the last are kept. A cut takes the id of the episode it lies in; a new one, as 6, gets the next id.
+        # Example: episodes begin at steps 0 and 4. Now step 3 no longer ends one, and step 5 does: the cuts are 0, 4
+        # and 6, and 0 and 6 are kept. A kept cut has the id of its episode; a new cut, such as 6, gets the next id.
         first, begins, ids = self._alive(env)
         inside = steps + 1 < self.end
         cuts = np.union1d(begins, steps[inside] + 1)
@@ -437,9 +441,9 @@ class EpisodeIndex:
         self._replace(env, first, cuts[kept], ids[kept])
 
     def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
-        """Set the ids of existing steps, ``[n]``; for episodes that have ids alone."""
+        """Set the ids of existing steps, ``[n]``; only if ids alone define the episodes."""
         first, begins, known = self._alive(env)
-        # Cut out every changed step, give it its id, and join neighbours of one id.
+        # Make each changed step an episode of its own, set its id, and join neighbours with equal ids.
         cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
         cuts = cuts[(cuts >= begins[0]) & (cuts < self.end)]
         cut_ids = known[begins.searchsorted(cuts, side="right") - 1]
@@ -488,7 +492,7 @@ class EpisodeIndex:
         """Return the index that ``state`` was taken from.
 
         Raises:
-            ValueError: Arrays that do not fit each other.
+            ValueError: The arrays do not fit each other.
         """
         num_envs, steps, base, end = state["steps"].tolist()
         counts, begins = state["counts"], state["begins"]
@@ -517,11 +521,11 @@ class EpisodeIndex:
 
 
 class WindowView:
-    """The windows of one rule, numbered: one environment after another, episode by episode.
+    """The windows of one rule in all episodes, numbered by environment, then by episode.
 
     Args:
-        table: Where the episodes are.
-        rule: Which windows they have.
+        table: The index of the episodes.
+        rule: The rule that defines their windows.
     """
 
     def __init__(self, table: EpisodeIndex, rule: WindowRule) -> None:
@@ -541,16 +545,16 @@ class WindowView:
         return self._episodes.total
 
     def at(self, ranks: Int64s) -> Windows:
-        """Return the windows of these ranks, int64 ``[n]`` in ``0 .. count - 1``."""
+        """Return the windows with the numbers ``ranks``, int64 ``[n]`` in ``0 .. count - 1``."""
         env, column, number = self._windows.find(ranks)
         return self._made(env, column, self._table._there(env, column), number)
 
     def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
-        """Return a window of each of the episodes of these ranks.
+        """Return one window of each episode with a number in ``ranks``.
 
         Args:
-            ranks: Int64 ``[n]`` in ``0 .. episode_count - 1``.
-            uniform: Which of its windows, float64 ``[n]`` in ``[0, 1)``.
+            ranks: Numbers of episodes that have windows, int64 ``[n]`` in ``0 .. episode_count - 1``.
+            uniform: Position of the window among those of its episode, float64 ``[n]`` in ``[0, 1)``.
         """
         env, column, _ = self._episodes.find(ranks)
         begin, end, lost = there = self._table._there(env, column)
@@ -564,37 +568,38 @@ class WindowView:
 
 
 class _RunningCounts:
-    """Running counts of windows (or of episodes that have one) before each episode, and the episode of a rank.
+    """The number of windows (or of episodes with windows) before each episode, to find the episode of a rank.
 
-    What an episode has is counted once, when it has ended. But the head of the oldest may be overwritten and the newest
-    still grows: what these two have is counted anew whenever steps have come.
+    The windows of an episode are counted once, when it has ended. But the first steps of the oldest episode may be
+    overwritten, and the newest still grows, so the windows of these two are counted again whenever steps were added.
 
-    Episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so before them lie 0, 3 and 5. Two steps of the
-    first are overwritten, and 2 of its windows with them: rank r is number r + 2 of all there ever were. So rank 0 is
-    number 2, which lies in the first episode (0 <= 2 < 3), of whose windows that are left it is number 2 - 0 - 2 = 0;
-    and rank 1 is number 3, in the second (3 <= 3 < 5), of which it is window 3 - 3 = 0.
+    Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so 0, 3 and 5 windows lie before them. Two
+    steps of the first episode are overwritten, so 2 of its windows are gone, and rank r is window r + 2 of all windows
+    that ever existed. Rank 0 is window 2, in the first episode (0 <= 2 < 3): its remaining window 2 - 0 - 2 = 0. Rank 1
+    is window 3, in the second episode (3 <= 3 < 5): its window 3 - 3 = 0.
 
     Args:
-        table: Where the episodes are.
+        table: The index of the episodes.
         count: The function that returns the number of windows of each episode, given its steps and its lost steps.
     """
 
     def __init__(self, table: EpisodeIndex, count: Callable[..., Int64s]) -> None:
         self._table = table
         self._count = count
-        self._at = -1  # the end of the streams when all was counted
-        self._closed = np.zeros(table.num_envs, np.int64)  # how many episodes have ended and are counted
-        # What lies before each episode, up to the first that is not counted; shifted as the begins are.
+        self._at = -1  # the end of the streams at the last count
+        self._closed = np.zeros(table.num_envs, np.int64)  # number of ended episodes that are counted
+        # Number of windows before each episode, up to the first uncounted one; shifted by SPAN for each environment.
         self._before = table._unfilled()
         self._before[:, 0] = table._spans
-        # The end of each environment's share of all ranks; and of every environment the place of the oldest episode in
-        # the flat table, what is gone of it, and what leads from a rank to the number among all there ever were.
+        # For each environment: the end of its ranks; the position of its oldest episode in the flat table; the number
+        # of lost windows of that episode; and the difference between a rank and its number among all windows that ever
+        # existed.
         self._ends = self._oldest = self._gone = self._shift = self._closed
         self._search: SortedSearch | None = None
 
     @property
     def total(self) -> int:
-        """The number of windows, or of episodes, now."""
+        """The current number of windows, or of episodes."""
         self._settle()
         return int(self._ends[-1])
 
@@ -615,8 +620,9 @@ class _RunningCounts:
         table = self._table
         if self._at == table.end:
             return
-        # Per environment. Episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, and 2 steps of the first are
-        # overwritten: the oldest is column 0 with 1 window left, the newest is column 2 with 1 window.
+        # All arrays have one value per environment. Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3
+        # steps, and 2 steps of the first are overwritten. The oldest is column 0 with 1 window left, the newest is
+        # column 2 with 1 window.
         newest = table._counts - 1
         self._add_ended(newest)
         oldest, envs = table._oldest(), table._envs
@@ -624,13 +630,13 @@ class _RunningCounts:
         of_oldest, of_newest = self._count(end - begin, lost).reshape(2, -1)
         self._oldest = envs * table._room + oldest
         flat, several = self._before.reshape(-1), newest > oldest
-        # Windows that ever lay before the oldest episode, and before the one behind it: 0 and 3. If the oldest is the
-        # newest, too, ``several`` is False and both are the same.
+        # Number of windows that ever lay before the oldest episode, and before the episode behind it: 0 and 3. If the
+        # oldest is also the newest, ``several`` is False and both numbers are equal.
         before, behind = flat[self._oldest], flat[self._oldest + several]
-        # The oldest, those between (5 - 3 = 2), and the newest: 1 + 2 + 1 = 4 windows exist.
+        # Windows of the oldest episode, of the episodes between (5 - 3 = 2), and of the newest: 1 + 2 + 1 = 4 exist.
         there = of_oldest + several * (flat[self._oldest + newest - oldest] - behind + of_newest)
         self._ends = np.cumsum(there)
-        # Of the oldest 3 - 0 - 1 = 2 windows are gone, so rank 0 is number 2 of all there ever were.
+        # The oldest episode lost 3 - 0 - 1 = 2 windows, so rank 0 is window 2 of all that ever existed.
         self._gone = several * (behind - before - of_oldest)
         self._shift = before + self._gone - self._ends + there
         if table._search is not None:
@@ -638,7 +644,7 @@ class _RunningCounts:
         self._at = table.end
 
     def _add_ended(self, newest: Int64s) -> None:
-        """Count the episodes before the newest that are not counted yet."""
+        """Count the windows of the ended episodes that are not counted yet."""
         table, more = self._table, newest - self._closed
         if not more.any():
             return
@@ -650,7 +656,7 @@ class _RunningCounts:
             envs, columns = ragged(more)
             columns += self._closed[envs]
             begin, end = table._bounds(envs, columns)
-            # One running sum over all environments; what it is where an environment begins is taken off again.
+            # One running sum over all environments; its value at the first episode of each environment is subtracted.
             running = np.concatenate([[0], np.cumsum(self._count(end - begin))])
             first_of = (np.cumsum(more) - more)[envs]
             self._before[envs, columns + 1] = self._before[envs, self._closed[envs]] + running[1:] - running[first_of]
@@ -658,21 +664,21 @@ class _RunningCounts:
 
 
 def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs ``(e, 0 .. counts[e] - 1)`` in order: of ``[2, 0, 1]`` it is ``(0, 0), (0, 1), (2, 0)``."""
+    """Return pairs ``(e, 0 .. counts[e] - 1)`` in order: for ``[2, 0, 1]``, ``(0, 0), (0, 1), (2, 0)``."""
     envs = np.repeat(np.arange(len(counts)), counts)
     return envs, np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
 
 
 class SortedSearch:
-    """Finds for many numbers at once the last of some sorted ones that is not larger, several times as fast as halving.
+    """Finds, for many values, the last sorted number that is not larger; several times as fast as a binary search.
 
-    The numbers 0, 3, 5 of 12 have one in 4: in buckets of 2 the last that is not larger than 0, 2, 4, 6, 8, 10 is
-    number 0, 0, 1, 2, 2, 2 of them. For 5, in the bucket of 4, it is at least number 1, and as number 2 is not larger
-    than 5 either, number 2.
+    Example: the numbers 0, 3, 5 with ``end`` 12 have buckets of 2. The last number not larger than 0, 2, 4, 6, 8, 10
+    has the position 0, 0, 1, 2, 2, 2. The value 5 lies in the bucket of 4, so its position is at least 1; the number at
+    position 2 is not larger than 5 either, so the position is 2.
 
     Args:
         numbers: Int64 ``[n]``, ascending, 0 first.
-        end: What is looked for is smaller, and not negative.
+        end: All values are in ``[0, end)``.
     """
 
     def __init__(self, numbers: Int64s, end: int) -> None:
@@ -682,7 +688,7 @@ class SortedSearch:
         self._next = np.append(numbers[1:], np.iinfo(np.int64).max)
 
     def find(self, numbers: Int64s) -> Int64s:
-        """Return the place of the last sorted number that is not larger, of each, int64 ``[n]``."""
+        """Return, for each value, the position of the last sorted number that is not larger, int64 ``[n]``."""
         found: Int64s = self._first[numbers >> self._shift]
         (behind,) = np.nonzero(self._next[found] <= numbers)
         while len(behind):

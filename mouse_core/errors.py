@@ -1,4 +1,4 @@
-"""The errors of this library: one family, each also the built-in kind a caller would expect.
+"""The errors of this library. All have one base class, and each is also a subclass of the fitting built-in error.
 
 Every message says what was expected, what was found, and where (field, row, file).
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys as _sys
 
-# Every module comes here first. Another distribution has a package of this name: where it was installed over this one,
-# or removed, mouse_core/__init__.py is its own or none at all, and names would be missing one by one.
+# Every module imports this one first, so it checks the package. Another distribution also has a package mouse_core: if
+# it was installed over this one, or removed, mouse_core/__init__.py is another file or missing, and later imports would
+# fail with unclear errors.
 _package = _sys.modules.get("mouse_core")
 if getattr(_package, "__distribution__", None) != "mouse-data":
     raise ImportError(
@@ -23,19 +24,19 @@ class MouseError(Exception):
 
 
 class ConfigError(MouseError, ValueError):
-    """An argument that cannot be used: an unknown name, a number out of range, a pair that does not go together."""
+    """An argument is invalid: an unknown name, a number out of range, or arguments that exclude each other."""
 
 
 class SpecIndexError(ConfigError, IndexError):
-    """An index that no array of a spec's shape has, or one of a dynamic dimension."""
+    """An index is outside of the shape of a spec, or selects from a dynamic dimension."""
 
 
 class SchemaError(MouseError, ValueError):
-    """Columns whose names, types or widths do not fit the store, its fields, or each other."""
+    """Names, types or widths of columns do not fit the store, its fields, or each other."""
 
 
 class MissingFieldError(SchemaError, KeyError):
-    """A column or field that must be there and is not."""
+    """A required column or field is missing."""
 
     def __str__(self) -> str:
         # KeyError shows its argument with repr(), which would put a sentence in quotes.
@@ -43,26 +44,26 @@ class MissingFieldError(SchemaError, KeyError):
 
 
 class DataError(MouseError, ValueError):
-    """A value in the data that its field does not allow; the message names field, row and value."""
+    """The data have a value that its field does not allow; the message names field, row and value."""
 
 
 class RowIndexError(DataError, IndexError):
-    """An index of rows that is out of range, or none at all."""
+    """An index of rows is out of range, or is no integer."""
 
 
 class MissingRowError(DataError, KeyError):
-    """A row that was looked up in a map and is not there."""
+    """A key that was looked up in a map has no row."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class ChangedError(DataError):
-    """An object elsewhere is another one than the one that was opened."""
+    """A remote object was replaced after it was opened."""
 
 
 class StateError(MouseError, ValueError):
-    """A state dict that belongs to another dataset or another configuration."""
+    """A state dict belongs to another dataset or another configuration."""
 
 
 class ClosedError(MouseError, RuntimeError):
@@ -78,7 +79,7 @@ class WorkerError(MouseError, RuntimeError):
 
 
 class EpisodeError(DataError):
-    """Steps that cannot follow each other in an episode: ``episode`` and ``step`` say where, both counted from 0."""
+    """Two steps cannot follow each other in an episode; ``episode`` and ``step`` are their position, counted from 0."""
 
     def __init__(self, message: str, *, episode: int = 0, step: int = 0) -> None:
         super().__init__(message)
@@ -87,7 +88,7 @@ class EpisodeError(DataError):
 
 
 class RolloutError(MouseError, RuntimeError):
-    """A rollout was used out of turn: read before it was full, or changed while it was read."""
+    """A rollout was used in the wrong order: read before it was full, or changed while it was read."""
 
 
 class RolloutFullError(RolloutError, OverflowError):
@@ -95,16 +96,17 @@ class RolloutFullError(RolloutError, OverflowError):
 
 
 class StorageError(MouseError, OSError):
-    """Something could not be written or read: a full disk, a missing permission; the system's error is chained."""
+    """A file could not be written or read, as with a full disk or a missing permission; the system's error is chained.
+    """
 
 
 class TimedOutError(MouseError, TimeoutError):
-    """A wait exceeded its time limit; the message names its object. Nothing has changed."""
+    """A wait exceeded its time limit; the message names the object that was waited for. No data have changed."""
 
 
 class StoreWarning(UserWarning):
-    """Something that a store had is lost: rows that were appended before, or where an episode begins among its rows."""
+    """A store has lost rows that were appended before, or the begin of an episode."""
 
 
 class AlignmentWarning(UserWarning):
-    """The data speak against the alignment that they have, or are taken to have."""
+    """The data contradict their stored or assumed alignment."""

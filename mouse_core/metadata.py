@@ -4,7 +4,8 @@ The metadata is one text, ``mouse_data: {"version": 1, ...}``, in each place tha
 
 - the schema's metadata under the key ``mouse_data``, which Arrow and Parquet files and tables keep;
 - a line of a dataset's description, which saving, ``map``, ``select`` and ``cast`` keep;
-- the ``id`` of a column's feature, first of ``done``: all that ``datasets`` writes to Parquet and to the Hub.
+- the ``id`` of a column's feature, preferably of ``done``: ``datasets`` writes no other metadata to Parquet and the
+  Hub.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ KEY = "mouse_data"
 
 _VERSION = 1
 _MARK = f"{KEY}: "
-# Columns whose features carry the text: the first all of it, the second the alignment, in case the first is cast.
+# Columns whose features carry the text: the first has all of it; the second has the alignment, in case the first is
+# cast.
 _CARRIERS = ("done", "reward")
-# Limits for untrusted metadata: batches allocate as many values as a step of a field, or an image, has.
+# Limits for untrusted metadata, because batches allocate as many values as the metadata state for a step or an image.
 _MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
-# The text is in the metadata of every file.
+# The metadata of every file contains the text.
 _MOST_RECORDING, _MOST_VIDEOS = 1 << 20, 1 << 20
 
 
@@ -58,7 +60,7 @@ class _Described:
 
 @dataclass(frozen=True, eq=False)
 class Recording(_Described):
-    """The recording of steps. Attributes that are None or empty are not part of it.
+    """How steps were recorded. Attributes that are None or empty are not stored.
 
     Args:
         environment: The environment's id, such as "LunarLander-v3".
@@ -69,7 +71,7 @@ class Recording(_Described):
         versions: Versions of packages by name.
 
     Raises:
-        ConfigError: A value that JSON cannot represent, or more than 1 MB of JSON.
+        ConfigError: JSON cannot represent a value, or the JSON is larger than 1 MB.
     """
 
     environment: str | None = None
@@ -85,7 +87,7 @@ class Recording(_Described):
                 raise ConfigError(f"Recording: {name}: expected a text or None, found {getattr(self, name)!r:.80}")
         for name in ("spec", "observation_space", "action_space", "versions"):
             value = getattr(self, name)
-            try:  # a copy through JSON, which equals what a reader gets
+            try:  # copied through JSON, so that it equals the metadata that a reader gets
                 copied = json.loads(json.dumps(dict(value), allow_nan=False))
             except (TypeError, ValueError, RecursionError) as error:
                 found = f"found {value!r:.80} ({error})"
@@ -99,7 +101,7 @@ class Recording(_Described):
 
 @dataclass(frozen=True, eq=False)
 class DatasetMetadata(_Described):
-    """Metadata of a dataset. Empty attributes and attributes that are None are not part of it.
+    """Metadata of a dataset. Attributes that are None or empty are not stored.
 
     Args:
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing".
@@ -118,7 +120,7 @@ class DatasetMetadata(_Described):
         layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
     Raises:
-        ConfigError: An invalid value.
+        ConfigError: A value is invalid.
     """
 
     alignment: Alignment | None = None
@@ -171,7 +173,7 @@ class DatasetMetadata(_Described):
             label: Prefix of messages.
 
         Raises:
-            DataError: Content that ``to_json`` did not write, or a newer version of it.
+            DataError: The content was not written by ``to_json``, or by a newer version of it.
         """
         label = f"{label}: {KEY}"
         content = without_version(content, _VERSION, label)
@@ -198,16 +200,16 @@ class DatasetMetadata(_Described):
 def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = False) -> DatasetMetadata:
     """Return the metadata of a dataset from the metadata of its parts.
 
-    An attribute of only some parts applies to the whole. Different specs of a column, as of two environments, join to a
-    spec with only dtype and shape.
+    An attribute that only some parts have applies to the joined dataset. Different specs of a column, as from two
+    environments, join to a spec with only dtype and shape.
 
     Args:
         parts: The name of each part, for messages, and its metadata.
-        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived", so that
-            they contradict "outgoing", and the dataset gets no alignment either.
+        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". They
+            contradict parts with "outgoing", and the joined dataset gets no alignment either.
 
     Raises:
-        SchemaError: Two parts that contradict each other.
+        SchemaError: Two parts contradict each other.
     """
     first: dict[Any, tuple[str, Any]] = {}
     parts = list(parts)
@@ -253,10 +255,10 @@ def joined_schemas(files: Iterable[tuple[str, pa.Schema, DatasetMetadata]]) -> t
     """Return the schema of a dataset of several files, and their joined metadata.
 
     Args:
-        files: The name of each file, its schema with metadata, and further metadata of the file.
+        files: For each file its name, its schema with metadata, and further metadata.
 
     Raises:
-        SchemaError: Files with different columns or contradicting metadata.
+        SchemaError: Files have different columns or contradicting metadata.
     """
     (first_file, first, _), *_ = files = list(files)
     for file, schema, _ in files:
@@ -282,8 +284,8 @@ def read_metadata(part: Any, *, label: str = "dataset") -> DatasetMetadata:
         label: Name of the dataset in messages.
 
     Raises:
-        SchemaError: Places that contradict each other, as after joining datasets with different metadata.
-        DataError: Metadata that cannot be read, or of a newer version.
+        SchemaError: Places contradict each other, as after joining datasets with different metadata.
+        DataError: The metadata cannot be read, or have a newer version.
     """
     return joined(_places(part, label))
 
@@ -332,7 +334,7 @@ def features_in(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
 
 
 def with_metadata(part: Any, metadata: DatasetMetadata) -> Any:
-    """Return a dataset, table, schema or set of features with this metadata, and no other.
+    """Return a dataset, table, schema or set of features with ``metadata`` in place of any earlier metadata.
 
     Args:
         part: A ``datasets.Dataset``, ``datasets.Features`` or ``datasets.DatasetInfo``, or a ``pyarrow`` table or
@@ -409,7 +411,7 @@ def _marked(feature: Any, text: str | None) -> Any:
 
 
 def _with_text(before: Any, text: str | None) -> str | None:
-    """Return the id of a feature, or a description, with our line behind its other lines."""
+    """Return the id of a feature, or a description, with the metadata's line behind its other lines."""
     kept = [line for line in before.splitlines() if line not in _lines(before)] if isinstance(before, str) else []
     return "\n".join([*kept, *([text] if text else [])]) or None
 
@@ -418,12 +420,12 @@ def _with_text(before: Any, text: str | None) -> str | None:
 
 
 def _content(item: Any) -> dict[str, Any]:
-    """Return the attributes of metadata, a recording or a field that differ from their defaults, as JSON has them.
+    """Return the attributes of metadata, a recording or a field that differ from their defaults, as JSON values.
 
-    The decoder of a field is the reader's choice.
+    A field's decoder is not included, because each reader chooses it.
     """
     values = {attribute.name: getattr(item, attribute.name) for attribute in dataclasses.fields(item)}
-    # Defaults that are mappings are no attributes of the class.
+    # Defaults that are mappings are not attributes of the class.
     return {
         name: as_json(value, _own)
         for name, value in values.items()
@@ -432,7 +434,7 @@ def _content(item: Any) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    """Return a field, a recording or a spec for JSON; None for other values."""
+    """Return the JSON of a field, a recording or a spec; None for other values."""
     if isinstance(value, Field | Recording):
         return _content(value)
     return value.to_json() if hasattr(value, "to_json") else None
@@ -443,7 +445,7 @@ def _text(item: Any) -> str:
 
 
 def _attributes(kind: type[Any], content: Any, label: str) -> dict[str, Any]:
-    """Return a JSON object of ``_content``; raises DataError for unknown attributes."""
+    """Return the attributes in a JSON object of ``_content``; raise DataError for unknown ones."""
     names = {item.name for item in dataclasses.fields(kind)} - {"decoder"}
     if not isinstance(content, Mapping) or not content.keys() <= names:
         raise DataError(f"{label}: expected attributes among {sorted(names)}, found {content!r:.200}")
@@ -454,8 +456,8 @@ def _field_from_json(content: Any) -> Field:
     """Return the field of a JSON object.
 
     Raises:
-        DataError: An unknown attribute, or a step that is too wide.
-        ConfigError, ValueError, TypeError: An invalid value of an attribute.
+        DataError: An attribute is unknown, or a step is too wide.
+        ConfigError, ValueError, TypeError: The value of an attribute is invalid.
     """
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -472,7 +474,7 @@ def _field_from_json(content: Any) -> Field:
 
 
 def _check_width(name: str, width: Any, most: int = _MOST_VALUES) -> None:
-    """Raise DataError for a step of more than ``most`` values: batches would allocate as many."""
+    """Raise DataError for a step of more than ``most`` values, because batches allocate as many."""
     if is_whole(width) and width > most:
         raise DataError(f"{name}: expected at most {most} values a step, found {width}")
 
@@ -511,7 +513,7 @@ def _check_values(metadata: DatasetMetadata) -> None:
 
 
 def _check_spec(given: Any) -> Any:
-    """Return the specs of columns as a ``Composite``, None without specs; raises ConfigError for others."""
+    """Return the specs of columns as a ``Composite``, None without specs; raise ConfigError for other values."""
     if given is None or (isinstance(given, Mapping) and not given):
         return None
     from mouse_core.spec import Composite, Stacked
@@ -525,10 +527,10 @@ def _check_spec(given: Any) -> Any:
 
 
 def _joined_specs(specs: Sequence[Any]) -> Any:
-    """Return the specs of the columns of several parts together.
+    """Return the joined specs of the columns of several parts.
 
-    A column that has different specs gets a wider one: all numbers of the common dtype and shape, or any objects. If it
-    got none, a later join would take one part's spec for the whole.
+    A column with different specs gets a wider spec: all numbers of the common dtype and shape, or any objects. Without
+    a spec, a later join would apply one part's spec to all rows.
     """
     columns: dict[str, list[Any]] = {}
     for spec in specs:
@@ -538,7 +540,7 @@ def _joined_specs(specs: Sequence[Any]) -> Any:
 
 
 def _common_spec(specs: Sequence[Any]) -> Any:
-    """Return a spec that holds the values of all specs."""
+    """Return a spec that contains the values of all ``specs``."""
     from mouse_core.spec import NonTensor, Unbounded
 
     first = specs[0]
@@ -555,7 +557,7 @@ def _common_spec(specs: Sequence[Any]) -> Any:
 
 
 def _check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
-    """Return names of dimensions by column; raises ConfigError for others."""
+    """Return names of dimensions by column; raise ConfigError for invalid ones."""
     dimensions = {}
     for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -574,7 +576,7 @@ def _joined_names(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_videos(given: Any) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a path and a digest; raises ConfigError for others."""
+    """Return pairs of a path and a digest; raise ConfigError for other values."""
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > _MOST_VIDEOS:
         raise ConfigError(
             f"videos: expected a list of at most {_MOST_VIDEOS} pairs (path, digest), found {given!r:.80}"

@@ -1,16 +1,17 @@
-"""Rows and batches as nested dicts, tuples and lists: their fields by name, and back.
+"""Conversions between nested rows or batches (dicts, tuples and lists) and flat fields by name.
 
-A tree is a node, which holds trees, or a leaf. This is the one definition of a node; storages, devices, files and
-adapters all use it:
+A tree is a leaf, or a node whose children are trees. Storages, devices, files and adapters all use this definition of a
+node:
 
 - a dict, whose children have its keys as names;
 - a named tuple, whose children have the names of its fields;
 - a tuple, whose children have their numbers as names;
-- a list that holds an array with axes or another node, at any depth. A list of numbers, texts or such lists is a leaf;
+- a list that contains an array of one or more axes, or another node, at any depth. Other lists, such as lists of
+  numbers or texts, are leaves;
 - None, which has no children.
 
-A dataclass is a dict of its fields: ``opened`` converts it where rows enter. A leaf has the name of its place:
-``"reward"`` at the root, ``("next", "reward")`` where it is nested, ``(0,)`` in a tuple.
+A dataclass is a dict of its fields: ``opened`` converts it when rows are added. The name of a leaf is its path:
+``"reward"`` at the root, ``("next", "reward")`` in a nested dict, ``(0,)`` in a tuple.
 """
 
 from __future__ import annotations
@@ -62,23 +63,23 @@ FieldKey = str | tuple[str | int, ...]
 
 _Path = tuple[str | int, ...]
 
-# Of which kinds Python's own numbers may be for a field of each kind.
+# For a field's kind, the kinds of Python numbers that it accepts.
 _HELD_BY = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iuf"}
 
 
 def key_of(path: _Path) -> FieldKey:
-    """A field's name from the steps that lead to it: a single name stands for itself."""
+    """Return the name of the field at a path; a path of one text is abbreviated to the text."""
     return path[0] if len(path) == 1 and isinstance(path[0], str) else path
 
 
 def path_of(key: FieldKey) -> _Path:
-    """The steps that lead to a field."""
+    """Return the path of a field, as a tuple."""
     return (key,) if isinstance(key, str) else key
 
 
 def is_node(tree: Any) -> bool:
-    """Whether a tree is a node, not a leaf; see the module."""
-    if type(tree) is np.ndarray:  # asking whether it is a Mapping takes longer than all the rest
+    """Whether a tree is a node, not a leaf; the module's docstring defines both."""
+    if type(tree) is np.ndarray:  # the test for Mapping below takes longer than everything else
         return False
     return isinstance(tree, Mapping | tuple) or tree is None or (isinstance(tree, list) and _holds_arrays(tree))
 
@@ -87,7 +88,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _holds_arrays(items: list[Any]) -> bool:
-    """Whether a list holds an array with axes, a dict, a tuple or a dataclass, at any depth."""
+    """Whether a list contains an array of one or more axes, a dict, a tuple or a dataclass, at any depth."""
     return any(
         _holds_arrays(item) if isinstance(item, list) else _has_parts(item)
         for item in items
@@ -103,7 +104,7 @@ def _has_parts(item: Any) -> bool:
 
 
 def children_of(node: Any) -> list[tuple[str | int, Any]]:
-    """The children of a node with their names, in order."""
+    """Return pairs of the name and the child for each child of a node, in order."""
     if isinstance(node, Mapping):
         return list(node.items())
     if hasattr(node, "_fields"):
@@ -112,7 +113,7 @@ def children_of(node: Any) -> list[tuple[str | int, Any]]:
 
 
 def rebuilt(node: Any, children: Iterable[Any]) -> Any:
-    """A node of the same kind with other children; of any Mapping, a dict."""
+    """Return a node of the same kind with other children; for any Mapping, a dict."""
     if isinstance(node, Mapping):
         return dict(zip(node.keys(), children, strict=True))  # a TensorDict does not iterate over its keys
     if isinstance(node, tuple):
@@ -121,14 +122,14 @@ def rebuilt(node: Any, children: Iterable[Any]) -> Any:
 
 
 def flatten(tree: Any, *, leaf: Callable[[Any], bool] | None = None) -> dict[FieldKey, Any]:
-    """The leaves of a tree by name; a leaf alone has the name ``()``.
+    """Return the leaves of a tree by name; a tree that is a leaf has the name ``()``.
 
     Args:
         tree: Nested dicts, tuples and lists.
-        leaf: Which nodes are leaves as well; by default none.
+        leaf: Returns whether a node counts as a leaf; by default none does.
 
     Raises:
-        SchemaError: A dict with keys that are not strings, or nothing in it.
+        SchemaError: The tree has no leaf, or a dict has keys that are not text.
     """
     if leaf is None and _is_flat(tree) and all(map(is_text, tree)):
         return dict(tree)
@@ -173,21 +174,21 @@ Structure = Any
 
 
 def structure_of(tree: Any, path: _Path = (), *, leaf: Callable[[Any], bool] | None = None) -> Structure:
-    """The nodes of a tree as they are, and in place of every leaf its name; ``leaf`` as for ``flatten``."""
+    """Return the tree with a ``Leaf`` in place of every leaf; ``leaf`` as in ``flatten``."""
     if not is_node(tree) or (leaf is not None and leaf(tree)):
         return Leaf(key_of(path))
     return rebuilt(tree, [structure_of(child, (*path, name), leaf=leaf) for name, child in children_of(tree)])
 
 
 def unflatten(structure: Structure, fields: Mapping[FieldKey, Any]) -> Any:
-    """The tree of this structure whose leaves are ``fields``."""
+    """Return the tree that has this structure and the leaves ``fields``."""
     if isinstance(structure, Leaf):
         return fields[structure.key]
     return rebuilt(structure, [unflatten(child, fields) for _, child in children_of(structure)])
 
 
 def nest(fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """Nested dicts of fields by name: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
+    """Return nested dicts from fields by name: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
     rows: dict[str, Any] = {}
     for key, leaf in fields.items():
         *outer, name = map(str, path_of(key))
@@ -199,14 +200,14 @@ def nest(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def keys_of(structure: Structure) -> list[FieldKey]:
-    """The names of the leaves of a structure, in order."""
+    """Return the names of the leaves of a structure, in order."""
     if isinstance(structure, Leaf):
         return [structure.key]
     return [key for _, child in children_of(structure) for key in keys_of(child)]
 
 
 def structure_to_json(structure: Structure) -> Any:
-    """A structure as JSON can hold it: a leaf is the list of the steps that lead to it."""
+    """Return a structure as a JSON value; a leaf becomes its path as a list."""
     if isinstance(structure, Leaf):
         return list(path_of(structure.key))
     if structure is None:
@@ -220,9 +221,10 @@ def structure_to_json(structure: Structure) -> Any:
 
 
 def structure_from_json(value: Any) -> Structure:
-    """A structure from what ``structure_to_json`` made of it.
+    """Return the structure from the result of ``structure_to_json``.
 
-    A named tuple becomes one of the same name and fields, see ``named_tuple``: no class is imported because of data.
+    A named tuple becomes an instance of a new class with the same name and fields (see ``named_tuple``), because the
+    data must not decide which classes are imported.
     """
     if value is None:
         return None
@@ -240,8 +242,8 @@ def structure_from_json(value: Any) -> Structure:
 
 @lru_cache(maxsize=256)
 def named_tuple(name: str, names: tuple[str, ...]) -> Any:
-    """A class of named tuples of this name with these fields, which can be pickled; ValueError for no such names."""
-    make: Any = namedtuple  # its name and fields come from data
+    """Return a class of named tuples that can be pickled; raise ValueError for invalid names."""
+    make: Any = namedtuple  # the name and fields come from data, so type checkers cannot know them
     kind = make(name, names)
     kind.__reduce__ = lambda self: (_named_tuple_of, (name, names, tuple(self)))
     kind.__module__ = __name__
@@ -253,12 +255,12 @@ def _named_tuple_of(name: str, names: tuple[str, ...], values: tuple[Any, ...]) 
 
 
 def is_like(structure: Structure, other: Structure) -> bool:
-    """Whether two structures have the same nodes, named tuples of one name and fields being the same."""
+    """Whether two structures have the same nodes; named tuples with the same name and fields count as the same."""
     return bool(structure_to_json(structure) == structure_to_json(other))
 
 
 def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with every leaf changed; the containers are new."""
+    """Return a new tree whose leaves are ``change(leaf)``."""
     if type(tree) is dict:
         return {name: map_tree(change, child) for name, child in tree.items()}
     if not is_node(tree):
@@ -267,16 +269,17 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Collection[_Path] = ()) -> Any:
-    """Rows whose lists are nodes or values, and nothing in between.
+    """Return rows in which every list is either a node or a leaf.
 
-    Dataclasses become dicts. A list of the values of rows that differ in length becomes an array of objects. Such a
-    list is a field of ``ragged``; or its arrays differ in their first axis, which therefore does not count rows.
+    Dataclasses become dicts. A list of rows of different lengths becomes an array of objects. A list counts as such if
+    its field is in ``ragged``, or if its arrays differ in the length of their first axis only.
 
     Args:
         rows: A tree of rows.
-        lead: How many axes count rows.
-        ragged: The fields whose rows differ in length.
-        lists: The nodes that are lists in rows written before, see ``lists_of``: there a list of numbers is one, too.
+        lead: Number of leading axes that count rows.
+        ragged: The fields whose rows have different lengths.
+        lists: Paths of nodes that are lists in the rows written before, see ``lists_of``: at these paths a list of
+            numbers is a node too.
     """
     if _is_plain(rows):
         return rows
@@ -284,7 +287,7 @@ def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Colle
 
 
 def lists_of(structure: Structure, path: _Path = ()) -> set[_Path]:
-    """The paths of the nodes of a structure that are lists."""
+    """Return the paths of the nodes of a structure that are lists."""
     if isinstance(structure, Leaf):
         return set()
     below = [lists_of(child, (*path, name)) for name, child in children_of(structure)]
@@ -320,11 +323,11 @@ def _opened(tree: Any, path: _Path, lead: int, ragged: Collection[_Path], lists:
 
 
 def _as_rows(leaf: Any, path: _Path) -> Any:
-    """A leaf of pyarrow, pandas, polars or a subclass of NumPy's arrays as an array, which is indexed by places alone.
+    """Convert a leaf of pyarrow, pandas, polars or a subclass of ``np.ndarray`` to a plain array.
 
     Raises:
-        SchemaError: A table, whose columns are fields.
-        DataError: A null, or a value that a mask hides.
+        SchemaError: The leaf is a table; its columns must be fields.
+        DataError: A value is null or masked.
     """
     kind = type(leaf)
     if kind is np.ndarray:
@@ -345,7 +348,7 @@ def _as_rows(leaf: Any, path: _Path) -> Any:
 
 
 def _differ(items: list[Any], lead: int) -> bool:
-    """Whether the arrays of a list, or of lists of it, differ in their first axis alone: as rows of a ragged field."""
+    """Whether the arrays in a list, or in its lists, differ only in length (the first axis), as in a ragged field."""
     values = items
     for _ in range(lead - 1):
         if not all(isinstance(item, list) for item in values):
@@ -357,7 +360,7 @@ def _differ(items: list[Any], lead: int) -> bool:
 
 
 def differ_in_length(shapes: set[tuple[int, ...]]) -> bool:
-    """Whether these shapes of rows differ in their first axis, and in nothing else."""
+    """Whether shapes of rows differ in the length of their first axis only."""
     return len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
 
 
@@ -366,7 +369,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _rows_of(items: list[Any], lead: int) -> Any:
-    """The values of rows, in ``lead`` lists one within the other, as an array of objects; of a single row, it."""
+    """Convert values of rows in lists nested ``lead`` levels deep to an array of objects; keep a single row."""
     if not lead or not is_node(items):
         arrays = all(map(_is_value, items)) and len({np.shape(item) for item in items}) == 1
         return np.stack([as_array(item, where="rows") for item in items]) if is_node(items) and arrays else items
@@ -382,7 +385,7 @@ def _rows_of(items: list[Any], lead: int) -> Any:
 
 
 def object_array(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Values as an array of objects, whatever they are."""
+    """Return values of any type as an array of objects."""
     made = np.empty(len(values), object)
     for place, value in enumerate(values):
         made[place] = value
@@ -390,11 +393,11 @@ def object_array(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[A
 
 
 def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
-    """A tree with copies of its arrays and tensors, and of the containers that hold them; other objects as they are.
+    """Return a tree with copies of its arrays, tensors and containers; other objects are shared.
 
     Args:
         tree: Nested dicts, lists, tuples and dataclasses.
-        within: The dataclasses around it, by ``id``: one that contains itself is not copied again inside itself.
+        within: The ``id`` of each enclosing dataclass, so that a dataclass that contains itself is copied once.
     """
     kind = type(tree)
     if kind in _PLAIN:
@@ -425,20 +428,20 @@ def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def is_varying(leaf: Any) -> bool:
-    """Whether a leaf of a batch holds values that differ in length from row to row: an array of objects."""
+    """Whether a leaf of a batch is an array of objects, whose rows may have different lengths."""
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
 
 
 def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An object array of text as an array of text, which can be compared at once; any other array as it is."""
+    """Return an object array of texts as a text array, which NumPy compares faster; any other array unchanged."""
     if is_varying(values) and all(isinstance(value, str) for value in values.reshape(-1)):
         return values.astype(str)
     return values
 
 
 def as_lists(batch: Any) -> Any:
-    """A batch with its object arrays as lists."""
-    # Of most batches every field is a plain array; asking whether one is a Mapping takes longer than all the rest.
+    """Return a batch in which object arrays are lists."""
+    # In most batches every field is a plain array; testing each field for Mapping would take longer than all else.
     if type(batch) is dict:
         for leaf in batch.values():
             if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
@@ -449,7 +452,7 @@ def as_lists(batch: Any) -> Any:
 
 
 def child_of(node: Any, name: str | int) -> Any:
-    """A child of a node by its name; KeyError, IndexError or TypeError where there is none."""
+    """Return the child of a node by name; raise KeyError, IndexError or TypeError if there is none."""
     if isinstance(name, str) and isinstance(node, tuple):
         if name not in getattr(node, "_fields", ()):
             raise KeyError(name)
@@ -458,10 +461,10 @@ def child_of(node: Any, name: str | int) -> Any:
 
 
 def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
-    """The leaf or branch of a tree by its name; ``where`` says of what an error speaks.
+    """Return the leaf or node with the name ``key`` in a tree; ``where`` begins the error text.
 
     Raises:
-        MissingFieldError: There is none.
+        MissingFieldError: The tree has no such leaf or node.
     """
     found = tree
     for step in path_of(key):
@@ -473,11 +476,12 @@ def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
 
 
 def stack(items: Sequence[Any], join: Callable[[FieldKey, list[Any]], Any] | None = None) -> Any:
-    """One tree from a list of items: every leaf with the items along a new first axis.
+    """Stack a list of trees into one tree, whose leaves have a new first axis for the items.
 
     Args:
-        items: At least one.
-        join: Makes one leaf of the items' leaves of a field; by default ``stack_leaves``.
+        items: The trees, at least one.
+        join: Called with a field's name and its leaves in all items; returns the stacked leaf. By default
+            ``stack_leaves``.
 
     Raises:
         SchemaError: The items are nested differently, or leaves differ in shape.
@@ -499,9 +503,9 @@ def stack(items: Sequence[Any], join: Callable[[FieldKey, list[Any]], Any] | Non
 
 
 def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
-    """The leaves of a field of several rows as one array: one of objects where they differ in their first axis.
+    """Stack a field's leaves of several rows into one array; an array of objects if the leaves have different lengths.
 
-    Python's own numbers and texts stay a list, as the storage knows what they become.
+    Python numbers and texts stay a list, because the storage decides their dtype.
     """
     if any(map(is_varying, leaves)):
         rows = [leaf if is_varying(leaf) else object_array(list(leaf), (len(leaf),)) for leaf in leaves]
@@ -510,7 +514,7 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
         except ValueError as error:
             raise DataError(f"rows: field {key!r}: expected as many in every item, found {error}") from error
     strong = next((leaf for leaf in leaves if not is_weak(leaf)), None)
-    if strong is None:  # left as they are: whether numbers fit is for the storage to say, which knows the dtype
+    if strong is None:  # unchanged: the storage knows the dtype, and checks whether the numbers fit
         _check_alike(key, leaves)
         return leaves
     if all(isinstance(leaf, str) for leaf in leaves) or all(isinstance(leaf, bytes) for leaf in leaves):
@@ -526,27 +530,27 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
             )
         arrays.append(array)
     if len({array.shape for array in arrays}) > 1:
-        return object_array(arrays, (len(arrays),))  # whether rows may differ in length is for the storage to say
+        return object_array(arrays, (len(arrays),))  # the storage checks whether rows may have different lengths
     return np.stack(arrays)
 
 
 def _check_alike(key: FieldKey, leaves: list[Any]) -> None:
-    """Raise SchemaError if there are both booleans and numbers."""
+    """Raise SchemaError if the leaves contain both booleans and numbers."""
     if len({np.asarray(leaf).dtype.kind == "b" for leaf in leaves if not isinstance(leaf, list)}) > 1:
         raise SchemaError(f"rows: field {key!r}: expected all numbers or all booleans, found both")
 
 
 def is_weak(leaf: Any) -> bool:
-    """Whether a leaf is made of Python's own numbers, which have no dtype and take that of their field."""
+    """Whether a leaf is a Python number or list; these have no dtype, and get the dtype of their field."""
     return isinstance(leaf, bool | int | float | list) and not isinstance(leaf, np.generic)
 
 
 def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
-    """A leaf as an array of ``dtype``.
+    """Return a leaf as an array of ``dtype``.
 
     Raises:
-        SchemaError: It has another dtype, or none.
-        DataError: Python numbers that the dtype does not hold.
+        SchemaError: The leaf has another dtype, or is no array of numbers or text.
+        DataError: A Python number does not fit in the dtype.
     """
     array = as_array(leaf, where=where)
     if array.dtype == dtype:
@@ -559,7 +563,7 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
         if number_kind(dtype) == "f" and array.dtype.kind in "iu":
             check_exact(array)
         with np.errstate(over="raise"):
-            if is_ml_float(dtype):  # of which NumPy says nothing where a number becomes infinite
+            if is_ml_float(dtype):  # NumPy raises no overflow error for these dtypes
                 return convert(np.atleast_1d(array), dtype).reshape(array.shape)
             return np.array(leaf, dtype)
     except (OverflowError, FloatingPointError, ValueError) as error:
@@ -567,10 +571,10 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
 
 
 def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
-    """A leaf as an array of numbers, text or times.
+    """Return a leaf as an array of numbers, text or times.
 
     Raises:
-        SchemaError: It is none.
+        SchemaError: The leaf cannot be converted.
     """
     if type(leaf) is np.ndarray:
         array = leaf
@@ -595,7 +599,7 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
 
 
 def _narrow_tensor(leaf: Any) -> npt.NDArray[Any] | None:
-    """bfloat16 and 8-bit floats that are no NumPy array, by way of the float32 that they are; None for all others."""
+    """Convert a tensor of bfloat16 or 8-bit floats to NumPy, through float32; return None for other values."""
     if isinstance(leaf.dtype, np.dtype) or widened(leaf) is leaf:
         return None
     return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(str(leaf.dtype).removeprefix("torch.")))

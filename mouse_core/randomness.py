@@ -1,13 +1,13 @@
-"""Random numbers as a pure function of ``(seed, purpose, index, call)``: nothing here has a hidden state.
+"""Random numbers as a pure function of ``(seed, purpose, index, call)``, without hidden state.
 
 The bits come from Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as NumPy
 implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn
-without drawing the batches before it. Only raw 64-bit outputs are used, never ``Generator`` methods, whose
-streams NumPy may change between versions; a function of the user's is given a ``Generator``, and may use them.
+without drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not, because NumPy
+may change their streams between versions; only functions of the user receive a ``Generator``.
 
-What is made of the bits is the same on every machine, too: logarithms, sines and powers of NumPy and of C's library
-differ in their last bit from one processor to another, so that only sums, products, quotients and square roots are
-used, which IEEE 754 rounds in one way.
+Numbers computed from the bits are the same on every machine as well. Logarithms, sines and powers of NumPy and of the C
+library differ in their last bit between processors. So only sums, products, quotients and square roots are used, whose
+rounding IEEE 754 defines.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mouse_core.errors import ConfigError
 _U53 = 2.0**-53
 _ELEVEN = np.uint64(11)
 _WORD = 1 << 64
-# Up to this many elements an order is shuffled outright, so that small sets see every permutation equally often.
+# Largest number of elements for which an order is a stored shuffle, in which every permutation is equally likely.
 _SHUFFLE_UP_TO = 1 << 14
 _ROUNDS = 8
-# So few normal numbers are computed faster one by one, in Python: to the same bits.
+# Up to this number, normal numbers are computed one by one in Python, which is faster and gives the same bits.
 _FEW = 8
 _LN2 = 0.6931471805599453
 _HALF_SQRT = 0.7071067811865476
@@ -41,7 +41,7 @@ _scratch = threading.local()
 class Purpose(IntEnum):
     """The purposes of random numbers; different purposes never share bits.
 
-    Values are part of the stream: new ones are added, old ones never change.
+    The values are part of the random stream: new purposes get new values, and old values never change.
     """
 
     WINDOWS = 1
@@ -71,13 +71,13 @@ def check_seed(seed: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of a stream of random numbers: a value, so drawing twice from the same key gives the same numbers.
+    """The name of a stream of random numbers. It has no state: two draws from the same key give the same numbers.
 
     Args:
         seed: The user's seed, in ``[0, 2**64)``.
-        purpose: What the numbers are for.
+        purpose: The purpose of the numbers.
         index: Usually the index of a batch, in ``[0, 2**64)``.
-        call: Tells several draws for one index apart, in ``[0, 2**64)``.
+        call: Distinguishes several draws for one index, in ``[0, 2**64)``.
     """
 
     seed: int
@@ -86,52 +86,52 @@ class Key:
     call: int = 0
 
     def with_call(self, call: int) -> Key:
-        """The key of another draw for the same index."""
+        """Return the key of another draw for the same index."""
         return Key(self.seed, self.purpose, self.index, call)
 
     def bits(self, n: int, first: int = 0) -> npt.NDArray[np.uint64]:
-        """``n`` random 64-bit words, uint64 ``[n]``: those from word ``first`` on, of which none before it is drawn."""
-        # Setting the state of a kept generator costs 2 us, making one 9 us.
+        """Return ``n`` random 64-bit words, uint64 ``[n]``, from word ``first`` on; earlier words are not computed."""
+        # Setting the state of a kept generator takes 2 us, creating a generator 9 us.
         generator, state = _kept_generator()
-        # Number by number, as an array of them costs 1 us; the last of the counter stays 0.
+        # Set number by number, as an array would take 1 us more; the last number of the counter stays 0.
         key, counter = state["state"]["key"], state["state"]["counter"]
         key[0], key[1] = self.seed, self.purpose
-        # A step of the counter gives four words.
+        # One count of the counter gives four words.
         counter[0], counter[1], counter[2] = first // 4, self.call, self.index
         generator.state = cast("Any", state)
         drawn: npt.NDArray[np.uint64] = generator.random_raw(first % 4 + n)[first % 4 :]
         return drawn
 
     def generator(self) -> np.random.Generator:
-        """A new generator that draws from the words of ``bits``, for functions of others.
+        """Return a new generator that draws from the words of ``bits``, for functions of the user.
 
-        The words never change; what a method of ``numpy.random.Generator`` makes of them may, from one version of NumPy
-        to another.
+        The words never change, but the results of the methods of ``numpy.random.Generator`` may change between versions
+        of NumPy.
         """
-        # Given as a key alone, NumPy would ask the system for entropy, which takes longer than all else, and which
-        # ``Generator.spawn`` would use.
+        # With only ``key=``, NumPy would request entropy from the system, which is slow and would make
+        # ``Generator.spawn`` random.
         _make_key_words_known()
         counter = np.array([0, self.call, self.index, 0], np.uint64)
         return np.random.Generator(np.random.Philox(cast("Any", _KeyWords(self.seed, int(self.purpose))), counter))
 
     def uniform(self, n: int, first: int = 0) -> npt.NDArray[np.float64]:
-        """``n`` numbers uniform on ``[0, 1)`` with 53 random bits each, float64 ``[n]``, from number ``first`` on."""
+        """Return ``n`` numbers uniform on ``[0, 1)`` with 53 random bits, float64 ``[n]``, from number ``first`` on."""
         drawn = (self.bits(n, first) >> _ELEVEN).astype(np.float64)
         drawn *= _U53
         return drawn
 
     def integers(self, high: int, n: int) -> npt.NDArray[np.int64]:
-        """``n`` integers uniform on ``[0, high)``, int64 ``[n]``; the bias is below ``high * 2**-53``."""
+        """Return ``n`` integers uniform on ``[0, high)``, int64 ``[n]``; the bias is below ``high * 2**-53``."""
         if high > 1 << 53:
             return as_integers(self.uniform(n), high)
-        # No number below 1 becomes high: the largest, 1 - 2**-53, lacks more than half a place of the product. Times a
-        # power of two is exact, also before.
+        # No result equals high: for the largest number, 1 - 2**-53, the product is below high by more than half a
+        # rounding step. The factor 2**-53 is exact, so both factors may be applied at once.
         drawn = (self.bits(n) >> _ELEVEN).astype(np.float64)
         drawn *= high * _U53
         return drawn.astype(np.int64)
 
     def normal(self, n: int) -> npt.NDArray[np.float64]:
-        """``n`` standard normal numbers, float64 ``[n]``; see ``as_normal``."""
+        """Return ``n`` standard normal numbers, float64 ``[n]``; see ``as_normal``."""
         pairs = self.uniform(2 * n)
         if n > _FEW:
             return np.asarray(as_normal(pairs[:n], pairs[n:]))
@@ -140,57 +140,59 @@ class Key:
 
 
 class _KeyWords:
-    """The key of a Philox, where NumPy asks for a seed; it has no children."""
+    """The key of a Philox generator in the form of a NumPy seed sequence; it cannot spawn children."""
 
     def __init__(self, *words: int) -> None:
         self._words = np.array(words, np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
-        """The words, for whoever asks for as many."""
+        """Return the words of the key; NumPy requests exactly this number."""
         return self._words
 
 
 @cache
 def _make_key_words_known() -> None:
-    """Have NumPy take ``_KeyWords`` for seeds; not before, as ``numpy.random`` takes long to load."""
+    """Register ``_KeyWords`` as a seed sequence at its first use, because ``numpy.random`` is slow to import."""
     np.random.bit_generator.ISeedSequence.register(_KeyWords)
 
 
 def as_integers(uniform: npt.NDArray[np.float64], high: int) -> npt.NDArray[np.int64]:
-    """Numbers uniform on ``[0, 1)`` as integers uniform on ``[0, high)``; see ``Key.integers``."""
+    """Convert numbers uniform on ``[0, 1)`` to integers uniform on ``[0, high)``; see ``Key.integers``."""
     return np.minimum((uniform * high).astype(np.int64), high - 1)
 
 
 def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
-    """Numbers uniform on ``[0, 1)`` as exponential ones of rate 1: ``-log(1 - uniform)``, alike on every machine.
+    """Convert numbers uniform on ``[0, 1)`` to exponential ones of rate 1, ``-log(1 - uniform)``, equal on every
+    machine.
 
     Args:
         uniform: Multiples of ``2**-53``, float64 of any shape, or a float.
         xp: ``numpy``, or ``math`` for a float.
 
     Returns:
-        The same shape, at least 0, to ``4e-16`` of each number.
+        Numbers from 0, in the same shape, with a relative error up to ``4e-16``.
     """
     mantissa, exponent = xp.frexp(1.0 - uniform)
-    # From sqrt(1/2) to sqrt(2): near 1 the logarithm is as small as it should be.
+    # Mantissas lie between sqrt(1/2) and sqrt(2), so that logarithms of numbers near 1 are exact to the last bits.
     low = mantissa < _HALF_SQRT
     mantissa, exponent = mantissa * (1 + low), exponent - (1 * low)
-    # -log(m) is twice the inverse hyperbolic tangent of this.
+    # -log(m) is twice the inverse hyperbolic tangent of this quotient.
     ratio = (1.0 - mantissa) / (1.0 + mantissa)
     return ratio * _polynomial(ratio * ratio, _ATANH) - exponent * _LN2
 
 
 def as_normal(uniform: Any, other: Any, *, xp: Any = np) -> Any:
-    """Pairs of numbers uniform on ``[0, 1)`` as a standard normal number each, alike on every machine.
+    """Convert pairs of numbers uniform on ``[0, 1)`` to one standard normal number each, equal on every machine.
 
-    The first of the two of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi other)``, to ``1e-15``.
+    The first number of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi other)``, with an error up to
+    ``1e-15``.
 
     Args:
         uniform: As for ``as_exponential``.
-        other: Of the same shape.
+        other: The second number of each pair, in the same shape.
         xp: ``numpy``, or ``math`` for floats.
     """
-    # cos(2 pi x) is sin(2 pi (|x - 1/2| - 1/4)): of 0.1, or of 0.9, it is the sine of 0.15 turns.
+    # cos(2 pi x) is sin(2 pi (|x - 1/2| - 1/4)): for x of 0.1 or 0.9, the sine of 0.15 turns.
     turns = abs(other - 0.5) - 0.25
     return xp.sqrt(2.0 * as_exponential(uniform, xp=xp)) * (turns * _polynomial(turns * turns, _SINE))
 
@@ -203,20 +205,21 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def _of_sine() -> tuple[float, ...]:
-    """Taylor's for ``sin(2 pi x) / x`` in ``x * x``: for x up to 1/4 what is left out is below 1e-17."""
+    """Return the Taylor coefficients of ``sin(2 pi x) / x`` in ``x * x``; up to x = 1/4 the remainder is below 1e-17.
+    """
     found = [2.0 * math.pi]
     for power in range(2, 24, 2):
         found.append(-found[-1] * (4.0 * math.pi * math.pi) / (power * (power + 1)))
     return tuple(found)
 
 
-# Taylor's for 2 atanh(x) / x in x * x: for x up to 0.172 what is left out is below 1e-18.
+# Taylor coefficients of 2 atanh(x) / x in x * x; for x up to 0.172 the remainder is below 1e-18.
 _ATANH = tuple(2.0 / power for power in range(1, 24, 2))
 _SINE = _of_sine()
 
 
 def _kept_generator() -> tuple[np.random.Philox, dict[str, Any]]:
-    """This thread's Philox and a state dict to write into; holds nothing that outlives one draw."""
+    """Return this thread's Philox generator and a state dict to write to; every draw sets the state anew."""
     try:
         kept: tuple[np.random.Philox, dict[str, Any]] = _scratch.philox
     except AttributeError:
@@ -227,14 +230,15 @@ def _kept_generator() -> tuple[np.random.Philox, dict[str, Any]]:
 
 
 class Order:
-    """A seeded permutation of ``range(n)`` that is evaluated rather than stored.
+    """A seeded permutation of ``range(n)`` that is computed, not stored.
 
-    Above 16,384 elements it is a Feistel network on a grid of about ``sqrt(n) x sqrt(n)`` cells (Luby and Rackoff,
-    1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), with cycle walking for the few cells
-    beyond ``n``: no memory, and any position in constant time. Smaller sets are shuffled outright.
+    Above 16,384 elements, the permutation is a Feistel network on a grid of about ``sqrt(n) x sqrt(n)`` cells (Luby and
+    Rackoff, 1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), with cycle walking for the few
+    cells beyond ``n``. It needs no memory, and computes any position in constant time. Smaller sets are a stored
+    shuffle.
 
     Args:
-        key: Names the permutation.
+        key: The key of the permutation.
         n: Number of elements, at least 1.
     """
 
@@ -249,7 +253,7 @@ class Order:
             self._keys = key.bits(_ROUNDS)
 
     def __call__(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The elements at ``positions`` (int64, each in ``[0, n)``), same shape, int64."""
+        """Return the elements at ``positions`` (int64, each in ``[0, n)``), int64 of the same shape."""
         if self._table is not None:
             return self._table[positions]
         moved = self._network(positions)
@@ -271,13 +275,13 @@ class Order:
 
 
 class Orders:
-    """Many seeded permutations of which each element is computed by itself: number k is one of ``range(sizes[k])``.
+    """Many seeded permutations, computed element by element: permutation k is one of ``range(sizes[k])``.
 
-    The network of ``Order`` on small grids, with the number of the permutation among what is hashed. Over many numbers
-    all orders of few elements come equally often, to about 2%.
+    Each is the Feistel network of ``Order`` on a small grid, with its number as a further input of the hash. Over many
+    permutations of a few elements, all orders are equally frequent to about 2%.
 
     Args:
-        key: Names them all.
+        key: The common key of the permutations.
     """
 
     def __init__(self, key: Key) -> None:
@@ -286,11 +290,12 @@ class Orders:
     def __call__(
         self, numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """The elements at some positions of some permutations, int64 ``[n]``.
+        """Return the element at a position of a permutation, for ``n`` pairs, int64 ``[n]``.
 
         Args:
-            numbers: Which permutations, int64 ``[n]``, in ``[0, 2**40)``.
-            sizes: Of how many elements each is, int64 ``[n]``, from 1; always the same for one number.
+            numbers: Numbers of the permutations, int64 ``[n]``, in ``[0, 2**40)``.
+            sizes: Number of elements of each permutation, int64 ``[n]``, from 1; a permutation always has the same
+                size.
             positions: Int64 ``[n]``, each in ``[0, sizes)``.
         """
         moved = self._network(numbers, sizes, positions)
@@ -316,17 +321,17 @@ class Orders:
 
 
 def _below(words: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Random words as integers in ``[0, high)``, for ``high`` up to 2**32: a third of the time of ``%``."""
+    """Convert random words to integers in ``[0, high)``, for ``high`` up to 2**32; three times as fast as ``%``."""
     return ((words >> np.uint64(32)) * high) >> np.uint64(32)
 
 
 def _wrapped(numbers: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Numbers in ``[0, 2 * high)`` modulo ``high``."""
+    """Return numbers in ``[0, 2 * high)`` modulo ``high``."""
     return np.where(numbers >= high, numbers - high, numbers)
 
 
 def _mix(words: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of ``words`` under ``key``: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Return a 64-bit hash of ``words`` and ``key``: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     mixed = words ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

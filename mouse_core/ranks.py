@@ -1,6 +1,6 @@
 """The rank of this process, the meaning of ``shard="auto"``, and the exchange of notes between ranks.
 
-No framework is imported here. One that the program has imported, and told of the other processes, is asked.
+The module imports no framework. It reads the ranks from a framework that the program has imported and initialised.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mouse_core.errors import ConfigError
 
 __all__ = ["Board", "Ranks", "Shard", "Uneven", "find_ranks"]
 
-# What a variable of each kind is called by torchrun, and by whoever starts processes as it does.
+# Environment variables that torchrun, and launchers like it, set.
 _RANK, _COUNT = "RANK", "WORLD_SIZE"
 
-# What gives every process its part of what it finds in a dataset or a loader, by module.
+# Classes that divide a dataset or loader among processes, by module.
 _SHARDING = {
     "torch.utils.data.distributed": ("DistributedSampler",),
     "accelerate.data_loader": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),
@@ -29,7 +29,7 @@ _SHARDING = {
 
 
 class Board(Protocol):
-    """A board where processes leave notes for each other: texts under names, which all of them see."""
+    """A key-value store for short texts (notes) that all processes of a run can read."""
 
     @property
     def seconds(self) -> float:
@@ -37,31 +37,31 @@ class Board(Protocol):
         ...
 
     def put(self, name: str, note: str) -> None:
-        """Leave a note, instead of another one of that name."""
+        """Store a note; replace a note of the same name."""
         ...
 
     def get(self, name: str) -> str | None:
-        """The note of a name, at once; None where there is none."""
+        """Return the note of a name without waiting; None if there is none."""
         ...
 
     def remove(self, name: str) -> None:
-        """Take a note away."""
+        """Remove a note."""
         ...
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together.
+    """The rank of this process, and the number of processes that train together.
 
     Args:
-        rank: Its number, from 0.
-        count: How many they are.
-        found_in: Who said so, for messages.
-        board: Through which loaders see that the processes agree; None: they do not.
-        process: The process that this holds for: workers that it forks or sends it to leave no notes.
+        rank: Number of this process, from 0.
+        count: Number of processes.
+        found_in: Source of these numbers, for messages.
+        board: Loaders use it to check that the processes agree; None: no check.
+        process: Id of the process that has this rank; its worker processes leave no notes.
 
     Raises:
-        ConfigError: Numbers out of range.
+        ConfigError: ``rank`` is not in ``[0, count)``.
     """
 
     rank: int
@@ -83,24 +83,24 @@ class Ranks:
         return Ranks, (self.rank, self.count, self.found_in, None, self.process)
 
 
-# What a source or a loader takes as its shard, and what becomes of batches that shards do not divide evenly.
+# Types of the arguments ``shard`` and ``uneven`` of sources and loaders; ``uneven`` applies to batches that the shards
+# do not divide evenly.
 Shard = tuple[int, int] | Ranks | Literal["auto"]
 Uneven = Literal["refuse", "pad"]
 
 
 def find_ranks(first: str = "torch") -> Ranks:
-    """This process among those that train together, as whoever started them says.
+    """Return the rank of this process and the number of processes, as the launcher or framework states them.
 
-    In this order, of which ``first`` comes first of all: "torch" (``torch.distributed`` where it is initialised),
-    "accelerate" (the state that Accelerate keeps), "jax" (``jax.distributed`` where it is initialised) and
-    "environment" (the variables RANK and WORLD_SIZE, as torchrun sets them). Where nobody says anything there is one
-    process.
+    The sources are tried in this order, but ``first`` before all others: "torch" (``torch.distributed``, if
+    initialised), "accelerate" (Accelerate's state), "jax" (``jax.distributed``, if initialised) and "environment" (the
+    variables RANK and WORLD_SIZE, as torchrun sets them). If none of them has ranks, there is one process.
 
     Args:
-        first: Who is asked before all others: a framework's loader asks its own.
+        first: The source to try first; a framework's loader names its own framework.
 
     Raises:
-        ConfigError: RANK without WORLD_SIZE, the other way round, or what are no such numbers.
+        ConfigError: Only one of RANK and WORLD_SIZE is set, or they are not valid numbers.
     """
     for name in sorted(_ASKED, key=lambda name: name != first):
         found = _ASKED[name]()
@@ -110,7 +110,7 @@ def find_ranks(first: str = "torch") -> Ranks:
 
 
 def ranks_of(shard: Any) -> Ranks | None:
-    """Find the ranks of the shard "auto"; None for a pair of numbers."""
+    """Return the ranks of the shard "auto", or a ``Ranks`` unchanged; None for a pair of numbers."""
     if isinstance(shard, tuple | list):
         return None
     if isinstance(shard, str) and shard == "auto":
@@ -119,7 +119,7 @@ def ranks_of(shard: Any) -> Ranks | None:
 
 
 def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
-    """``shard`` if it is a pair that divides a batch, or need not, else ConfigError."""
+    """Return ``shard`` as a pair; raise ConfigError if it is invalid, or must divide the batch evenly and does not."""
     if uneven not in ("refuse", "pad"):
         raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
     try:
@@ -136,7 +136,7 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
 
 
 def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) -> None:
-    """Raise ConfigError unless the shards divide batch ``index`` of ``size`` windows evenly, or need not."""
+    """Raise ConfigError if the shards must divide batch ``index`` of ``size`` windows evenly and do not."""
     count = shard[1]
     if size % count and uneven == "refuse":
         raise ConfigError(
@@ -147,14 +147,15 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
 
 
 def check_sharded_once(shard: tuple[int, int]) -> None:
-    """See that nobody who asks on behalf of several processes shards again what is a shard.
+    """Raise an error if a caller on the stack divides a source among processes that is a shard already.
 
-    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index; Accelerate does
-    the like, or hands out parts of what the first process reads. Of a shard's batches, a part of the data is then never
-    seen. No index tells; whoever does it asks for the length first, so what stands on the stack is looked at.
+    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index. Accelerate does
+    the same, or distributes the batches that the first process reads. If the source is a shard already, a part of the
+    data is then never read. Indexes do not show this. But such samplers request the length of the source first, so this
+    function searches the stack for their classes.
 
     Raises:
-        ConfigError: Somebody does.
+        ConfigError: A class on the stack divides the shard again.
     """
     frame = sys._getframe(1) if shard[1] > 1 else None
     while frame is not None:
@@ -182,7 +183,7 @@ def _torch() -> Ranks | None:
 
 def _accelerate() -> Ranks | None:
     state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    # All instances have one dict in common; making one would start what nobody asked for.
+    # All instances share one dict; creating an instance would initialise Accelerate.
     said = getattr(state, "_shared_state", {})
     if "num_processes" not in said or "process_index" not in said:
         return None
@@ -191,10 +192,10 @@ def _accelerate() -> Ranks | None:
 
 def _jax() -> Ranks | None:
     jax: Any = sys.modules.get("jax")
-    # Asking for the processes starts JAX's backends, after which it is too late to initialise the others.
+    # ``process_count`` starts JAX's backends; after that, ``jax.distributed`` can no longer be initialised.
     if jax is None or not hasattr(jax, "distributed") or not jax.distributed.is_initialized():
         return None
-    # What orbax leaves its notes through, too; JAX has no other name for it.
+    # Orbax uses this private name too; JAX has no public one.
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     client = getattr(state, "client", None)
     board = None if client is None else _JaxBoard(client)
@@ -222,9 +223,9 @@ _ASKED: dict[str, Callable[[], Ranks | None]] = {
 
 
 class _TorchBoard:
-    """The store through which the processes of a group have found each other; a note takes 5 us of the caller.
+    """The key-value store of a torch process group as a ``Board``; storing a note takes 5 us.
 
-    With a static rendezvous it outlives them where torchrun starts them again, and what they had noted with it.
+    With a static rendezvous, the store and its notes survive a restart by torchrun, so names begin with the attempt.
     """
 
     def __init__(self, store: Any) -> None:
@@ -248,7 +249,7 @@ class _TorchBoard:
 
 
 class _JaxBoard:
-    """The service through which JAX's processes have found each other; a note takes 150 us."""
+    """The key-value store of ``jax.distributed`` as a ``Board``; storing a note takes 150 us."""
 
     seconds = 1800.0
 
@@ -261,7 +262,7 @@ class _JaxBoard:
     def get(self, name: str) -> str | None:
         try:
             note: str = self._client.key_value_try_get(name)
-        except RuntimeError as error:  # JAX's own
+        except RuntimeError as error:  # JAX's error
             if "NOT_FOUND" in str(error):
                 return None
             raise

@@ -1,15 +1,15 @@
 """Readahead: the bytes of future batches are requested before the batches are copied.
 
 Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied. ``ReadAhead.copied`` copies a
-batch and asks for the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB of remote memory. Example:
-with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are asked for when batch 3 is copied, and the next ones when
-2 MB of these are left.
+batch and requests the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB of remote memory. Example:
+with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further ones when
+2 MB of the requested bytes are left.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
-- ``LocalFiles`` asks the kernel for the pages of mapped files (``MADV_WILLNEED``). It begins when page faults wait for
-  a disk, and ends when nothing is read from a disk any more: with data in memory it costs one look at a counter.
-- ``ReadaheadWindow`` finds how many bytes to ask for ahead. Example: with files of 2.8 GB and 900 MB of memory the
-  window begins at 4 MB, some ten batches of six columns.
+- ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). It starts when page faults wait for
+  a disk, and stops when nothing is read from a disk any more. With all data in memory it only reads a counter.
+- ``ReadaheadWindow`` adapts the number of bytes to request ahead. Example: with files of 2.8 GB and 900 MB of memory
+  the window begins at 4 MB, about ten batches of six columns.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Int64s = npt.NDArray[np.int64]
 Made = TypeVar("Made")
 
 APART = 48
-"""The ranges of several batches are sorted together; those of batch n are moved by n times 2**48 bytes."""
+"""To sort the ranges of several batches at once, the addresses of batch n are increased by n times 2**48."""
 
 
 class RemoteMemory(Protocol):
     """Memory whose bytes are fetched on request, at the addresses ``begin .. begin + size``.
 
-    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and apart. Many threads may
-    call all methods.
+    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and without overlap. All
+    methods are safe for threads.
     """
 
     begin: int
@@ -55,24 +55,24 @@ class RemoteMemory(Protocol):
     """Largest number of bytes that can be present at once; None: unknown."""
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
-        """Request ranges that batches will read. Returns at once, and raises nothing.
+        """Request ranges that batches will read. The method returns at once and raises no errors.
 
         Args:
-            begins, ends: The ranges of one batch after those of another; within a batch they ascend and are apart.
+            begins, ends: The ranges, batch by batch; within a batch they ascend without overlap.
             batches: Number of the batch of each range, int64 ``[n]``.
         """
         ...
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """Whether the bytes of some ranges are present; False also if that is unknown."""
+        """Whether the bytes of all ranges are present; False also if this is unknown."""
         ...
 
     def looks_further(self) -> bool:
-        """Whether requests for still later batches help, although their bytes need not come yet."""
+        """Whether it helps to request still later batches, whose bytes are not urgent."""
         ...
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """Wait until the bytes of some ranges are present, whether they were requested or not.
+        """Wait until the bytes of all ranges are present, whether they were requested or not.
 
         Returns:
             A token for ``still``.
@@ -83,15 +83,16 @@ class RemoteMemory(Protocol):
         ...
 
     def still(self, token: object) -> bool:
-        """Whether no byte of the ranges was evicted since ``wait``; otherwise copies made meanwhile are invalid."""
+        """Whether no byte of the ranges was evicted since ``wait``; otherwise, copies made since then are invalid."""
         ...
 
 
 def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
     """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
 
-    Ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 are 0..40 and 50..60: in ascending order they end, taken
-    together, at 10, 30, 40 and 60, and only the last begins more than 4 behind the end before it.
+    Example: ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 become 0..40 and 50..60. In ascending order, their
+    running largest ends are 10, 30, 40 and 60, and only the last range begins more than 4 bytes behind the end before
+    it.
     """
     if not len(begins):
         return begins, ends
@@ -102,13 +103,13 @@ def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
 
 
 def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tuple[Int64s, Int64s, Int64s]:
-    """Merge the ranges of several batches, each separately: those of batch 0, of batch 1, and so on.
+    """Merge the ranges of each batch separately; return the ranges of batch 0, then of batch 1, and so on.
 
     Args:
         begins, ends, numbers: Ranges, and the number of the batch of each, from 0 on; int64 ``[n]``, in any order.
         gap: See ``merged``.
     """
-    apart = numbers << APART  # so that ranges of different batches do not merge
+    apart = numbers << APART  # ranges of different batches lie far apart and do not merge
     begins, ends = merged(begins + apart, ends + apart, gap)
     numbers = begins >> APART
     apart = numbers << APART
@@ -147,9 +148,9 @@ def ask_backings(
     """Request the ranges that batches will read from their backings; return the number of bytes.
 
     Args:
-        backings: The memories that may hold the ranges.
+        backings: Memory mappings that may contain the ranges.
         begins, ends: The ranges, in any order.
-        numbers: For each range the position of its batch in ``batches``.
+        numbers: For each range, the position of its batch in ``batches``.
         batches: The numbers of the batches.
     """
     nbytes = 0
@@ -161,12 +162,12 @@ def ask_backings(
 
 
 def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, copy: Callable[[], Made]) -> Made:
-    """Wait for ranges of memory, call ``copy()``, and repeat until none of them was evicted meanwhile.
+    """Wait for ranges of memory and call ``copy()``; repeat both if a range was evicted during the copy.
 
     Args:
-        backings: The memories that may hold the ranges.
+        backings: Memory mappings that may contain the ranges.
         begins, ends: The ranges, int64 ``[n]`` each, in any order.
-        copy: Reads them, and keeps no reference to the memory.
+        copy: Reads the ranges, and keeps no reference to the memory.
     """
     parts = list(in_backings(backings, begins, ends))
     while True:
@@ -178,14 +179,14 @@ def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: In
 
 try:
     import resource
-except ImportError:  # Windows, where nothing is asked for
+except ImportError:  # Windows: pages are not requested
     resource = None  # type: ignore[assignment]
 
 
 LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
-"""Bytes that are asked for ahead: at least, at first, and at most."""
+"""Smallest, first and largest number of bytes that are requested ahead."""
 
-# Pages that were asked for take at most a sixteenth of the memory for files, or they are evicted before they are read.
+# Requested pages take at most a sixteenth of the memory for files; more would be evicted before they are read.
 _PART = 16
 # Waiting for up to this share of the time counts as not waiting.
 _CALM = 0.04
@@ -196,28 +197,29 @@ _WILL_NEED, _RANDOM = 3, 1
 _PAGE = mmap.PAGESIZE
 # The kernel reads at most its readahead size (128 KB by default) for one advice; the rest of a longer range is ignored.
 _AT_ONCE = 128 << 10
-# Ranges in one call of ``process_madvise``, at most.
+# Largest number of ranges in one call of ``process_madvise``.
 _MOST_RANGES = 1024
 # Readahead begins after 3 page faults that waited for a disk within 16 batches, and ends after 48 batches in which no
 # block was read from a disk.
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
 # The room in memory is measured again when 64 MB and an eighth of the bytes were added since the last measurement.
 _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
-# From 2 page faults a batch on, although all pages were asked for, pages are evicted before they are read. For the next
-# 16 times 48 batches they are then asked for again, immediately before the copy.
+# If batches have 2 or more page faults although all pages were requested, pages are evicted before they are read. For
+# the next 16 times 48 batches, pages are then requested again immediately before the copy.
 _FAULTS_EACH, _TIMES_AGAIN = 2, 16
-# ``in_parts`` gives 2 ranges first, then 64 at a time.
+# ``in_parts`` yields 2 ranges first, then 64 at a time.
 _TRIED, _TOGETHER = 2, 64
 
 
 class ReadaheadWindow:
-    """Number of bytes that are asked for ahead, adapted to how long batches wait for pages.
+    """Number of bytes that are requested ahead, adapted to the time that batches wait for pages.
 
-    A batch waits for one of three reasons: its pages have not come yet (more depth helps), its pages were evicted again
-    (less depth helps), or the disk is at its limit (depth changes nothing). The reason is unknown, so the window is
-    doubled or halved, and the next measurement decides: go on where waiting fell, go back where it rose, and return
-    towards the first size where it stayed the same. From the first size the next try goes the other way. Where batches
-    hardly wait the window stays.
+    A batch waits for one of three reasons: its pages have not arrived yet (a larger window helps), its pages were
+    evicted again (a smaller window helps), or the disk is at its limit (the size does not matter). The reason is
+    unknown, so the window is doubled or halved, and the next measurement decides. If batches waited less, the window
+    changes again in the same direction. If they waited longer, the change is undone. If nothing changed, the window
+    returns towards its first size, and from there the next try goes in the other direction. If batches hardly wait, the
+    window stays.
 
     Args:
         room: Bytes of files that fit in memory; None: unknown.
@@ -238,7 +240,7 @@ class ReadaheadWindow:
         if before and each > _MORE * before:
             self._step = 1 / self._step
         elif before and each > _LESS * before:
-            if self.nbytes == self._first:  # the other way than last time
+            if self.nbytes == self._first:  # in the other direction than last time
                 self._out = self._step = 1 / self._out
             else:
                 self._step = 0.5 if self.nbytes > self._first else 2.0
@@ -256,7 +258,7 @@ class Usage(NamedTuple):
 class LocalFiles:
     """Memory-mapped files of this machine as a ``RemoteMemory`` that covers all addresses.
 
-    ``ask`` has effect only while readahead is on; see ``look``. Where the files do not fit in memory, the kernel's own
+    ``ask`` has an effect only while readahead is on; see ``look``. If the files do not fit in memory, the kernel's own
     readahead is turned off as well (``MADV_RANDOM``).
 
     Args:
@@ -269,9 +271,10 @@ class LocalFiles:
         self._bytes = self._fitting = 0
         # Mapped files, and sealed files that may not be open yet, for which the kernel's own readahead is on.
         self._read_by_kernel = list[Any]()
-        # Since the last measurement: disk activity, batches, seconds of waiting, page faults, and its time.
+        # Since the last measurement: disk activity, batches, seconds of waiting, page faults; and the time of the
+        # measurement.
         self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, perf_counter()
-        # For how many more measurements pages are asked for again before the copy.
+        # Number of further measurements during which pages are requested again before the copy.
         self._again = 0
         self.is_on = self._is_short = False
         for segment in segments:
@@ -280,14 +283,14 @@ class LocalFiles:
 
     @classmethod
     def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
-        """Return the files of ``segments``; None where there are none, or where the system takes no advice."""
+        """Return the files of ``segments``; None if there are none, or if the system has no ``madvise``."""
         in_files = any(one.sealed_files or _mapped_files(one) for one in segments)
         return cls(segments) if resource is not None and hasattr(mmap.mmap, "madvise") and in_files else None
 
     def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
         """Add the ``appended`` segments and remove the ``replaced`` ones.
 
-        Measuring the room in memory takes as long as several batches, so it happens only after much growth.
+        Measuring the free memory takes as long as several batches, so it happens only after much growth.
         """
         for segment in appended:
             self._count(segment, 1)
@@ -305,7 +308,7 @@ class LocalFiles:
         self._read_by_kernel = [*kept, *files] if sign > 0 else kept
 
     def _measure_room(self) -> None:
-        """Turn readahead on where the files do not fit in the memory that is available now."""
+        """Turn readahead on if the files do not fit in the memory that is available now."""
         self._fitting, room = self._bytes, room_for_files()
         self.depth = ReadaheadWindow(room)
         if room is not None and self._bytes > room:
@@ -320,7 +323,7 @@ class LocalFiles:
         _advise(begins & ~(_PAGE - 1), sizes + begins % _PAGE, _RANDOM)
 
     def look(self, batches: int) -> bool:
-        """Return whether readahead is on, after ``batches`` more batches."""
+        """Count ``batches`` more batches, and return whether readahead is on."""
         self._batches += batches
         if self.is_on:
             if self._batches >= _BATCHES_READ:
@@ -350,8 +353,9 @@ class LocalFiles:
     def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
         """Return ``copy()``, which reads ``ranges()``, and measure how long it waits for pages.
 
-        New pages replace pages that were not read for long, among them pages that were in memory when they were asked
-        for. Each of these would be a page fault of its own, so where there are many they are asked for again together.
+        New pages replace pages that were not read for long, even requested pages that were in memory already. Each
+        replaced page would cause a page fault, so if there are many, all pages of the batch are requested again
+        together.
         """
         if self._again:
             begins, ends, _ = ranges()
@@ -379,7 +383,7 @@ class LocalFiles:
         return True
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """See ``RemoteMemory``: the processor waits itself."""
+        """Return at once: the processor waits for pages by itself."""
         return None
 
     def looks_further(self) -> bool:
@@ -387,12 +391,12 @@ class LocalFiles:
         return False
 
     def still(self, token: object) -> bool:
-        """See ``RemoteMemory``: an evicted page comes back when it is read."""
+        """Return True: the system reads an evicted page again."""
         return True
 
 
 def _cut(begins: Int64s, ends: Int64s, most: int) -> tuple[Int64s, Int64s]:
-    """Ranges in pieces of at most ``most`` bytes: 0..10 and 20..25 with 4 are 0..4, 4..8, 8..10, 20..24, 24..25."""
+    """Cut ranges into pieces of at most ``most`` bytes: with 4, 0..10 becomes 0..4, 4..8 and 8..10."""
     counts = -(-(ends - begins) // most)
     whose, number = ragged(counts)
     cut = begins[whose] + number * most
@@ -402,7 +406,7 @@ def _cut(begins: Int64s, ends: Int64s, most: int) -> tuple[Int64s, Int64s]:
 def _mapped_files(segment: Any) -> list[tuple[int, int]]:
     """Return the first address and the bytes of each file that a segment's dataset is mapped from.
 
-    They are the outermost buffers of each ``datasets.table.Table`` block.
+    The mapped files are the outermost buffers of each ``datasets.table.Table`` block.
     """
     files = dict[int, int]()
     data = segment.origin.data if segment.is_mapped and segment.origin is not None else None
@@ -417,10 +421,10 @@ def _mapped_files(segment: Any) -> list[tuple[int, int]]:
 
 
 def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
-    """Yield slices of ``begins`` to read one after the other, ``nbytes`` from each address on.
+    """Yield slices of ``begins``; the caller reads ``nbytes`` bytes from each address of one slice before the next.
 
-    Once reading waited for a disk, all ranges that are left are asked for together, and so are the ranges that are read
-    ``later``: pairs of addresses, and bytes from each of them on.
+    Once reading waited for a disk, all remaining ranges are requested together, and also the ranges ``later``: pairs of
+    addresses, and a number of bytes from each address.
     """
     before: int | None = usage().faults if resource is not None else None
     first = 0
@@ -435,7 +439,7 @@ def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = 
 
 
 def _advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
-    """Give the kernel ``advice`` about ranges of memory; it ignores ranges that it refuses."""
+    """Give the kernel ``advice`` (``madvise``) about ranges of memory; ranges that the kernel rejects are ignored."""
     one, many = _system_calls()
     if many is not None and len(begins) > 1 and _advise_many(many, np.stack([begins, sizes], axis=1), advice):
         return
@@ -444,9 +448,9 @@ def _advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
 
 
 def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
-    """Whether the kernel took ``advice`` about all ``ranges``, int64 ``[n, 2]``; it may allow a process one at a time.
+    """Give the kernel ``advice`` about all ``ranges`` at once, int64 ``[n, 2]``; return whether it accepted this call.
 
-    One call for 1,024 ranges takes half the processor time of a call for each.
+    One call for 1,024 ranges takes half the processor time of one call for each range.
     """
     try:
         this = os.pidfd_open(os.getpid())
@@ -461,9 +465,9 @@ def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
 
 @functools.cache
 def _system_calls() -> tuple[Any, Any]:
-    """The C library's ``madvise`` and ``process_madvise``, None where it has none (before glibc 2.36, and on macOS).
+    """Return the C library's ``madvise`` and ``process_madvise``; None for a missing one (glibc before 2.36, macOS).
 
-    Python's ``mmap.madvise`` takes no memory that Arrow has mapped.
+    Python's ``mmap.madvise`` does not accept memory that Arrow has mapped.
     """
     library, size, number = ctypes.CDLL(None), ctypes.c_size_t, ctypes.c_int
     many: Any = getattr(library, "process_madvise", None)
@@ -480,16 +484,16 @@ def usage() -> Usage:
 
 
 def _own_faults() -> tuple[int, int]:
-    """Return this thread's page faults that waited for a disk, and its voluntary waits, as for pages that are coming.
+    """Return this thread's page faults that waited for a disk, and its voluntary waits, such as for requested pages.
 
-    Where the system counts by process only, they are the process's.
+    If the system counts only by process, both are the numbers of the process.
     """
     now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
     return now.ru_majflt, now.ru_nvcsw
 
 
 Block = Any
-"""A ``batches._planner.Block``: batches that were planned together. That room lies above this one."""
+"""A ``batches._planner.Block``: batches that were planned together. (This package must not import ``batches``.)"""
 Views = Any
 """An ``_arrow.byte_views.ByteViews``: how the batches of a block are copied."""
 
@@ -497,18 +501,18 @@ Views = Any
 _FAR_BYTES, _AHEAD_BATCHES = 64 << 20, 64
 # If a cache evicts by later reads, two more batches are requested with each batch that is copied.
 _FURTHER = 2
-# Nothing of mapped files is requested while more than half of the requested bytes are left, or before twice the batches
-# of a copy fit: sorting the ranges of two batches takes hardly longer than those of one. It is at most twice, as the
-# caller waits meanwhile.
+# For mapped files, no more bytes are requested while more than half of the requested bytes are left, or until two
+# copies' worth of batches fit: sorting the ranges of two batches takes hardly longer than sorting those of one. More
+# than two would make the caller wait.
 _LEFT, _PACE = 0.5, 2
-# Of batches from stretches that were read long before, 8 are copied at a time.
+# Batches whose rows were read long before, as parts of stretches, are copied 8 at a time.
 _OF_STRETCHES = 8
 # 8 batches of remote memory are requested together, if as many are left, and are copied together.
 _FAR_TOGETHER = 8
-# 64 batches are planned together if pages come from a disk: so the data for planning are read at once.
+# 64 batches are planned together if pages come from a disk, so that the data for planning are read at once.
 _PLANNED, _MANY = 64, 1 << 30
-# A caller has gone back when it reads 3 times a batch more than 16 before the requested ones: threads are less far
-# apart, and two callers that take turns alternate.
+# A caller counts as gone back if it reads, 3 times in a row, a batch more than 16 before the requested ones. Threads
+# are less far apart, and two callers that take turns alternate.
 _TURNS, _TIMES_BACK = 16, 3
 _NOTHING = np.zeros(0, np.int64)
 _NO_RANGES = _NOTHING, _NOTHING, _NOTHING
@@ -522,10 +526,10 @@ class ReadAhead:
         files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
         blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
         views: Returns the views by which a block is copied; None for a block that is not copied.
-        gathered: Yields ranges of a batch that are read and not copied: first the known ones, then ranges that reading
-            the first reveals.
-        read: Returns the blocks that are read for a block: itself; or, if batches are drawn from stretches of rows that
-            are read as a whole, a block of these stretches; or both, if stretches may be evicted early.
+        gathered: Yields the ranges of a batch that are read but not copied: first the known ranges, then the ranges
+            that become known by reading the first ones.
+        read: Returns the blocks that are read for a block: the block itself; or a block of stretches, if batches are
+            drawn from stretches of consecutive rows that are read at once; or both, if stretches may be evicted early.
     """
 
     def __init__(
@@ -544,17 +548,18 @@ class ReadAhead:
         self._asked: dict[int, int] = {}
         # The next batch to request: its block, and its number there.
         self._next: tuple[Block, int] | None = None
-        # How often in turn a batch far before the requested ones was read; and the index behind the last batch read.
+        # How many times in a row a batch far before the requested ones was read; and the index behind the last batch
+        # read.
         self._back, self._behind = 0, -1
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a ``Snapshot``; ``planned`` are the constructor's arguments behind the files."""
+        """Return the readahead for a ``Snapshot``; ``planned`` are the constructor's arguments after ``files``."""
         return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
 
     def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a snapshot that has grown, with the knowledge about its files."""
+        """Return the readahead for a snapshot that has grown; it keeps the measurements of the files."""
         files = self._files
         if files is None:
             files = LocalFiles.of(growth.appended)
@@ -564,7 +569,7 @@ class ReadAhead:
         return type(self)(snapshot.backings if elsewhere else (), files, *planned)
 
     def is_on(self, batches: int = 0) -> bool:
-        """Whether readahead is on, after ``batches`` more batches."""
+        """Count ``batches`` more batches, and return whether readahead is on."""
         if self._files is not None:
             files = (self._files,) if self._files.look(batches) else ()
             self._backings = (*self._always, *files)
@@ -574,8 +579,8 @@ class ReadAhead:
     def together(self, block: Block, most: int) -> int:
         """Return how many batches of a block are copied at once, at most ``most``.
 
-        If pages come from a disk it is one, so that a reader does not wait for pages of other batches; it is more if
-        most pages were read long before, as parts of stretches.
+        If pages come from a disk, one batch is copied, so that a reader does not wait for pages of other batches; more
+        are copied if most pages were read long before, as parts of stretches.
         """
         if not self.is_on():
             return most
@@ -601,7 +606,8 @@ class ReadAhead:
         return copied_when_there(self._backings, begins, ends, copy)
 
     def reach(self, block: Block, first: int, count: int) -> bool:
-        """Request ``count`` batches of a block, which are read now, and the next ones; return whether it is on."""
+        """Request ``count`` batches of a block, which are read now, and the next ones; return whether readahead is on.
+        """
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
@@ -615,7 +621,7 @@ class ReadAhead:
         return True
 
     def _reach(self, block: Block, first: int, count: int) -> None:
-        """Request the batches behind some of a block, up to the end of the next block."""
+        """Request the batches behind the given ones, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:
@@ -634,12 +640,12 @@ class ReadAhead:
                 if behind is None:
                     break
                 block, number = behind, 0
-            # As many as fit, if they are as large as the batches before them.
+            # As many batches as fit, if they are as large as the batches before them.
             count = int((most - asked) * len(self._asked) / max(asked, 1)) if self._asked else 1
             if far:
                 count = min(count, _AHEAD_BATCHES - len(self._asked))
                 if (count < _FAR_TOGETHER and asked > _LEFT * most) or 0 < count < _FAR_TOGETHER < len(self._asked):
-                    break  # later, with the next ones: sorting the ranges of several takes hardly longer
+                    break  # requested later, together with further batches: sorting the ranges of several takes hardly longer
                 count = min(count, _FAR_TOGETHER)
             count = min(max(count, 1), pace, len(block.sizes) - number)
             nbytes = self._ask(block, number, count)
@@ -653,7 +659,7 @@ class ReadAhead:
     def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
         """Request more batches, if a cache uses them; return the block and number of the next one.
 
-        They are planned again when they are near, as keeping their blocks would take much memory.
+        These batches are planned again when they are read, because keeping their blocks would take much memory.
         """
         for _ in range(_FURTHER * copied):
             if not any(one.looks_further() for one in self._always):
@@ -679,7 +685,7 @@ class ReadAhead:
         return sum(list(self._asked.values()))
 
     def _most(self, some: int) -> int:
-        """Return the number of bytes to request ahead: at least ``some``, if there is room."""
+        """Return the number of bytes to request ahead: at least ``some``, if the memory has room."""
         if self._always or self._files is None:
             return _FAR_BYTES
         depth = self._files.depth
@@ -699,7 +705,7 @@ class ReadAhead:
     def _stages(
         self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
     ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield ``ranges`` with all other ranges of some batches, and then the ranges that reading these reveals."""
+        """Yield ``ranges`` with all other known ranges of the batches, then the ranges that reading these reveals."""
         begins, ends, numbers = ranges
         for one in read:
             rows, batches = _rows(one, first, count)
@@ -711,7 +717,7 @@ class ReadAhead:
         yield begins, ends, numbers
 
     def _stretches(self, block: Block) -> Any:
-        """Return the stretches that the batches of a block open, where these stay in memory."""
+        """Return the stretches of rows that the batches of a block begin to read, if stretches stay in memory."""
         try:
             read = self._read(block)
         except (DataError, IndexError):
@@ -721,7 +727,7 @@ class ReadAhead:
     def _block_behind(self, block: Block) -> Block | None:
         """Return the next block, if batches are read in order."""
         if len(block.sizes) == 1 and block.kind == block.first:
-            return None  # the first batch: its successor is unknown
+            return None  # for the first batch, the next one is unknown
         try:
             return self._blocks.block_with(block.end)[0]
         except Exception:
@@ -734,7 +740,7 @@ class ReadAhead:
             read = self._read(block)
             ranges = self._by_views(read, number, count)
             for begins, ends, numbers in self._stages(read, number, count, ranges):
-                if not self._always:  # the system sorts by no batch
+                if not self._always:  # the kernel does not distinguish batches
                     numbers = np.zeros(len(begins), np.int64)
                 batches = index + np.arange(count) * block.step
                 nbytes += ask_backings(self._backings, begins, ends, numbers, batches)
@@ -744,10 +750,10 @@ class ReadAhead:
 
 
 def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
-    """Return the rows of a block that some batches read (its batches, or stretches), and the batch of each, from 0 on.
+    """Return the rows (batches or stretches) of a block that some batches read, and the batch of each, from 0 on.
 
-    Of stretches 0 and 1 of batch 0, none of batch 1, and stretch 2 of batch 2, two batches from 1 on have row 2, which
-    is of number 1.
+    Example: batch 0 has stretches 0 and 1, batch 1 has none, and batch 2 has stretch 2. Two batches from batch 1 on
+    have row 2, which belongs to batch number 1 of them.
     """
     if block.stretches is None:
         return range(first, first + count), np.arange(count)
