@@ -96,8 +96,7 @@ class RolloutFullError(RolloutError, OverflowError):
 
 
 class StorageError(MouseError, OSError):
-    """A file could not be written or read, as with a full disk or a missing permission; the system's error is chained.
-    """
+    """A file could not be written or read, as with a full disk or no permission; the system's error is chained."""
 
 
 class TimedOutError(MouseError, TimeoutError):

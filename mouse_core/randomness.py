@@ -162,8 +162,7 @@ def as_integers(uniform: npt.NDArray[np.float64], high: int) -> npt.NDArray[np.i
 
 
 def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
-    """Convert numbers uniform on ``[0, 1)`` to exponential ones of rate 1, ``-log(1 - uniform)``, equal on every
-    machine.
+    """Convert numbers uniform on ``[0, 1)`` to exponential ones of rate 1; the results are equal on every machine.
 
     Args:
         uniform: Multiples of ``2**-53``, float64 of any shape, or a float.

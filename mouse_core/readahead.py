@@ -606,8 +606,7 @@ class ReadAhead:
         return copied_when_there(self._backings, begins, ends, copy)
 
     def reach(self, block: Block, first: int, count: int) -> bool:
-        """Request ``count`` batches of a block, which are read now, and the next ones; return whether readahead is on.
-        """
+        """Request ``count`` batches of a block, which are read now, and later ones; return whether readahead is on."""
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
@@ -645,7 +644,7 @@ class ReadAhead:
             if far:
                 count = min(count, _AHEAD_BATCHES - len(self._asked))
                 if (count < _FAR_TOGETHER and asked > _LEFT * most) or 0 < count < _FAR_TOGETHER < len(self._asked):
-                    break  # requested later, together with further batches: sorting the ranges of several takes hardly longer
+                    break  # requested later with further batches: sorting several takes hardly longer
                 count = min(count, _FAR_TOGETHER)
             count = min(max(count, 1), pace, len(block.sizes) - number)
             nbytes = self._ask(block, number, count)
