@@ -18,7 +18,7 @@ UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
 )
-"""Errors that may occur while a user-edited description is read; a dtype of "," is a SyntaxError."""
+"""Errors that may occur when a file that users may have edited is read; the dtype "," raises a SyntaxError."""
 
 
 def values_of(count: int) -> str:
@@ -32,7 +32,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_text(name: Any) -> TypeGuard[str]:
-    """Return whether ``name`` is a text that UTF-8 can encode: a lone surrogate, such as ``"\\ud800"``, is not."""
+    """Return whether ``name`` is a text that UTF-8 can encode; a lone surrogate, such as ``"\\ud800"``, is not."""
     if not isinstance(name, str):
         return False
     try:
@@ -42,11 +42,11 @@ def is_text(name: Any) -> TypeGuard[str]:
 
 
 def as_json(value: Any, own: Callable[[Any], Any] = lambda value: None) -> Any:
-    """Return a value as JSON has it: NumPy's values as numbers and lists; NaN, infinities and dtypes as texts.
+    """Return a value as JSON: NumPy's values as numbers and lists; NaN, infinities and dtypes as texts.
 
     Args:
         value: Plain values and values of NumPy, nested in mappings, lists and tuples.
-        own: Returns other objects at any depth as JSON, and None for all that this function converts.
+        own: Returns the JSON of other objects, at any depth; None for objects that this function converts itself.
     """
     converted = own(value)
     if converted is not None:
@@ -68,7 +68,7 @@ def without_version(content: Any, newest: int, label: str) -> dict[str, Any]:
     """Return a JSON object, or the object in a JSON text, without its entry "version".
 
     Raises:
-        DataError: The content is not such an object, or has a version after ``newest``.
+        DataError: The content is not a JSON object, or has a version above ``newest``.
     """
     try:
         is_text = isinstance(content, str | bytes) and len(content) <= _MOST_TEXT
@@ -92,7 +92,7 @@ def state_number(name: str, value: Any, *, where: str = "state") -> int:
 
 
 def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a state, a dict that contains the values ``own``.
+    """Return a part of a state; the part must be a dict that contains the items of ``own``.
 
     Raises:
         StateError: The part is missing, or belongs to another object.
@@ -107,7 +107,7 @@ def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """Return the integers ``names`` of a state that contains the values ``own``.
+    """Return the integers ``names`` of a state, which must contain the items of ``own``.
 
     Raises:
         StateError: A value is not an integer, or the state belongs to another object.
@@ -152,7 +152,7 @@ _NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
 
 
 def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
-    """Explain how rows with these names become rows of a store; "" if none of the names is known.
+    """Explain how to convert rows with these column names to rows of a store; "" if no name is known.
 
     Args:
         found: Names of the existing columns.

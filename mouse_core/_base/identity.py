@@ -21,9 +21,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def canonical(value: Any) -> bytes:
-    """Return bytes that are equal for equal values, however Arrow encoded them."""
+    """Return bytes that are equal for equal values, independent of Arrow's encoding."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
-        # If the pixels are stored, the path from which they came does not matter.
+        # If the pixels are stored, their original path does not matter.
         value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
     if isinstance(value, bytes):
         value = hashlib.sha256(value).hexdigest()
@@ -46,7 +46,7 @@ def sampler_identity(sampler: object, wanted: str = "sampling: expected a sample
 
     Args:
         sampler: The sampler.
-        wanted: The beginning of the error message.
+        wanted: The beginning of the error text.
 
     Raises:
         ConfigError: An attribute has no identity by value, such as a function.

@@ -18,12 +18,12 @@ _T = TypeVar("_T")
 # Number of forks between the process that imported this module and the process that reads it.
 _forks = 0
 # The class of Python's own locks, which has no public name. Its methods are not Python code, so that no interrupt can
-# come between taking the lock and recording it, or before it is free again.
+# occur between taking the lock and recording its owner, or before the lock is free again.
 _RLock: Any = type(threading.RLock())
 
 
 class ProcessLock(_RLock):  # type: ignore[misc]
-    """A lock that is free in a forked child, where the thread that held the parent's does not exist."""
+    """A lock that is free in a forked child, even if a thread of the parent holds the lock there."""
 
     def __init__(self) -> None:
         _locks.add(self)
@@ -32,7 +32,7 @@ class ProcessLock(_RLock):  # type: ignore[misc]
         return ProcessLock, ()
 
 
-# Seconds that a thread waits for a lock before other threads yield; each time costs these 0.1 ms.
+# Seconds that a thread waits for a lock before other threads yield to it; yielding costs them 0.1 ms.
 _PATIENCE = 2e-3
 
 
@@ -45,7 +45,7 @@ class TurnLock(ProcessLock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: dict[int, float] = {}  # start of the wait by thread; no two threads change one entry
+        self.waiting: dict[int, float] = {}  # start of the wait, by thread; each thread changes only its own entry
 
     def __reduce__(self) -> tuple[type[TurnLock], tuple[()]]:
         return TurnLock, ()
@@ -91,7 +91,8 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
     """
     if threading.get_ident() != threading.main_thread().ident:
         return work()
-    # Calls into C alone: an interrupt between two lines of `threading.Event` leaves it with a lock in the wrong state.
+    # Only functions in C are called: an interrupt between two lines of `threading.Event` would leave its lock in the
+    # wrong state.
     begun, done, outcome = threading.Lock(), SimpleQueue[None](), _Outcome(work)
 
     def run() -> None:
@@ -102,7 +103,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
                 outcome.error = error
             finally:
                 done.put(None)
-                done.put(None)  # an interrupt may come when the first is taken, and the caller waits once more
+                done.put(None)  # an interrupt may come when the first lock is taken; the caller then waits once more
 
     try:
         start_new_thread(run, ())
@@ -112,11 +113,11 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
             done.get()
             raise
         if type(error) is not RuntimeError:
-            raise  # the work was not started, and will not be
-        return work()  # the interpreter ends, and starts no threads
+            raise  # the work has not started, and will not start
+        return work()  # the interpreter is shutting down and starts no threads
     finally:
-        # The thread may end later, or never start and stay registered in `threading`. It must not keep the objects of
-        # the work alive, with their files and locks.
+        # The thread may end later, or never start but stay registered in `threading`. So it must not keep the objects
+        # of the work, with their files and locks, alive.
         del outcome.work
     if outcome.error is not None:
         raise outcome.error
@@ -148,12 +149,12 @@ def _forked() -> None:
     global _forks
     _forks += 1
     for lock in list(_locks):
-        # In the child, the thread that forked continues, with the locks that it holds.
+        # In the child, the thread that called fork continues, with the locks that it holds.
         if not lock._is_owned():
             lock._at_fork_reinit()
         if isinstance(lock, TurnLock):
             lock.waiting.clear()
 
 
-if hasattr(os, "register_at_fork"):  # comparing process numbers would take longer than a lock
+if hasattr(os, "register_at_fork"):  # comparing process ids would take longer than a lock
     os.register_at_fork(after_in_child=_forked)

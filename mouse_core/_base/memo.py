@@ -32,6 +32,6 @@ class memo(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> memo[T] | T:
         if instance is None:
             return self
-        # There is no __set__, so from now on the value in the instance's dict is found first.
+        # As there is no __set__, Python finds the value in the instance's dict first from now on.
         value = self._compute(instance)
         return instance.__dict__.setdefault(self._name, value)  # type: ignore[no-any-return]

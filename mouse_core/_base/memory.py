@@ -1,9 +1,9 @@
 """Memory for batches, which is reused once no array refers to it.
 
 New memory from the system costs a page fault for every 4 KB that is written. For batches of a megabyte and more, this
-takes longer than copying the data, and ``malloc`` returns such memory as soon as a batch is dropped. Reuse is
-invisible: a batch's memory is reused only after its last array is gone, including views and tensors that share it, just
-as with ``malloc``.
+takes longer than copying the data, and ``malloc`` returns such memory as soon as a batch is dropped. A batch's memory
+is reused only after its last array is gone, including views and tensors that share the memory, so reuse never changes
+data.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy.typing as npt
 # Fields begin at multiples of this many bytes: JAX uses such memory without a copy.
 ALIGNMENT = 64
 _STRETCHES_KEPT = 4
-# Below this size the kind of pages makes no difference.
+# Below this size the kind of memory pages makes no difference.
 _LARGE = 32 << 20
 _POOLS_KEPT = 8
-# Number of shared stretches of memory that is usual, even if some batches wait to be used.
+# Usual number of shared stretches of memory, even if some batches wait to be used.
 _MOST_SHARED = 8
 
 
 def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return zeros for sparse writes: each write uses a page of 4 KB, where usual large arrays use pages of 2 MB."""
+    """Return zeros for sparse writes: each write allocates a page of 4 KB; usual large arrays use pages of 2 MB."""
     zeros: npt.NDArray[Any]
     nbytes = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -93,7 +93,7 @@ class BatchLayout:
             self.nbytes += size + -size % ALIGNMENT
         self._record: np.dtype[Any] | None = None
         if fields and self.nbytes < 1 << 31:
-            # Taking the fields of one record is twice as fast as creating each array.
+            # Taking the fields of a record array is twice as fast as creating each array.
             offsets, shapes, dtypes = zip(*self.fields.values(), strict=True)
             formats = list(zip(dtypes, shapes, strict=True))
             self._record = np.dtype(
@@ -124,7 +124,7 @@ class ArrayMemory:
     """Memory for new arrays; large stretches are kept for reuse.
 
     Args:
-        least: Below this number of bytes, newly allocated memory is as fast.
+        least: Below this number of bytes, new memory is as fast as reused memory.
     """
 
     def __init__(self, least: int = 1 << 17) -> None:
@@ -137,7 +137,7 @@ class ArrayMemory:
         return np.empty(shape, dtype) if nbytes < self._least else np.ndarray(shape, dtype, self._take(nbytes))
 
     def arrays(self, layout: BatchLayout) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays that share memory as in ``layout``; empty if separate arrays are as fast."""
+        """Return arrays that share memory as in ``layout``; an empty dict if separate arrays are as fast."""
         return {} if layout.nbytes < self._least else layout.arrays(self._take(layout.nbytes))
 
     def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -179,12 +179,12 @@ class BatchMemory(ArrayMemory):
     def hold(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Keep the memory of a copied batch until the next one is copied.
 
-        So memory that no other object holds is free when the next batch needs it, and is not returned to the system.
+        So memory that only this object holds is free when the next batch needs it, and is not returned to the system.
         """
         self._held = next(iter(arrays), None)
 
     def share(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Count the memory of batches that were copied together, which lives as long as one of their arrays."""
+        """Count the shared memory of batches that were copied together; it lives as long as one of their arrays."""
         self._shared = [*self._shared, [weakref.ref(_owner(values)) for values in arrays]]
 
     @property

@@ -26,8 +26,8 @@ def results(
         call: The function, which can be pickled if ``num_workers`` is not 0.
         items: Arguments of the calls; a few are taken before their results are requested.
         num_workers: Number of processes; 0: one thread.
-        what: The function that needs the results; the beginning of messages.
-        ahead: Largest number of calls that wait or run.
+        what: Name of the function that needs the results; messages begin with it.
+        ahead: Largest number of calls that are waiting or running.
         in_order: Whether results come in the order of the items; otherwise as soon as they are ready.
 
     Raises:
@@ -35,7 +35,7 @@ def results(
     """
     pool: Executor
     if num_workers:
-        # Forking a process with threads of Arrow or of a framework may hang.
+        # Processes are spawned, because forking a process with threads of Arrow or of a framework may hang.
         work = pickle.dumps(call)
         pool = ProcessPoolExecutor(num_workers, get_context("spawn"), initializer=_begin, initargs=(work,))
         call = _run

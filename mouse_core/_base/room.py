@@ -1,4 +1,4 @@
-"""The memory for pages of files: of the machine, and within the limits of control groups."""
+"""The memory that is available for pages of files, on the machine and within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _KILOBYTE = 1 << 10
 
 
 def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
-    """Return about how many bytes of files can be in memory at once; None if the system has no such numbers.
+    """Return the approximate number of bytes of files that fit in memory; None if the system does not report it.
 
-    It is the least of the available memory of the machine, which contains pages of files, and of the limit of each
-    control group of this process, without memory of other kinds: pages of files count in these limits.
+    The result is the smallest of the machine's available memory, which includes pages of files, and the limit of each
+    control group of this process minus its other memory, as pages of files count towards the limit.
 
     Args:
         proc: Folder of the kernel's process information.
@@ -30,7 +30,7 @@ def _available(meminfo: Path) -> Iterator[int]:
 
 
 def _allowed(membership: Path, groups: Path) -> Iterator[int]:
-    """Yield the memory that each group of a process allows, and each group around these."""
+    """Yield the memory that each control group of a process, and each group around it, allows for files."""
     for line in _lines(membership):
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
@@ -48,7 +48,7 @@ def _allowed(membership: Path, groups: Path) -> Iterator[int]:
 
 
 def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
-    """Yield the memory that one group allows, if it limits memory."""
+    """Yield the memory that one group allows for files, if it limits memory."""
     limit = _number(group / ("memory.limit_in_bytes" if version_1 else "memory.max"))
     used = _number(group / ("memory.usage_in_bytes" if version_1 else "memory.current"))
     if limit is not None and used is not None:

@@ -22,10 +22,10 @@ THREADS = min(16, max(2, os.cpu_count() or 1))
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield a function's result for every item, in order; the first error ends the iteration.
 
-    A few items are processed ahead of the requested results, so neither items nor results pile up.
+    Only a few items are processed ahead of the requested results, so neither items nor results accumulate.
 
     Args:
-        pool: The threads. After an error some may still be working.
+        pool: The threads. After an error, some of them may still be working.
         call: The function.
         items: The arguments, taken one after the other by the thread that requests results.
     """
@@ -87,7 +87,7 @@ class Alarm:
             self._ring(target)
 
     def close(self) -> None:
-        """Unset the time; a call that has begun is not waited for."""
+        """Unset the time, without waiting for a call that has begun."""
         with self._lock:
             self._closed = True
             if self._timer is not None:

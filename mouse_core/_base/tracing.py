@@ -1,4 +1,4 @@
-"""Error for draws on the host inside a function that JAX traces, where the draw would become a constant."""
+"""The error for draws on the host inside a function that JAX traces: the drawn numbers would become constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refuse_traced(caller: str) -> None:
 
     Raises:
         ConfigError: The call is inside ``jax.jit``, ``scan``, ``vmap`` and the like. Callbacks, and functions that
-            ``jax.grad`` runs step by step, make every call, and raise nothing.
+            ``jax.grad`` runs step by step, are allowed, because they run at every call.
     """
     if "jax" not in sys.modules:
         return
@@ -50,6 +50,7 @@ def _asking() -> tuple[Callable[..., Any], Any] | None:
 def _is_compiled() -> bool:
     """Return whether the current trace compiles or maps a function, instead of computing as it runs."""
     jax: Any = sys.modules["jax"]
-    # Nothing else distinguishes it from ``jax.grad``; without it, a step-by-step mapped function is not detected.
+    # Nothing else distinguishes a mapped function from ``jax.grad``; without this name, a function that ``vmap`` runs
+    # step by step is not detected.
     under_vmap = getattr(sys.modules.get("jax.extend.core"), "unsafe_am_i_under_a_vmap_DO_NOT_USE", lambda: False)
     return isinstance(jax.numpy.zeros(()), jax.core.Tracer) or bool(under_vmap())

@@ -27,7 +27,7 @@ class Card:
     Args:
         metadata: The front matter.
         body: The text.
-        newline: The end of its lines.
+        newline: The line ending of the file.
         config: Name of the configuration to push; other configurations stay unchanged.
     """
 
@@ -55,10 +55,10 @@ class SplitEntry:
 
 
 def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
-    """Parse a README, to push a configuration.
+    """Parse a README before a configuration is pushed.
 
     Raises:
-        ConfigError: The front matter is no YAML mapping, so it cannot be kept.
+        ConfigError: The front matter is not a YAML mapping, so it cannot be extended.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -90,10 +90,10 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 
 
 def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
-    """Return the Parquet files that a push makes stale, except files that other configurations read.
+    """Return the Parquet files that a push replaces, except files that other configurations read.
 
-    These are the files directly in the configuration's folder, and the files that the configuration names now; with
-    ``keep_other_splits`` only files of the pushed splits.
+    They are the files directly in the configuration's folder, and the files that the configuration names now. With
+    ``keep_other_splits``, only files of the pushed splits are replaced.
     """
     others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
     replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)
@@ -105,7 +105,7 @@ def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep
 
 
 def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """Return the configuration's present patterns; with ``splits``, the patterns and shard names of these splits."""
+    """Return the configuration's current patterns; with ``splits``, only patterns and shard names of these splits."""
     named = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if splits is None:
         return [pattern for _, pattern in named]
@@ -130,7 +130,7 @@ def kept_splits(
     """Return the splits of the configuration that are not pushed now, and their ``datasets`` features.
 
     Raises:
-        ConfigError: Such splits exist, but the card does not describe them.
+        ConfigError: There are such splits, but the card does not describe them.
     """
     patterns = _patterns_by_split(card, files, repo_id)
     for split in pushed:
@@ -224,13 +224,13 @@ def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any
 
 
 def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
-    """Return the pushed configuration from the card, or the other configurations."""
+    """Return the pushed configuration from the card, or the configurations that are not pushed."""
     configs = card.metadata.get("configs") or []
     return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
-    """Yield the patterns of a configuration, each with its split, or None if the card names no split."""
+    """Yield the patterns of a configuration, each with the name of its split; None if the card names no split."""
     folder = str(config.get("data_dir") or "").strip("/")
     prefix = f"{folder}/" if folder else ""
     data_files = config.get("data_files")

@@ -1,4 +1,4 @@
-"""Push stores to the Hugging Face Hub as a dataset."""
+"""Pushes stores to the Hugging Face Hub as a dataset."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ class Repository:
         for operation in operations:
             if operation._should_ignore:
                 raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
-            # A commit leaves out files that the server had at the time of upload. These may be removed by the time of
-            # the commit, so the commit names every file.
+            # The client's commit would leave out files that the server had at the time of upload. As others may remove
+            # these before the commit, this commit names every file.
             operation._remote_oid = None
         return operations
 
@@ -181,7 +181,7 @@ class Repository:
         """Add files and card and remove files in one commit, if ``parent`` is still the branch's newest commit.
 
         Raises:
-            huggingface_hub.errors.HfHubHTTPError: Status 409 or 412: the branch has another newest commit.
+            huggingface_hub.errors.HfHubHTTPError: The status is 409 or 412, because the branch has a newer commit.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -236,13 +236,14 @@ def upload_bars(enabled: bool) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- statistics
 
-# The statistics describe this split, or all splits of a dataset without it.
+# Name of the split that the statistics describe; without such a split, they describe all splits.
 _OF = "train"
 _FILES = ("meta/stats.json", "meta/stats.mouse")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:
-    """Return the paths of a configuration's statistics: LeRobot's paths for the default one, else beside its rows."""
+    """Return the paths of a configuration's statistics: LeRobot's for the default configuration, else beside its rows.
+    """
     folder = "" if config == CONFIG else f"{config_folder(config)}/"
     text, more = (folder + file for file in _FILES)
     return text, more
@@ -255,7 +256,7 @@ def check_statistics(
     *,
     where: str,
 ) -> None:
-    """Raise ConfigError unless the statistics describe the pushed rows: of "train", or of all splits."""
+    """Raise ConfigError unless the statistics describe the pushed rows of "train", or of all splits without "train"."""
     if statistics is None:
         return
     if not isinstance(statistics, Statistics):
@@ -295,7 +296,7 @@ def read_statistics(
     if found[0] is None:
         return None
     with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
-        # Files in a cache are links, and lie in two folders if a commit was made in between.
+        # Files in the cache are links, which lie in two folders if a commit was made between the downloads.
         (Path(inside) / "meta").mkdir()
         for file, downloaded in zip(_FILES, found, strict=True):
             if downloaded is not None:
@@ -312,7 +313,7 @@ def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool
         return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
     except LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
-            return None  # there is no connection, and the cached dataset had no such file
+            return None  # offline, and the cached dataset has no such file
         raise
     except EntryNotFoundError:
         return None
@@ -337,7 +338,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push by split, and the options of the push; a job makes no request."""
+    """The rows to push by split, and the options of the push; this class makes no network requests."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
     metadata: DatasetMetadata
@@ -376,7 +377,7 @@ class Job:
                 metadata = joined(said, have_rows=True)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         beside = statistics_paths(self.config)
-        # Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
+        # Statistics without the second file of ``Statistics.save`` were written by LeRobot; they are kept.
         if all(split.name != _OF for split in kept) and remote.files.keys() >= {*beside}:
             stale += beside
         patterns = [pattern for split in kept for pattern in split.patterns]
@@ -496,7 +497,7 @@ def collect_parts(
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
     """Yield the unchanged datasets that hold a store's rows.
 
-    ``store.to_dataset()`` would convert them to one schema in memory; here the writing step converts them.
+    ``store.to_dataset()`` would convert them to one schema in memory; a push converts them while it writes the shards.
     """
     first_row = 0
     snapshot = store.snapshot()
@@ -506,7 +507,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
             "the mixture, whose shares would be lost"
         )
     for segment in snapshot.segments:
-        # Computed columns are missing from the dataset that holds the rows.
+        # The stored dataset does not have the computed columns.
         if segment.origin is not None and segment.types.keys() <= {*segment.origin.column_names}:
             dataset = segment.origin
         else:
@@ -534,7 +535,8 @@ class PushResult:
         commit_url: The page of that commit; None after a dry run.
         splits: The number of rows of each pushed split.
         shards: The shards' paths in the repository, in order.
-        deleted: The stale files that the same commit removed; a dry run does not know the repository's files.
+        deleted: The stale files that the same commit removed; empty after a dry run, which does not list the
+            repository.
         num_bytes: The size of the shards in bytes.
         alignment: "arrived" or "outgoing".
         readme: The dataset card.
@@ -560,9 +562,9 @@ def push_stores_to_hub(
     statistics: Statistics | None = None,
     **options: Any,
 ) -> PushResult:
-    """Publish one or more stores as one split of a dataset; the options are those of ``push_to_hub``.
+    """Publish one or more stores as one split of a dataset; for the options see ``push_to_hub``.
 
-    The dataset then consists of that split alone. With ``keep_other_splits=True`` its other splits stay.
+    The dataset then has only this split. With ``keep_other_splits=True`` its other splits stay.
     """
     return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
@@ -577,9 +579,9 @@ def push_named_stores_to_hub(
 ) -> dict[str, PushResult]:
     """Publish named stores, such as the members of a mixture: a configuration and a commit for each name.
 
-    Configurations of other names stay unchanged. After an error, configurations that were already pushed stay, and the
-    same call makes no commit for them again. ``from_hub`` reads the configurations. The options are those of
-    ``push_to_hub`` without ``config``; ``statistics`` maps names to statistics.
+    Configurations of other names stay unchanged. After an error, configurations that were already pushed stay, and a
+    repeated call makes no further commit for them. ``from_hub`` reads the configurations. For the options see
+    ``push_to_hub``; there is no ``config``, and ``statistics`` maps names to statistics.
 
     Raises:
         ConfigError: `stores` is empty, or a name is no valid configuration; for other errors see ``push_to_hub``.
@@ -621,20 +623,21 @@ def push_to_hub(
 ) -> PushResult:
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
-    The stores of a split are concatenated. A column that only some stores have is null in the others, so all splits
-    have one schema; a field is absent in a split whose column is null throughout. All shards are written to
-    ``temp_dir`` first, in bounded memory, and the upload begins when all are complete. One commit then adds the shards,
-    the statistics and the card, and removes stale files of the previous push. If another commit comes in between, the
-    push lists the repository again and repeats its commit, up to five times.
+    The stores of a split are concatenated. A column that only some stores have is null in the rows of the others, so
+    all splits have one schema. A split in which the column is null in every row does not have this field. All shards
+    are written to ``temp_dir`` first, in bounded memory. The upload begins when all shards are complete. One commit
+    then adds the shards, the statistics and the card, and removes stale files of the previous push. If someone else
+    commits meanwhile, the push lists the repository again and repeats its commit, up to five times.
 
     Args:
         splits: Stores by split. Without ``keep_other_splits``, the dataset has exactly these splits afterwards.
-        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if missing.
+        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
+            missing.
         statistics: Statistics of the split "train", or of all splits if none has that name. They are stored beside the
             rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of replaced rows are
             removed.
-        private: Whether a new repository is private; by default the Hub decides. For an existing repository, a
-            different visibility is an error.
+        private: Whether a new repository is private; by default the Hub decides. An existing repository with another
+            visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
         revision: The branch, created from ``main`` if missing; by default ``main``.
         commit_message: The message; by default the splits and their numbers of steps.
@@ -643,7 +646,7 @@ def push_to_hub(
         max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
         compression: ``"zstd"`` or ``"snappy"``.
         keep_other_splits: Whether other splits of the dataset, which ``splits`` does not name, stay.
-        config: The configuration of the splits, as ``load_dataset`` takes it; other configurations stay unchanged.
+        config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
         temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
         progress: Whether to show progress bars for writing and uploading.
@@ -655,7 +658,8 @@ def push_to_hub(
             the card cannot be extended.
         SchemaError: Types or alignments differ; the message names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The token is wrong, has no right to write, or five commits conflicted.
+        huggingface_hub.errors.HfHubHTTPError: The token is invalid or has no right to write, or five commits
+            conflicted.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
@@ -714,7 +718,7 @@ def read_card(
 def _send(
     job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
 ) -> PushResult:
-    """Upload and commit; ``beside`` holds further files to upload, by their path in the repository."""
+    """Upload and commit; ``beside`` has further local files, by their path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     features = None
@@ -727,7 +731,7 @@ def _send(
         if remote.oid is None:
             repository.check_token()
         if plan.features != features:
-            # At the first attempt, or after the types of the kept splits changed.
+            # The shards are written at the first attempt, and again if the types of the kept splits changed.
             features = plan.features
             shards = job.write(features, folder)
             repository.create(remote, private)
@@ -760,7 +764,7 @@ def _send(
 
 
 def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:
-    """Wait before the next attempt if others committed meanwhile; else, or after the last one, raise the error."""
+    """Wait before the next attempt if others committed meanwhile; raise other errors, or any after the last attempt."""
     if error.response.status_code not in _CONFLICT:
         raise error
     if attempt == _ATTEMPTS - 1:
@@ -782,7 +786,7 @@ def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
 
 
 def _name_in_git(operation: CommitOperationAdd) -> str:
-    """Return the git blob hash of a small file; "" for a shard, which is large."""
+    """Return the git blob hash of a small file; "" for a shard, as the Hub stores large files by sha256."""
     if operation.path_in_repo.endswith(".parquet"):
         return ""
     with operation.as_file() as file:

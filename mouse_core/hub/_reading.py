@@ -1,4 +1,4 @@
-"""Read named stores from the Hub, written by this package or by MOUSE."""
+"""Reads named stores from the Hub that were written by this package or by MOUSE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mouse_core.hub._push import read_statistics
 from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
-# Columns of rows with values nested as in MOUSE, and the names of these columns in stores.
+# Nested columns of rows of MOUSE, and the names of these columns in stores.
 _NESTED = {
     "observation.continuous": "observation",
     "observation.discrete": "observation_discrete",
@@ -46,9 +46,9 @@ def from_hub(
 
     The rows were written by ``push_named_stores_to_hub`` or by MOUSE, whose rows nest their values:
     ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
-    ``episode_step``, and so on. Values are never converted. ``statistics`` of the result holds the statistics beside
-    the rows, by name. They describe the split "train" for every `split`, because validation data are normalised by
-    them.
+    ``episode_step``, and so on. Values are never converted. ``statistics`` of the result has the statistics that were
+    pushed beside the rows, by name. They describe the split "train" for every ``split``, because validation data are
+    normalised by the statistics of training data.
 
     Args:
         repo_id: ``"namespace/name"``, or anything that ``datasets.load_dataset`` takes, such as a folder.
@@ -56,13 +56,13 @@ def from_hub(
         split: The split of each configuration.
         revision: A branch, tag or commit.
         token: An access token, for private datasets.
-        **options: Options of ``DatasetStore``; by default the rows state the ``alignment``.
+        **options: Options of ``DatasetStore``; by default ``alignment`` is read from the rows' metadata.
 
     Raises:
         ConfigError: A configuration is missing.
         DataError: Statistics are damaged.
-        SchemaError: Rows nest actions of several kinds, or two columns get the same name.
-        MissingFieldError, SchemaError, DataError: A store cannot hold the rows; see ``DatasetStore.from_dataset``.
+        SchemaError: Rows have nested actions of several kinds, or two columns get the same name.
+        MissingFieldError, SchemaError, DataError: The rows do not form a store; see ``DatasetStore.from_dataset``.
     """
     import datasets
 
@@ -83,7 +83,7 @@ def from_hub(
 
 
 def _unnested(rows: Any, name: str) -> Any:
-    """Return rows whose nested values are columns with a store's names; no row is copied."""
+    """Return rows in which nested values are columns with the names of a store; no row is copied."""
     nested = [column for column in ("observation", "action") if isinstance(rows.features.get(column), dict)]
     if not nested:
         return rows

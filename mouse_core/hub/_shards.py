@@ -1,4 +1,4 @@
-"""Write splits as Parquet shards of one schema, in memory that does not grow with the data."""
+"""Writes splits as Parquet shards of one schema, in memory that does not grow with the data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
     """Return the columns of all parts with one type each, in the order in which they first appear.
 
-    Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested lists, labels
-    and integers, images and binary), the plainer type is used. A column that is null throughout one part takes its type
+    If parts store one value type in different forms (lists of varying or fixed lengths, arrays or nested lists, labels
+    or integers, images or binary), the plainer form is used. A column that is null throughout one part takes its type
     from the others. Values are never converted.
 
     Args:
@@ -79,7 +79,7 @@ def _common_feature(one: Any, other: Any) -> Any | None:
 
 
 def _plain_feature(feature: Any) -> Any:
-    """Return the plain storage feature of a feature, for features that share one storage form."""
+    """Return a feature without its special type, so that features with the same stored values compare as equal."""
     from datasets import Array2D, Array3D, ClassLabel, LargeList, List, Value
 
     if isinstance(feature, Array2D | Array3D):
@@ -131,8 +131,8 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
 def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
     """Return a ``{bytes, path}`` column with the bytes of all files, and file names instead of paths.
 
-    A path is useless on another machine. ``read`` accepts only images in permitted folders: untrusted data may name any
-    file of this machine.
+    A path is useless on another machine. ``read`` accepts only images in allowed folders, because untrusted data may
+    name any file of this machine.
     """
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
     files = embed(files, read, where=where, first_row=first_row)
@@ -142,7 +142,7 @@ def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: 
     return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
 
 
-# A reader holds at least one row group in memory; the overhead of row groups below a few megabytes is noticeable.
+# A reader keeps at least one row group in memory. Row groups below a few megabytes have a noticeable overhead.
 _ROW_GROUP_BYTES = 32 * 2**20
 _FIRST_READ = 16
 _MOST_ROWS_READ = 2**13
@@ -193,7 +193,7 @@ def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Ite
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            # A shuffled dataset has one chunk for each row, which is slow to process.
+            # A shuffled dataset has one chunk for each row; so many chunks are slow to process.
             table, first = rows[start : start + step], part.first_row + start
             check_rows(table, f"{part.where}, rows from {first} on", whole=False)
             table = table.combine_chunks()
@@ -266,7 +266,7 @@ def write_shards(
 def _write_files(
     blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, options: ShardOptions
 ) -> list[tuple[Path, int, int]]:
-    """Write blocks to Parquet files, a row group each; begin another file before a limit is exceeded.
+    """Write each block as a row group of a Parquet file; begin another file before a limit is exceeded.
 
     Returns:
         For each file, its path, its number of rows, and the size of the rows in memory in bytes.
@@ -284,8 +284,8 @@ def _write_files(
                 compression=options.compression,
                 write_page_checksum=True,
                 write_page_index=True,
-                # The content determines the ends of pages. Storage with deduplication then finds the pages of the last
-                # push again, and stores only new pages.
+                # The content determines where pages end. So storage with deduplication recognises the pages of the last
+                # push, and stores only new pages.
                 use_content_defined_chunking=True,
             ) as writer,
         ):
@@ -305,7 +305,7 @@ def _write_files(
 
 
 def _footer_bytes(schema: pa.Schema, groups: int) -> int:
-    """Return the approximate size of a Parquet file without its pages: the schema twice, and heads of chunks."""
+    """Return the approximate size of a Parquet file without its pages: its schema (stored twice) and chunk headers."""
     return 256 + 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
 
 

@@ -1,8 +1,9 @@
 """Decoding the images of a batch: in the calling thread, or spread over processes.
 
-Decoding holds Python's lock for much of its time, so threads alone hardly gain from a second core. Therefore the
-workers of a loader pass images to processes, one for each worker: ``decoding_by`` wraps the function of a worker. The
-pixels are the same. If processes cannot be started, are still starting, or die, the threads decode themselves.
+Decoding holds Python's global lock for much of its time, so threads alone hardly gain from a second core. Therefore the
+worker threads of a loader pass images to processes, one for each worker: ``decoding_by`` wraps the function of a
+worker. The pixels are the same. If processes cannot be started, are still starting, or die, the threads decode the
+images themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mouse_core.images.pixels import decode_image, decode_into
 T = TypeVar("T")
 
 Images = Sequence[tuple[int, memoryview]]
-"""Encoded images, each with the row for its pixels."""
+"""Encoded images, each with the row of ``out`` for its pixels."""
 
 # Images for one process at a time: many enough for a low overhead, few enough to share a batch evenly.
 _TASK_IMAGES, _TASK_BYTES = 32, 8 << 20
@@ -72,7 +73,7 @@ def fill_images(
         if not inner.null_count and not pa.types.is_struct(inner.type) and not pa.types.is_null(inner.type):
             encoded += enumerate(_bytes_of(inner), first)
             continue
-        for row, value in enumerate(values.to_pylist(), first):  # some are null, or in separate files
+        for row, value in enumerate(values.to_pylist(), first):  # some images are null, or are separate files
             if value is None:
                 if fill is None:
                     raise RowError(row, "expected a value, found null")
@@ -126,7 +127,7 @@ def _decode_here(images: Images, shape: tuple[int, int, int], out: npt.NDArray[A
 
 
 def decoding_by(pool: DecodePool, make: Callable[[int], T]) -> Callable[[int], T]:
-    """Return ``make`` with its images decoded by the processes of ``pool``."""
+    """Return a function that calls ``make`` and lets the processes of ``pool`` decode its images."""
     return partial(_make, pool, make)
 
 
@@ -177,7 +178,7 @@ class DecodePool:
             """Receive the result of the oldest task."""
             process, task = given.popleft()
             try:
-                if not process.take(task, out):  # it died
+                if not process.take(task, out):  # the process died
                     decode_here(task)
             except RowError as error:
                 errors.append(error)
@@ -195,7 +196,7 @@ class DecodePool:
                     process = self._take()
                 if process is not None and process.give(task, shape, pixel):
                     given.append((process, task))
-                else:  # all processes are busy with other batches, or dead
+                else:  # all processes are dead, or busy with other batches
                     decode_here(task)
                 if errors:
                     break
@@ -206,7 +207,7 @@ class DecodePool:
             raise min(errors, key=lambda error: error.row)
 
     def took(self, seconds: float) -> None:
-        """Add ``seconds`` that a thread spent on images."""
+        """Add ``seconds`` to the time that threads spent on images."""
         with self._lock:
             self.seconds += seconds
 
@@ -247,7 +248,8 @@ class DecodeProcess:
     """
 
     def __init__(self) -> None:
-        # Modules are found as in this process, but never in the script's folder, so that no code of the caller runs.
+        # The process finds modules as this one does, but not in the script's folder, so that it runs no code of the
+        # caller.
         command = [sys.executable, "-P", "-c", "from mouse_core.images.decoding import answer_tasks; answer_tasks()"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -294,18 +296,18 @@ class DecodeProcess:
             return None
 
     def end(self) -> None:
-        """End the process at once: it holds nothing that could be lost."""
+        """End the process at once, as it holds no data that could be lost."""
         self.is_dead = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what was not flushed
+            with suppress(OSError):  # for data that were not flushed
                 stream.close()
 
 
 def _end(processes: list[DecodeProcess], owner: int) -> None:
-    if os.getpid() == owner:  # a forked child's copies of the pipes are not its own
+    if os.getpid() == owner:  # in a forked child, the pipes belong to the parent
         while processes:
             processes.pop().end()
 
@@ -314,7 +316,7 @@ def answer_tasks() -> None:
     """Decode the images of tasks from the standard input until it ends; run in a process of ``DecodePool``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of a library must not mix with answers
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     answer: Any = ()
     with suppress(EOFError, BrokenPipeError):  # the parent process has ended, possibly during a decode
         while True:

@@ -1,7 +1,7 @@
 """Opens files that rows name by path, within allowed folders.
 
-An untrusted dataset may name any path of this machine: a private picture, a pipe that blocks forever, a device. So only
-a regular file may be opened, inside the folder of the dataset or inside a folder that the caller named.
+An untrusted dataset may name any path of this machine: a private image, a pipe that blocks forever, a device. So only
+regular files may be opened, and only inside the folder of the dataset or a folder that the caller named.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
         roots: The allowed folders (absolute, without links).
 
     Raises:
-        DataError: The file is outside the folders, also through a link, does not exist, or is not a regular file.
+        DataError: The file does not exist, is not a regular file, or is outside the folders (possibly through a link).
     """
     return _found_inside(path, roots, "image", "an image")[1]
 
 
 def find_video(path: str, roots: Sequence[str]) -> str:
-    """Return the absolute path of a video that rows name, with links resolved; errors are those of ``open_inside``."""
+    """Return the absolute path of a video that rows name, with links resolved; raise errors as in ``open_inside``."""
     real, file = _found_inside(path, roots, "video", "a video")
     file.close()
     return real

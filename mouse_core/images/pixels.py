@@ -22,7 +22,7 @@ MAX_PIXELS = 1 << 26
 """Largest number of pixels of an image that is decoded without a known shape."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# Pillow's modes of 8 bits per channel with their number of channels, and modes of one wider channel.
+# Pillow's modes with 8 bits per channel and their number of channels; and its modes with one wider channel.
 PLAIN_MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # Keys under which a file may store its orientation.
@@ -70,7 +70,7 @@ def open_encoded(source: Any) -> Any:
     """
     stream = source if hasattr(source, "read") else io.BytesIO(source)
     image = pillow().open(stream, formats=FORMATS)
-    # Further pictures of a JPEG (an MPO) are other renderings of the first.
+    # Further images in a JPEG file (an MPO) are other versions of the first.
     if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
         raise DataError(f"expected a single image, found {image.format} of several frames")
     if image.format == "TIFF":
@@ -81,7 +81,7 @@ def open_encoded(source: Any) -> Any:
 
 
 class _Picture:
-    """An image that Pillow opened; ``pixels`` decodes it, everything else reads its header only.
+    """An image that Pillow opened; ``pixels`` decodes it, all other methods read only its header.
 
     Args:
         image: Pillow's image.
@@ -99,7 +99,7 @@ class _Picture:
         else:
             wanted = [*PLAIN_MODES, "1", "P", "PA", *_WIDE_MODES[:3]]
             raise DataError(f"expected an image of mode {wanted}, found mode {image.mode!r}")
-        # EXIF's orientation, 1 to 8; TIFF is turned by Pillow itself.
+        # EXIF's orientation, 1 to 8; Pillow itself turns TIFF images.
         self._turn = 1
         if source is not None and image.format != "TIFF" and any(key in image.info for key in _TURNS):
             with suppress(Exception):  # damaged EXIF data do not affect the pixels
@@ -125,7 +125,7 @@ class _Picture:
         return self._image.mode in PLAIN_MODES and self._reduced is None
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
-        """Raise DataError unless the header has the shape; None: any shape with at most ``max_pixels`` pixels."""
+        """Raise DataError unless the header has ``shape``; None: any shape with at most ``max_pixels`` pixels."""
         found = self.shape
         if shape is None:
             if found[0] * found[1] > max_pixels:
@@ -133,7 +133,7 @@ class _Picture:
                     f"expected an image of at most {max_pixels:,} pixels, found {found[0]} x {found[1]}; "
                     "declare a larger shape in the field to allow it"
                 )
-        # A palette may hold greys, or colours that are all opaque.
+        # The colours of a palette may all be greys, or all opaque.
         elif found[:2] != tuple(shape[:2]) or (found[2] != shape[2] and self._image.mode not in ("P", "PA")):
             raise DataError(f"expected shape {list(shape)}, found {list(found)}")
 
@@ -179,7 +179,7 @@ class _Picture:
         return colours[:, :, 2:] if channels == 2 and grey else colours
 
     def _wide_colours(self, raw: str) -> npt.NDArray[np.uint16]:
-        """Return a PNG's 16 bits per channel; Pillow returns only one half at a time."""
+        """Return the 16-bit channels of a PNG; Pillow returns only one byte of each channel at a time."""
         image = self._image
         if image.format != "PNG" or raw not in _OTHER_HALVES or self._source is None:
             raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
@@ -219,10 +219,10 @@ def decode_image(
 ) -> npt.NDArray[Any]:
     """Decode one stored image to pixels ``[H, W, C]`` with C from 1 to 4.
 
-    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF of one frame. Their values do not change: bilevel images become
-    0 and 255, palette images RGB or RGBA, and greys of 16 or 32 bits and PNGs of 16 bits per channel keep their
-    numbers, if ``dtype`` holds these. The EXIF orientation is applied. The header is validated before the image is
-    decoded.
+    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files of one frame. Their values do not change. Bilevel images
+    become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits, and PNGs with 16 bits per channel,
+    keep their numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before
+    the image is decoded.
 
     Args:
         value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);
@@ -234,7 +234,7 @@ def decode_image(
 
     Raises:
         DataError: The value is not an image, cannot be decoded, has another shape or size, has values that ``dtype``
-            does not hold, or is a path outside the allowed folders.
+            cannot represent, or is a path outside the allowed folders.
     """
     wanted = np.dtype(dtype)
     if not is_encoded(value):
@@ -243,7 +243,7 @@ def decode_image(
         with _opened(value, image_roots) as picture:
             picture.check(shape, max_pixels)
             pixels = picture.pixels(wanted, None if shape is None else shape[2])
-    # Chunks behind the pixels may change the shape that the header declared.
+    # Chunks behind the pixels may change the shape in the header.
     if shape is not None and pixels.shape != tuple(shape):
         raise DataError(f"expected shape {list(shape)}, found {list(pixels.shape)}")
     return pixels
@@ -267,7 +267,7 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
     """
     pixels = decode_image(value, dtype=dtype, image_roots=image_roots)
     if pixels.shape[2] > 1 and pixels.dtype != _BYTE:
-        pixels = in_range(pixels, _BYTE)  # Pillow writes no wider ones
+        pixels = in_range(pixels, _BYTE)  # Pillow cannot write wider channels
     stream = io.BytesIO()
     pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(stream, format="PNG")
     return stream.getvalue()
@@ -290,8 +290,8 @@ def image_shape(
     """Return the shape ``(H, W, C)`` of an image in any form that ``decode_image`` takes, from its header alone.
 
     Raises:
-        DataError: The value does not begin like an image, has more pixels than ``MAX_PIXELS``, or is an array of
-            another type.
+        DataError: The first bytes are not those of an image, the image has more than ``MAX_PIXELS`` pixels, or the
+            value is an array of another type.
     """
     if not is_encoded(value):
         shape = _check_pixels(value, np.dtype(dtype)).shape
@@ -323,7 +323,7 @@ def is_encoded(value: object) -> bool:
 
 
 def _is_pillow_image(value: object) -> bool:
-    # Tensors have an attribute of this name, too.
+    # Tensors also have an attribute of this name.
     return isinstance(getattr(value, "mode", None), str)
 
 
@@ -346,7 +346,7 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a plain PNG of ``shape``: header, data and end; None for any other or damaged file.
+    """Return the pixels of a PNG of ``shape`` that has only header, data and end; None for other or damaged files.
 
     Pillow's decoder gets the data directly: for small images, this takes half as long as Pillow's reader.
     """
@@ -358,7 +358,7 @@ def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArra
     while (kind := encoded[place + 4 : place + 8]) != b"IEND":
         size = int.from_bytes(encoded[place : place + 4])
         end = place + 8 + size
-        if kind == b"IDAT":  # Pillow does not check its checksum either
+        if kind == b"IDAT":  # Pillow does not verify this checksum either
             data.append(encoded[place + 8 : end])
         elif data or size != _PNG_PASSED.get(kind) or encoded[end : end + 4] != _checksum(encoded[place + 4 : end]):
             return None
@@ -386,7 +386,7 @@ def _checksum(chunk: bytes) -> bytes:
 def _check_pixels(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
-    except Exception as error:  # errors of a framework's arrays: on a device, with a gradient
+    except Exception as error:  # errors of a framework's arrays on a device or with a gradient
         raise DataError(f"expected an image as an array, found {type(value).__name__}: {error}") from error
     if array.ndim not in (2, 3) or array.dtype.kind not in "iub" or (array.ndim == 3 and array.shape[2] > 4):
         raise DataError(

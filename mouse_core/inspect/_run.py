@@ -38,20 +38,20 @@ _MOST = 0.5
 _MANY_LONGEST = 0.05
 _WIDEST_STATE = 16
 _FEW_EPISODES = 5
-# Number of duplicates that may be due to chance.
+# Number of duplicates that chance may explain.
 _CHANCE = 0.01
-# An almost deterministic policy repeats the same few episodes often in a small world. In files that were read twice,
-# many episodes are repeated, each once.
+# In a small world, an almost deterministic policy often repeats the same few episodes. In files that were read twice,
+# many episodes occur exactly twice.
 _MANY_AGAIN = 0.2
 
 
 def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
-    """Columns of observations, without the columns in which a reader marks missing observations."""
+    """Return the columns of observations, without the columns in which a reader marks missing observations."""
     return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
 
 
 def are_states(columns: Sequence[ColumnReport]) -> bool:
-    """Whether all observations are numbers of states, which repeat, as whole episodes of them do."""
+    """Whether all observations are numbers of states; these, and even episodes of them, repeat by chance."""
     seen = _observations(columns)
     return bool(seen) and all(
         isinstance(column.shape, list)
@@ -62,7 +62,7 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """Return the chance that two steps from one state are equal; for integer observations, that two actions are."""
+    """Return the probability that two steps from one state are equal; for integer observations, of equal actions."""
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
     if actions is None or not actions.counts or not whole:
@@ -88,7 +88,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         at_longest = odd.get("at-longest", 0)
         message = "no step is marked as truncated (done 2)"
         longest = int(episodes.lengths.high or 0)
-        # A limit set by a person is a round number; a world that ends an episode after 17 steps is not such a limit.
+        # A time limit that a person chose is a round number; episodes that all end after 17 steps have no such limit.
         round_number = longest % 2 == 0 or longest % 5 == 0
         several = at_longest > 2 or at_longest == episodes.count > 1
         spike = several and at_longest >= _MANY_LONGEST * episodes.count and round_number
@@ -99,7 +99,7 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
             )
         else:
             message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
-        # Unless all cut-off episodes have one length, there may have been no limit, or no episode reached it.
+        # If cut-off episodes differ in length, there may have been no time limit, or no episode reached it.
         yield Finding("no-truncation", "warning" if spike else "note", message)
     known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
     known["duplicate-episodes"] = episodes.duplicates
@@ -180,10 +180,10 @@ def _marked_rows(columns: Sequence[ColumnReport]) -> int:
 
 
 def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
-    """Yield findings about observations that equal the one before: rare for vectors of floats, common for states.
+    """Yield findings about observations that equal the one before: rare for float vectors, common for states.
 
-    In pictures and small worlds any share is possible, since walking into a wall repeats the view. But a repetition in
-    every second row is an anomaly.
+    With images and in small worlds any share is possible, since an agent that walks into a wall sees the same again.
+    But a repetition in every second row is an anomaly.
 
     Args:
         episodes: The counts of episodes.
@@ -236,7 +236,7 @@ def _findings(
         found += _about_actions(actions)
     places = scan.all_places()
     for one in found:
-        # A missing mark of time limits concerns all rows, unless episodes end at such a limit.
+        # Whether time limits are marked concerns all rows, unless some episodes end at such a limit.
         code = "at-longest" if (one.code, one.level) == ("no-truncation", "warning") else one.code
         known = places.get((code, one.column))
         yield one if known is None else known.told(one)
@@ -271,12 +271,12 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 
 def _level_of(column: ColumnReport) -> str:
-    """Notes on errors in the metadata."""
+    """Yield notes about errors in the metadata."""
     return "note" if is_metadata(column.name) else "warning"
 
 
 def _about_values(column: ColumnReport) -> Iterator[Finding]:
-    """Yield findings about values that are not numbers, or that cannot be used for training."""
+    """Yield findings about NaN, infinite and other values that cannot be used for training."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
         said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
@@ -294,10 +294,10 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
     """Yield findings about columns, and dimensions of vectors, that never change."""
     if column.constant and column.name not in ("done", MISSING):
         value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
-        # A constant reward for every step, in "outgoing" rows, is how many tasks are defined.
+        # In "outgoing" rows, a constant reward for every step is usual: many tasks are defined this way.
         for_living = column.name == "reward" and not arrived and bool(column.low)
-        # Nor is a reward constant by fault if no episode reached it, or if it was not recorded for demonstrations of a
-        # robot.
+        # A constant reward is no fault either if no episode reached the goal, or if demonstrations of a robot were
+        # recorded without rewards.
         unreached = column.name == "reward" and column.low == 0 == column.high
         level = "note" if for_living or unreached else _level_of(column)
         yield Finding("constant-column", level, f"{column.name}: the same in every row{value}", column.name)
@@ -310,7 +310,7 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
 
 
 def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding]:
-    """Yield findings about values outside the data's spec; zeros are allowed in rows without a preceding action."""
+    """Yield findings about values outside of the data's spec; zeros are allowed in rows that no action precedes."""
     if column.low is None or column.high is None:
         return
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical) or -1 in spec.shape:
@@ -368,7 +368,7 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
     """Inspect recorded steps in one pass, with memory that does not grow with the number of rows.
 
-    Episodes of a LeRobotDataset that cannot be read are findings; the others are inspected.
+    Unreadable episodes of a LeRobotDataset become findings; all other episodes are inspected.
 
     Args:
         stream: The rows, as ``mouse_core.formats.open`` returns them for a path; or a store or view of a store.
@@ -417,7 +417,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
 def _about_statistics(
     stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
-    """Compare statistics in the data with computed statistics."""
+    """Compare stored statistics with computed statistics."""
     said = stream.format_metadata.get("stats") or _saved_statistics(stream.path)
     if not isinstance(said, Mapping):
         return

@@ -27,7 +27,7 @@ from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
 _BINS = 64
-# Values beyond this limit count as the limit, so that ranges and their widths stay finite.
+# Values above this limit are replaced by the limit, so that ranges and their widths stay finite.
 _MOST = 1e300
 
 
@@ -41,7 +41,7 @@ class Histogram:
         self.low = 0.0
         self.width = 0.0
         self.counts = np.zeros(_BINS, np.int64)
-        # A single distinct value gives no range to divide.
+        # With a single distinct value there is no range to divide.
         self._only: float | None = None
         self._only_count = 0
 
@@ -57,7 +57,7 @@ class Histogram:
                 return
             first = low if self._only is None else min(low, self._only)
             last = high if self._only is None else max(high, self._only)
-            # Halves first: the difference of two floats may overflow.
+            # Values are halved first, because the difference of two floats may overflow.
             width = last / _BINS - first / _BINS
             self.low, self.width = first, max(width, float(np.spacing(max(abs(first), abs(last)))))
             self._cover(first, last)
@@ -274,7 +274,7 @@ _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
 class EpisodeCounter:
-    """Counter of the episodes of rows, which must come in order.
+    """Counts episodes; rows must be added in order.
 
     ``places`` holds the places of each anomaly.
 
@@ -290,7 +290,7 @@ class EpisodeCounter:
         self._repeated_last = False
         self.done_codes: Counter[int] = Counter()
         self.anomalies: Counter[str] = Counter()
-        # The places of each anomaly, and of a few other counts.
+        # Places of each kind of anomaly, and of a few other counts.
         self.places: defaultdict[str, Places] = defaultdict(Places)
         # Lengths, returns, last codes and hashes of finished episodes, for each batch.
         self._finished: list[tuple[npt.NDArray[Any], ...]] = [
@@ -321,8 +321,8 @@ class EpisodeCounter:
             done: Done codes.
             reward: Rewards.
             step: Step within the episode; None without such a column.
-            number: Hash of the value that names the episode; None without such a column.
-            row_hash: Hash of action, reward, done and observation.
+            number: Hash of the episode's number or name; None without such a column.
+            row_hash: Hash of each row's action, reward, done and observation.
             observation_hash: Hash of the observation alone.
             contradicted: Mask of rows whose flags contradict their done codes; None without such flags.
 
@@ -448,17 +448,17 @@ class EpisodeCounter:
 
     def _keep(self, sizes: Int64s, returns: Floats, codes: Int64s, hashes: UInt64s) -> None:
         lengths = sizes - 1 if self.arrived else sizes
-        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first was unfinished so far
+        numbers = max(self._number, 0) + np.arange(len(lengths))  # the first episode was unfinished until now
         self._count("without-transitions", lengths < 1, (numbers, np.zeros_like(numbers)))
         self._finished.append((lengths, returns, np.clip(codes, -1, 3).astype(np.int8), hashes))
 
     def all_of_them(self) -> tuple[UInt64s, Int64s]:
-        """Return hashes and row counts of all episodes; the last episode is included once there is a result."""
+        """Return hashes and row counts of all episodes; the last episode is included after ``result``."""
         lengths, *_, hashes = map(np.concatenate, zip(*self._finished, strict=True))
         return hashes, lengths + int(self.arrived)
 
     def result(self) -> EpisodesReport:
-        """Return the counts so far; the last rows count as an episode, whether it ended or not."""
+        """Return the counts so far; the last rows count as an episode, even if it has not ended."""
         if self._rows and self._last is not None:
             last = np.array([self._last["done"]], np.int64)
             self.anomalies["ends-open"] = int(last[0] == 0)
@@ -567,13 +567,13 @@ class Scan:
         self._action: ColumnCounter | None = None
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
             self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
-        self._actions: Counter[int] | None = Counter()  # None: not discrete, or too many
+        self._actions: Counter[int] | None = Counter()  # None: not discrete, or too many distinct ones
         self._sample, self._sketches = RowSample(), Sketches()
         self._clocks = {name: Clock(name) for name in names if is_clock(name)}
         self._cameras: dict[str, Camera] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count rows, which must be valid; the memory grows by a few numbers for each episode.
+        """Count rows, which must be valid; each episode adds a few numbers to the memory in use.
 
         Raises:
             DataError: A row cannot be read.
@@ -695,7 +695,7 @@ class Scan:
             self._actions = None
 
     def all_places(self) -> dict[tuple[str, str | None], Places]:
-        """Return the places of the counts by code and column; episodes are known once there are results."""
+        """Return the places of the counts by code and column; episodes are included after ``results``."""
         found: dict[tuple[str, str | None], Places] = dict(self.places.items())
         counted = {} if self.episodes is None else self.episodes.places
         return found | {(code, None): one for code, one in counted.items()}
@@ -714,7 +714,7 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a finding with the place where a dimension of its column, or any, is at ``"low"`` or ``"high"``."""
+        """Return a finding with the place of the lowest or highest value of a dimension, or of all dimensions."""
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
             return finding
@@ -748,12 +748,12 @@ class Scan:
 
 
 def _odd(counter: ColumnCounter) -> int:
-    """Number of values that are null, NaN or infinite."""
+    """Return the number of values that are null, NaN or infinite."""
     return counter.nulls + counter.nans + counter.infinite
 
 
 def _null_rows(values: Values) -> tuple[Int64s, None]:
-    """Return a mask of rows that are null or contain nulls, as far as they are lists of values."""
+    """Return a mask of rows that are null, or are lists that contain nulls."""
     rows = np.zeros(0, np.int64) if values.present is None else np.flatnonzero(~values.present)
     if values.inner_nulls and values.kind.depth == 1:
         inside = pc.list_parent_indices(values.array).filter(values.array.flatten().is_null())

@@ -1,8 +1,8 @@
-"""Checks of single dimensions, and of parts that should be alike.
+"""Checks of single dimensions, and of parts of the data that should be similar.
 
 Correct recordings have unusual values, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by
-1e15. So an unusual value alone is a note. A value that contradicts siblings, other rows or the nature of an action is a
-warning.
+1e15. So an unusual value alone is a note. A value that contradicts the other dimensions of its column (siblings), other
+rows or the nature of an action is a warning.
 
 Parts are stretches of rows, and episodes. In a correct recording, every episode may have its own goal, and may or may
 not touch an object. So a part is reported only if it has several episodes, and if it differs from the rest by more than
@@ -22,7 +22,7 @@ from mouse_core.formats.columns import UInt64s
 from mouse_core.inspect.report import Finding, of_dimension, ratio, some
 from mouse_core.inspect.sampling import PIECE, Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
 
-# Fewer rows give no estimate of the usual range.
+# With fewer rows, the usual range cannot be estimated.
 FEWEST = 200
 # Factor between the distance of an outlier and of the furthest other value from the median.
 _OUTLYING, _OUTLYING_REWARD = 12.0, 1e4
@@ -44,7 +44,7 @@ def about_dimensions(sampled: Sampled) -> Iterator[Finding]:
         yield from _constant_actions(column)
         if column.continuous:
             low, middle, high = quantiles(column.values, (0.01, 0.5, 0.99))
-            spread = high - low  # of the middle 98%
+            spread = high - low  # range of the middle 98%
             yield from _outliers(column, sampled, middle, spread)
             yield from _scales(column, spread)
             yield from _saturated(column, sampled)
@@ -89,7 +89,7 @@ def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: F
         message += f"median, {middle[place]:g}, as all but {_few(len(tail) - 1 - at, sampled)} do"
         odd = every > tail[at]
         where = some(np.append(sampled.episode[odd], episode))
-        # The first row of an episode is set by a reset, and steps need not reach it.
+        # A reset sets the first row of an episode; steps need not reach such values.
         level = "note" if len(where) > 2 and step <= 1 and (sampled.step[odd] <= 1).all() else "warning"
         yield of_dimension("outlier", level, message, column, place, (episode, step), where)
 
@@ -168,7 +168,7 @@ def _values_between(values: Floats) -> int:
 
 
 def _times_255(column: SampledColumn) -> Iterator[Finding]:
-    """Yield findings about actions that reach 255 times a usual limit (1, 2, 0.5 or 0.4), and are not whole numbers."""
+    """Yield findings about actions that reach 255 times a usual limit (1, 2, 0.5 or 0.4) and are not integers."""
     if not column.name.startswith("action"):
         return
     for place in range(column.width):
@@ -184,10 +184,10 @@ def _times_255(column: SampledColumn) -> Iterator[Finding]:
 
 
 def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
-    """Yield findings about dimensions that rarely keep a value, and then keep one while siblings change."""
+    """Yield findings about dimensions that usually change, but keep one value for long while siblings change."""
     if not column.name.startswith("observation") or column.width < 2:
         return
-    follows = np.diff(sampled.row) == 1  # also across episodes, where a repeated value is even less likely
+    follows = np.diff(sampled.row) == 1  # also across episodes, between which a repeated value is even less likely
     same = (np.diff(column.values, axis=0) == 0) & follows[:, None]
     changes = (~same).sum(axis=1)
     moving = follows & (changes >= max(1.0, 0.5 * float(np.median(changes[follows])) if follows.any() else 1.0))
@@ -197,7 +197,7 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         if not 0 < share < 0.5:
             continue
         edges = np.flatnonzero(np.diff(kept, prepend=False, append=False))
-        begins, lengths = edges[::2], edges[1::2] - edges[::2]  # of the runs of equal values
+        begins, lengths = edges[::2], edges[1::2] - edges[::2]  # first row and length of the runs of equal values
         at = int(lengths.argmax())
         first, length = int(begins[at]), int(lengths[at])
         elsewhere = (kept.sum() - lengths[lengths >= max(8, length // 4)].sum()) / max(1, len(kept))
@@ -214,7 +214,7 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 def _rests(
     column: SampledColumn, place: int, first: int, length: int, long: npt.NDArray[np.int64], sampled: Sampled
 ) -> bool:
-    """Whether a run of equal values is an object at rest or at its limit, and not a lost sensor.
+    """Whether a run of equal values means an object at rest or at its limit, and not a lost sensor.
 
     Args:
         column, place: The dimension.
@@ -225,7 +225,7 @@ def _rests(
     values = column.values[:, place]
     # For example, a lidar with no object in its range.
     at_limit = values[first] in (column.low[place], column.high[place])
-    # An untouched object rests until the episode ends, or moves off gradually; it does not jump.
+    # An untouched object rests until the episode ends, or starts to move gradually; it does not jump.
     after = min(first + length + 1, len(values) - 1)
     same_episode = sampled.episode[first] == sampled.episode[after - 1]
     untouched = sampled.step[first] == 0 and same_episode and not _jumps(values, after, sampled)
@@ -250,14 +250,16 @@ def _came_to_rest(values: Floats, first: int) -> bool:
 _PARTS = 8
 _FEWEST_ROWS = 150
 _FEWEST_IN_EPISODE = 16
-# Least distance between the values of some parts and of the others, as a multiple of the larger of their two ranges, by
-# the number of episodes on the smaller side. With few episodes, two halves may differ by chance.
+# Smallest distance between the values of some parts and the values of the other parts that counts, as a multiple of the
+# larger of the two ranges, by the number of episodes in the smaller group. With few episodes, two groups may differ by
+# chance.
 _BESIDE = {2: 50.0, 3: 1.5, 4: 1.0}
-# Least number of episodes for each part, if the parts that differ are not one contiguous stretch.
+# Smallest number of episodes in each part, if the parts that differ are not one contiguous stretch.
 _FEWEST_SCATTERED = 3
 _WIDER = 100.0
 _WIDER_EPISODES = 30.0
-# Factor by which most episodes of the wider parts vary more; the least and most variable episodes are left out.
+# Factor by which most episodes of the parts with the larger range vary more; the least and the most variable episodes
+# are left out.
 _EACH_WIDER = 10.0
 _NEGLIGIBLE, _NEGLIGIBLE_SEEN = 1e-4, 1e-2
 # If a larger share of dimensions differs at once, the behaviour differs, not a sensor.
@@ -286,13 +288,13 @@ class _Parts:
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return indices into ``begins`` of long episodes mostly in these stretches, and of the other long episodes."""
+        """Return indices into ``begins`` of the long episodes mostly in these stretches, and of the other long ones."""
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
     def tell(self, parts: Int64s) -> int:
-        """Return the smaller of the numbers of odd and of usual episodes; 0 if neither is informative."""
+        """Return the smaller of two numbers: of unusual and of usual episodes; 0 if neither is informative."""
         odd, rest = self.episodes(parts)
         one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
@@ -306,7 +308,7 @@ class _Parts:
 
 
 def about_parts(sampled: Sampled) -> Iterator[Finding]:
-    """Findings about dimensions that another part of the data contradicts."""
+    """Yield findings about dimensions whose values in some parts contradict the other parts of the data."""
     count = min(_PARTS, len(sampled.row) // _FEWEST_ROWS)
     if not len(sampled.row):
         return
@@ -324,7 +326,7 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
-    """Lower findings to notes if observations differ in many dimensions at once."""
+    """Change findings to notes if observations differ in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
         yield replace(finding, level="note") if many else finding
@@ -348,7 +350,7 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return each part's ranges of dimensions, relative to siblings; all ranges shrink with little motion."""
+    """Return the range of each dimension in each part, relative to siblings, as little motion shrinks all ranges."""
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
         return spread
@@ -358,13 +360,13 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """Return the size up to which a range is mere rounding: a share of the median of positive ``sizes``; else 0."""
+    """Return the size up to which a range is only rounding, a share of the median of positive ``sizes``; else 0."""
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
 
 
 def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts: _Parts) -> Finding | None:
-    """Return a finding for values of some parts that lie wholly below or above the values of the others."""
+    """Return a finding for values of some parts that all lie below or above the values of the other parts."""
     order = np.argsort(low)
     reach = np.maximum.accumulate(high[order])
     gaps = low[order][1:] - reach[:-1]
@@ -384,16 +386,16 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
 
 
 def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
-    """Behind which of some positive numbers, in order, there is a gap of a factor, and hardly one on either side of it.
+    """Return the position in ascending positive numbers behind which the only large gap lies; None without one.
 
-    Values in another unit differ by one factor. But if a door is opened in some episodes, and rests (except for
-    rounding) in others, each episode has its own range: these are no two groups.
+    Values in another unit differ by one factor, and form two groups. But if a door is opened in some episodes, and
+    rests (except for rounding) in others, each episode has its own range, and there are no two groups.
 
     Args:
         ordered: The numbers, ascending.
-        inside: Behind which of them the gap may be.
-        factor: The least size of the gap.
-        least: The least size of the lower numbers that exceeds mere rounding.
+        inside: The positions behind which the gap may lie.
+        factor: Smallest ratio of the numbers on both sides of the gap.
+        least: Lower numbers below this size are only rounding.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
     at = int(ratios[inside].argmax()) + inside.start
@@ -441,7 +443,7 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
     more = "more" if odd[0] in order[at + 1 :] else "less"
     message = f"varies {ratio(ordered[at + 1] / ordered[at])} times {more} in {_said(odd, len(spread))} than elsewhere"
     wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
-    # A goal never causes such large actions, in any episode.
+    # No goal causes such large actions, in any episode.
     few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
     loud = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
     return parts.finding(message, column, place, odd, loud=loud)
@@ -463,7 +465,7 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Describe parts of the data in words, as ranges from begin to end."""
+    """Return the parts of the data as text: ranges from begin to end."""
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
@@ -471,7 +473,7 @@ def _said(parts: Int64s, count: int) -> str:
 
 
 def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
-    """Yield findings about values that reach much further in some episodes than in all others."""
+    """Yield findings about values whose range is much larger in some episodes than in all others."""
     seen = column.name.startswith("observation")
     enough = parts.length >= _FEWEST_IN_EPISODE
     if (seen and column.width > 64) or enough.sum() < (12 if seen else 8):
@@ -497,12 +499,13 @@ def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]
         yield of_dimension("scale-by-episode", "warning", message, column, place, (episode, step), odd)
 
 
-# A sketch holds sums of observations over an episode, weighted by waves: two mixtures of dimensions by four waves.
+# A sketch has 8 sums over the observations of an episode: two mixtures of dimensions, weighted by four waves each.
 _MIXTURES, _WAVES = 2, 4
 _PERIOD = 4096
 _SHORTEST = 6
 _FEWEST, _NEIGHBOURS = 3, 8
-# Largest distance of similar episodes, relative to the spread of episodes, and the least factor to other distances.
+# Largest distance of similar episodes, relative to the spread of episodes; and the smallest factor by which other
+# distances are larger.
 _NEAR, _NEARER = 0.01, 100.0
 _NEARER_ON_A_LINE, _SPREAD_OUT = 1000.0, 0.3
 # The share of episodes that is no coincidence.
@@ -510,7 +513,7 @@ _MANY = 0.05
 
 
 class Sketches:
-    """Accumulates a sketch of a few numbers for each episode; sketches are close if episodes are nearly alike."""
+    """Accumulates a sketch of a few numbers for each episode; nearly equal episodes have close sketches."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -539,7 +542,7 @@ class Sketches:
             if flat.shape[1] != len(self._middles[name]):
                 self.usable = False
                 return
-            # Computed in the dtype of the rows, which halves the time; the precision suffices.
+            # Computed in the dtype of the rows, which takes half the time; the precision suffices.
             away = (flat - self._middles[name].astype(flat.dtype)) @ self._weights[name].astype(flat.dtype)
             mixed += np.nan_to_num(away, nan=0.0, posinf=0.0, neginf=0.0)
         waved = (mixed[:, :, None] * self._waves[step % _PERIOD][:, None, :]).reshape(len(start), -1)
@@ -548,7 +551,7 @@ class Sketches:
         self._open, self._rows = sums[-1], int(lengths[-1])
 
     def _scales_of(self, name: str, flat: npt.NDArray[np.floating]) -> None:
-        """Compute middle and scale from the first rows, so that each dimension counts; exact values matter little."""
+        """Estimate the middle and scale of each dimension from the first rows, so that dimensions count equally."""
         finite = np.where(np.isfinite(flat), flat, 0.0).astype(np.float64)
         self._middles[name] = np.median(finite, axis=0)
         scale = np.abs(finite - self._middles[name]).mean(axis=0)
@@ -560,7 +563,7 @@ class Sketches:
         self._lengths.append(lengths)
 
     def findings(self, hashes: UInt64s) -> Iterator[Finding]:
-        """Yield findings about pairs of episodes that are nearly equal; ``hashes`` exclude exactly equal ones."""
+        """Yield findings about pairs of nearly equal episodes; exactly equal ones (by ``hashes``) are left out."""
         if not self.usable or not self._rows:
             return
         lengths = np.append(np.concatenate([*self._lengths, np.zeros(0, np.int64)]), self._rows)
@@ -580,7 +583,7 @@ class Sketches:
 
 
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
-    """Return close pairs of episodes of one length, and whether such closeness rules out chance.
+    """Return close pairs of episodes of equal length, and whether chance cannot explain their closeness.
 
     Candidates are neighbours in the order of length and of one number of the sketch; there are three such orders.
     """
@@ -597,7 +600,8 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
         for apart in range(1, _NEIGHBOURS + 1):
             one, other = order[:-apart], order[apart:]
             away = np.sqrt(((scaled[one] - scaled[other]) ** 2).mean(axis=1))
-            # Another check reports exact copies, and short episodes have too few variants to compare.
+            # Exact copies are left out, as another check reports them; so are short episodes, which have too few
+            # variants.
             fits = (lengths[one] == lengths[other]) & (hashes[one] != hashes[other]) & (lengths[one] >= _SHORTEST)
             place = 2 * (_NEIGHBOURS * turn + apart - 1)
             nearest[one, place], which[one, place] = np.where(fits, away, np.inf), other
@@ -609,12 +613,12 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
         usual = np.array(_medians(others))
     known = np.isfinite(usual)
     if not known.any():
-        # No other episodes have their length: the absolute distance decides.
+        # If no other episodes have their length, the absolute distance decides.
         usual = np.where(np.isfinite(least), 1.0, np.nan)
     middle = float(np.nanmedian(usual)) if np.isfinite(usual).any() else 0.0
     certain = middle > _SPREAD_OUT
     usual = np.where(np.isfinite(least), np.maximum(np.nan_to_num(usual), middle), np.inf)
-    # Few episodes give no estimate of the distances that chance brings.
+    # With few episodes, the distances that occur by chance cannot be estimated.
     nearer = _NEARER if certain and count >= _NEIGHBOURS else _NEARER_ON_A_LINE
     near = (least < _NEAR) & (least * nearer < usual)
     found = np.flatnonzero(near)

@@ -1,14 +1,15 @@
-"""Checks along time: clocks advance, camera pictures change, and observations follow the action of their row.
+"""Checks of the order in time: clocks advance, camera images change, and observations follow the action of their row.
 
 The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly by ``o[t]``, ``o[t-1]`` and the actions of
 three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action of the row before
-(``earlier``) and of the row after (``later``). In correct rows, ``earlier`` adds no information to the rest for any
-policy, since a step depends only on observations and on the action that was taken. ``later`` may add information: a
-policy chooses it from ``o[t+1]``. So an earlier action that explains more is evidence by itself.
+(``earlier``) and of the row after (``later``). In correct rows, ``earlier`` adds no information to the other terms for
+any policy, since a step depends only on observations and on the action that was taken. ``later`` may add information,
+because a policy chooses it from ``o[t+1]``. So if the earlier action explains more, this alone is evidence of a shift.
 
-A later action is detected by the reverse question: which action do ``o[t]`` and ``o[t+1]`` predict best? The action
-taken in between was chosen from the first and led to the second, so the two hold all available information about it.
-For an action that was chosen from ``o[t+1]``, they hold only the policy's function of it, and not its noise.
+A shift to the later action is detected by a reverse fit: which action do ``o[t]`` and ``o[t+1]`` predict best? The
+action taken between them was chosen from ``o[t]`` and led to ``o[t+1]``, so the two observations contain all
+information about it. For an action that was chosen from ``o[t+1]``, they contain only the policy's function, not its
+noise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mouse_core.inspect.report import MOST, Finding, Places, some
 from mouse_core.inspect.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
 
 _CLOCK = re.compile(r"(.*[._])?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation[._])?time")
-# Buckets of durations: four for each power of two.
+# Durations are counted in four buckets for each power of two.
 _FINE, _BUCKETS, _MIDDLE = 4, 1024, 512
 _JUMP = 4.0
 _OFTEN = 0.02
@@ -36,12 +37,12 @@ _FROZEN, _FROZEN_NOTED = 20, 10
 
 
 def is_clock(name: str) -> bool:
-    """Whether the name of a column marks it as a clock."""
+    """Whether the name of a column means that it is a clock."""
     return _CLOCK.fullmatch(name) is not None
 
 
 class Clock:
-    """Durations between the rows of a column of times."""
+    """The durations between consecutive rows of a column of times."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -71,7 +72,7 @@ class Clock:
         self._longest = found[np.argsort(-found[:, 0], kind="stable")][:MOST]
 
     def findings(self) -> Iterator[Finding]:
-        """Findings for times that decrease and for durations much longer than the others."""
+        """Yield findings about times that decrease, and about durations much longer than the others."""
         if self._backwards:
             message = f"{self.name}: goes back in {self._backwards:,} rows within episodes"
             found = self._back.told(Finding("time-backwards", "warning", message, self.name))
@@ -100,7 +101,7 @@ def _buckets(durations: Floats) -> Int64s:
 
 
 class Camera:
-    """Lengths of stretches in which pictures of a camera stay equal while other observations change."""
+    """Lengths of stretches in which images of a camera stay equal while other observations change."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -113,7 +114,7 @@ class Camera:
         self._longest: list[tuple[int, int, int]] = []
 
     def add(self, pictures: UInt64s, others: UInt64s, start: Bools, episode: Int64s, step: Int64s) -> None:
-        """Add hashes of the pictures, and of all other observations."""
+        """Add hashes of the images, and of all other observations."""
         same, moved = _same(pictures, self._last), ~_same(others, self._last_other)
         self._last, self._last_other = pictures[-1], others[-1]
         frozen = same & moved & ~start
@@ -137,7 +138,7 @@ class Camera:
         self._run = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Finding for a stretch in which pictures stay equal for much longer than in other stretches."""
+        """Yield a finding about a stretch in which images stay equal for much longer than in other stretches."""
         if self._run:
             self._close()
         if not self._longest:
@@ -170,10 +171,10 @@ def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:
 def about_statistics(
     said: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Floats]]
 ) -> Iterator[Finding]:
-    """Yield findings about statistics in the data that do not fit these rows.
+    """Yield findings about stored statistics that do not fit the rows.
 
     Args:
-        said: Mean, ``std``, ``min`` and ``max`` by column, from the data.
+        said: Stored ``mean``, ``std``, ``min`` and ``max`` by column.
         known: Computed ``mean``, ``deviation``, ``low`` and ``high`` by column, ``[width]`` each.
     """
     for name, numbers in known.items():
@@ -226,7 +227,7 @@ class Steps:
         changes: ``o[t+1] - o[t]``, ``[n, q]``.
         actions: Actions by block, ``[n, width]``.
         episode: The episode of each transition.
-        place: The number of the sampled row that has ``o[t]``.
+        place: The number of the sampled row with ``o[t]``.
     """
 
     seen: Floats
@@ -256,7 +257,7 @@ def _folds(steps: Steps) -> list[Bools]:
 
 
 class _Fits:
-    """Held-out squared errors for each choice of blocks, with two folds of stretches of rows."""
+    """Squared errors on held-out rows for each choice of blocks; the two folds are stretches of rows."""
 
     def __init__(self, steps: Steps) -> None:
         self.parts = [np.ones((len(steps), 1)), steps.seen, *(steps.actions[name] for name in BLOCKS)]
@@ -269,7 +270,7 @@ class _Fits:
         self.squares = [(steps.changes[fold] ** 2).sum(axis=0) for fold in folds]
 
     def error(self, names: tuple[str, ...]) -> Floats:
-        """Return the residual of each change after a fit by the observations and these blocks."""
+        """Return the residual of each change after a fit to the observations and these blocks."""
         columns = np.concatenate([self.always, *(self.columns[name] for name in names)])
         total: Any = 0.0
         for fitted, held in ((0, 1), (1, 0)):
@@ -295,7 +296,7 @@ def gains_of(steps: Steps) -> dict[str, float]:
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
     all_of_it = errors[BLOCKS]
-    # Only the changes that actions explain best.
+    # Uses only the changes that actions explain best.
     best = np.argsort(all_of_it / errors[()])[: max(1, min(3, len(all_of_it)))]
 
     def gain(without: tuple[str, ...], added: str) -> float:
@@ -313,7 +314,7 @@ def gains_of(steps: Steps) -> dict[str, float]:
 
 
 def left_by_pair(steps: Steps) -> dict[str, float]:
-    """Return the share of each block's actions that ``o[t]`` and ``o[t+1]`` leave unexplained (mean of dimensions)."""
+    """Return the unexplained share of each block's actions in a fit to ``o[t]`` and ``o[t+1]`` (mean of dimensions)."""
     table = np.concatenate([np.ones((len(steps), 1)), steps.now, steps.changes], axis=1)
     folds = _folds(steps)
     fits = [table[fold].T @ table[fold] for fold in folds]
@@ -344,24 +345,25 @@ FEWEST = 400
 _MOST_STEPS = 16_384
 _MOST_CODES = 24
 _MOST_DIMENSIONS = 48
-# Least gain of an action, and of an earlier action, which may gain a little if observations are incomplete; and the
-# least ratio of gains for a clear earlier action.
+# Smallest gain that counts, for an action and for an earlier action (which gains a little if observations are
+# incomplete); and the smallest ratio of gains that shows an earlier action clearly.
 _EXPLAINS, _EARLIER_EXPLAINS, _ALONE = 0.02, 0.05, 5.0
-# The stated action explains nothing if its gain is below this share of the later action's gain. The later action was
-# then taken in between if the observations around leave clearly less of it unexplained: by more than chance brings for
-# this many steps, and by still more for a policy that is almost a function of the observations.
+# If the stated action's gain is below this share of the later action's gain, the stated action explains nothing. The
+# later action was then taken between ``o[t]`` and ``o[t+1]`` if these observations leave clearly less of it
+# unexplained: by more than chance for this number of steps, and by still more if the policy is almost a function of the
+# observations.
 _NOTHING, _NEXT_TO_NOTHING, _CHANCE, _CHANCE_OF_POLICY = 0.5, 0.35, 0.05, 0.15
-# For an action that is no such function, this ratio suffices by itself: observations may reveal the step before, as
-# stacked frames do.
+# If the action is not such a function, this ratio alone suffices: observations may show the step before, as stacked
+# frames do.
 _NO_FUNCTION_OF_SEEN, _MUCH_LESS = 0.5, 0.87
-# A stated action is also shifted if observations predict it by less than this share of their prediction of the later
-# one.
+# A stated action also counts as shifted if observations predict less than this share of it, relative to the later
+# action.
 _UNKNOWN = 0.2
-# Slow machines still respond to the stated action when the later one has begun to act. Then the observations predict
-# both about equally well. If they determine the stated action by less than this share, the later action is no policy's
-# response to them.
+# Slow machines still respond to the stated action when the later action has begun to act, so the observations predict
+# both about equally well. If the observations explain less than this share of the stated action, the later action is
+# not a policy's response to them.
 _FUNCTION_OF_SEEN, _ABOUT_AS_MUCH, _THE_REST = 0.7, 1.3, 0.5
-# For some episodes among others, which may come from another policy, a lower share suffices.
+# If only some episodes are checked, which may come from another policy, a lower share suffices.
 _FUNCTION_IN_SOME = 0.4
 _FEWEST_EPISODES = 4
 _FEWEST_THAT_TELL, _FEWEST_LIVELY = 150, 100
@@ -427,7 +429,7 @@ def _steps_of(sampled: Sampled, *, arrived: bool) -> Steps | None:
         return None
     if seen.shape[1] > _MOST_DIMENSIONS:
         seen = seen[:, np.linspace(0, seen.shape[1] - 1, _MOST_DIMENSIONS).astype(int)]
-    # o[t-1], o[t] and o[t+1] and, for "arrived" rows, also row t+2, which holds the later action.
+    # Rows with o[t-1], o[t] and o[t+1]; for "arrived" rows also row t+2, which has the later action.
     rows = np.arange(1, len(sampled.row) - (2 if arrived else 1))
     last = rows + (2 if arrived else 1)
     fits = (sampled.row[last] - sampled.row[rows - 1] == last - rows + 1) & (
@@ -472,7 +474,7 @@ def _scaled(values: Floats) -> Floats:
 def _lively(values: Floats) -> Floats:
     """Return the dimensions that vary in many rows; a dimension that varies in few rows would dominate a fit."""
     squares = np.clip(np.where(np.isfinite(values), values, 0.0), -4, 4) ** 2
-    rows = squares.sum(axis=0) ** 2 / np.maximum((squares**2).sum(axis=0), 1e-12)  # as many, were they all as far away
+    rows = squares.sum(axis=0) ** 2 / np.maximum((squares**2).sum(axis=0), 1e-12)  # for equally distant rows
     return values[:, rows >= min(_FEWEST_LIVELY, 0.1 * len(values))]
 
 
@@ -529,10 +531,10 @@ def _unlike_the_rest(rows: Floats) -> int:
 
 
 def _obeyed(rest: Steps, there: Steps, other: str) -> float:
-    """Return the gain of ``other`` actions over the stated actions, in episodes that the weights were not fitted on.
+    """Return the gain of ``other`` actions over the stated actions, in episodes that the weights were not fitted to.
 
-    The machine is the same, so the gain is as large where rows are shifted. In a few episodes that are merely unusual,
-    such as episodes in which a wall holds an arm, it is smaller.
+    As the machine is the same, the gain is equally large in every episode with shifted rows. In a few episodes that are
+    merely unusual, for example because a wall blocks an arm, the gain is smaller.
     """
     table = np.concatenate([np.ones((len(rest), 1)), rest.seen, rest.actions["stated"]], axis=1)
     weights = solved(table.T @ table, table.T @ rest.changes)
@@ -545,7 +547,7 @@ def _obeyed(rest: Steps, there: Steps, other: str) -> float:
 
 
 def _episodes_that_prefer(steps: Steps, other: str) -> Int64s | None:
-    """Return the episodes whose changes ``other`` fits better than the stated actions; None if they are few or all."""
+    """Return the episodes whose changes fit ``other`` better than the stated actions; None if they are few or all."""
     names, inverse, counts = np.unique(steps.episode, return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST_IN_EPISODE
     if enough.sum() < _FEWEST_EPISODES:

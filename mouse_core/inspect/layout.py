@@ -15,11 +15,12 @@ from mouse_core.files.ipc import MAGIC, messages, read_footer, read_message
 from mouse_core.formats.base import RowStream
 from mouse_core.store.disk.folder import NAME, parse_manifest
 
-# For larger record batches, columns are too far apart for windows, and Arrow's reader keeps too much memory for each.
+# In larger record batches, the columns of a window lie too far apart, and Arrow's reader uses too much memory for each
+# batch.
 _ROWS_FOR_WINDOWS, _KEPT_BYTES = 256, 3_500
 # Files up to this size fit into memory on any machine.
 _MINDED_BYTES = 100 << 20
-# Larger rows are read in large pieces in any layout.
+# Rows above this size are read in large pieces in any layout.
 _LARGE_ROW = 4 << 10
 
 
@@ -50,12 +51,12 @@ def layout_of(stream: RowStream) -> FileLayout | None:
     try:
         if stream.format == "store" and (path / NAME).is_file():
             return _of_store(path, stream.rows or 0)
-        splits = stream.format_metadata.get("splits")  # for other formats, only the names of files
+        splits = stream.format_metadata.get("splits")  # for other formats, only the names of files are checked
         files = [Path(name) for names in splits.values() for name in names] if isinstance(splits, Mapping) else []
         if stream.format == "datasets" and files and all(file.suffix == ".arrow" for file in files):
             return _of_files(files, stream.rows or 0)
     except (MouseError, OSError):
-        pass  # reading the rows raises the error
+        pass  # reading the rows raises the error later
     return None
 
 
@@ -104,7 +105,7 @@ def costs(layout: FileLayout | None, source: str, room: int | None = None) -> It
     Args:
         layout: The layout.
         source: The path, as an argument of the command.
-        room: Bytes of files that can be in memory; by default the available memory.
+        room: Number of bytes of files that can be in memory; by default the available memory.
     """
     if layout is None:
         return

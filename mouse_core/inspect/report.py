@@ -17,12 +17,12 @@ from mouse_core._base.progress import aligned, console, item
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import DIMS
 
-# Of more episodes than this number, only the first are listed.
+# Largest number of episodes that a finding lists.
 MOST = 1000
 
 
 def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
-    """Return distinct episode numbers, ascending; of very many, only the first."""
+    """Return distinct episode numbers, ascending; if there are very many, only the first ones."""
     found = episodes if isinstance(episodes, np.ndarray) else np.array(list(episodes), np.int64)
     return tuple(np.unique(found)[:MOST].tolist())
 
@@ -53,7 +53,7 @@ class Places:
             self._episodes += [number for number in np.unique(episode).tolist() if number > last]
 
     def told(self, finding: Finding) -> Finding:
-        """Return the finding with its places."""
+        """Return a finding with the collected places."""
         if self._first is None:
             return finding
         (dimension,) = self._dimensions if len(self._dimensions) == 1 else (finding.dimension,)
@@ -71,16 +71,15 @@ class Finding:
 
     Args:
         code: A short name, the same in every version: "no-truncation".
-        level: "error" for rows that cannot be used as they are, "warning" for rows that are most likely wrong, or
-            "note". Errors and warnings count under ``--strict``.
+        level: "error" for rows that cannot be used unchanged, "warning" for rows that are most likely wrong, or "note".
+            With ``--strict``, errors and warnings make the command fail.
         message: The finding in one or two sentences.
         column: The column of the finding; None for no column or several.
         dimension: The dimension of the column's rows, from 0; None if the finding is about the whole rows.
-        name: The name of this dimension in the data; None without a name.
+        name: The dimension's name in the data; None without a name.
         episode: An affected episode, from 0; None if unknown.
-        step: An affected step of that episode, from 0.
-        episodes: All affected episodes that were checked, ascending, and only the first 1,000 of very many; empty if
-            unknown.
+        step: An affected step of the episode, from 0.
+        episodes: The affected episodes among the checked ones, ascending, at most the first 1,000; empty if unknown.
     """
 
     code: str
@@ -136,7 +135,7 @@ def of_dimension(
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
-    """Return at most ``most`` findings of each code and column; the last one counts the findings left out."""
+    """Return at most ``most`` findings of each code and column; the last of them states how many were left out."""
     kept: list[Finding] = []
     total, count = Counter((finding.code, finding.column) for finding in findings), Counter[Any]()
     for finding in findings:
@@ -177,8 +176,8 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
 
     Args:
         report: The report.
-        viewer: The command that shows the data with the same reading options, word by word; the place of a finding is
-            appended to it. By default ``mouse view`` of the report's source.
+        viewer: Words of the command that shows the data with the same reading options, to which the place of a finding
+            is appended. By default ``mouse view`` with the report's source.
     """
     out = console()
     if out is None:
@@ -222,7 +221,7 @@ def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
 
 
 def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield title, colour and findings of each level that occurs."""
+    """Yield the title, the colour and the findings of each level that occurs."""
     levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
     for level, title, colour in levels:
         found = [finding for finding in report.findings if finding.level == level]
@@ -286,11 +285,11 @@ def shape_text(column: ColumnReport) -> str:
 
 
 def facts(report: Report, *, histograms: bool = True) -> list[str]:
-    """Return the alignment, the other metadata, the ends of episodes and the actions, a line each.
+    """Return lines about the alignment, the other metadata, the ends of episodes and the actions.
 
     Args:
         report: The report.
-        histograms: Whether one line holds histograms of returns and lengths.
+        histograms: Whether one line shows histograms of returns and lengths.
     """
     lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
     episodes = report.episodes
@@ -373,12 +372,12 @@ class ColumnReport:
         shape: The shape of a row; a text if rows differ in length; None if a row is no array.
         rows: Number of rows.
         nulls: Number of nulls, including nulls inside rows.
-        nans, infinite: Number of values that are NaN, and that are infinite.
-        low, high, mean, deviation: Statistics of all finite values; None without finite values, or for a column that
-            holds no numbers.
+        nans, infinite: Number of NaN values, and of infinite values.
+        low, high, mean, deviation: Statistics of all finite values; None without finite values, or for a column without
+            numbers.
         constant: Whether all rows are equal.
         whole: Whether all values are whole numbers.
-        values: The frequencies of the most frequent values, for columns with few distinct texts; else None.
+        values: The most frequent values and their counts, for columns with few distinct texts; else None.
         histogram: ``edges`` and ``counts`` of all finite values; None if no histogram was kept.
         places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each dimension of vectors; else None.
     """
@@ -430,7 +429,7 @@ class EpisodesReport:
         transitions: Number of transitions of all episodes.
         lengths: Number of transitions of an episode.
         returns: Sum of the rewards of an episode's transitions.
-        terminated, truncated, open: Number of episodes that end with done 1, with done 2, with neither.
+        terminated, truncated, open: Number of episodes that end with done 1, with done 2, and with neither.
         duplicates: Number of episodes that equal an earlier one, step by step.
         done_codes: Number of rows of each done code.
         repeated_observations: Number of transitions whose observation equals the one before.
@@ -457,7 +456,8 @@ class ActionsReport:
 
     Args:
         kind: "discrete" or "continuous".
-        counts: Frequency of each discrete action, by action; None for other actions, or for too many distinct ones.
+        counts: Number of occurrences of each discrete action; None for continuous actions, or for too many distinct
+            ones.
         places: For each dimension of a vector ``low``, ``high``, ``mean``, ``deviation`` and ``histograms``, or None.
     """
 
@@ -472,7 +472,7 @@ class Report:
 
     Args:
         source: The source as the caller named it.
-        format: The format, as text.
+        format: Name of the format.
         alignment: The alignment of the rows, "arrived" or "outgoing".
         alignment_found: The origin of the alignment, as text.
         rows: Number of rows.

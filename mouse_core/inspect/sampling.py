@@ -1,4 +1,4 @@
-"""A sample of consecutive rows from all parts of the data, in bounded memory, and the extremes of all rows."""
+"""Takes runs of consecutive rows from all parts of the data, in bounded memory, and the extremes of all rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# Rows are kept in pieces of this many rows, which cover most events within a second or two.
+# Number of consecutive rows in a piece of the sample; a piece covers most events of a second or two.
 PIECE = 128
 _MOST_ROWS = 65_536
 _MOST_NUMBERS = 4_000_000
@@ -108,8 +108,8 @@ class RowSample:
             numbers: Columns, ``[n, ...]`` each.
             row: The number of the first row.
             episode, step: Episode and step of each row.
-            real: For columns with placeholder rows, a mask of the other rows; other columns have no entry.
-            bounds: The lowest and the highest value of each dimension so far, including these rows, where known.
+            real: For each column with placeholder rows, a mask of the rows with real values.
+            bounds: The lowest and the highest value of each dimension so far, including these rows, if known.
         """
         flat = {name: found.reshape(len(found), -1) for name, found in numbers.items()}
         flat = {name: found for name, found in flat.items() if self._takes(name, found)}
@@ -133,13 +133,13 @@ class RowSample:
             self._count = sum(len(part[" row"]) for part in self._kept)
 
     def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
-        """Whether a column holds numbers, and all rows are as long as the first rows were."""
+        """Whether a column has numbers, and its rows have the same length as the first rows."""
         width = self._widths.setdefault(name, found.shape[1] if found.shape[1] <= _WIDEST else 0)
         self._continuous.setdefault(name, found.dtype.kind == "f")
         return 0 < width == int(found.shape[1])
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """Return the sample of ``rows`` rows in all; ``names`` are the names of dimensions, by column."""
+        """Return the sample; ``rows`` is the number of all rows, ``names`` are the names of dimensions, by column."""
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
@@ -183,7 +183,7 @@ class Extremes:
         real: Bools | None,
         bounds: tuple[Floats, Floats] | None,
     ) -> None:
-        """Add rows other than placeholders; ``bounds`` are their extremes where known."""
+        """Add rows other than placeholders; ``bounds`` are their extremes, if known."""
         if real is not None and not real.all():
             found, episode, step = found[real], episode[real], step[real]
         if not len(found):

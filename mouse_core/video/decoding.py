@@ -1,4 +1,4 @@
-"""Decode frames at any position of many videos, bit for bit as decoding each file from its beginning does."""
+"""Decodes frames at any position of many videos, with the same bits as decoding each file from its beginning."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from mouse_core.video.index import VideoIndex, new_decoder, pyav
 Key = tuple[str, bytes, tuple[int, ...], int, int]
 Take = Callable[[int, npt.NDArray[Any]], None]
 
-# A gap of at most so many bytes between two packets, such as sound, is read along with them.
+# Two packets with at most this number of bytes between them (such as sound) are read by one call.
 _GAP = 64 << 10
-# Approximate limit of the bytes that one call reads.
+# Approximate largest number of bytes that one call reads.
 _PIECE = 8 << 20
-# Opening does not wait for the other end of a pipe.
+# Opening a pipe does not wait for its other end.
 _READ = os.O_RDONLY | os.O_NONBLOCK
 _MOST_DECODERS = 8
 
 
 class Decoders:
-    """The decoders of one thread, each for all files of one kind, and the converters of pixels."""
+    """The decoders of one thread, one for each kind of file, and the converters of pixels."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Key, Any] = OrderedDict()
         self._reformatters: dict[tuple[Any, ...], Any] = {}
 
     def of(self, index: VideoIndex) -> Any:
-        """Return a decoder without state."""
+        """Return a decoder in its initial state."""
         decoder = None if _is_own(index) else self._held.pop(_key(index), None)
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 
@@ -70,12 +70,12 @@ class Decoders:
         wanted = {"format": form} | ({"height": height, "width": width} if any(sizes) else {})
         try:
             return reformatter.reformat(frame, **wanted, threads=1)
-        except TypeError:  # before PyAV 17, which never used threads here
+        except TypeError:  # before PyAV 17, which does not use threads here
             return reformatter.reformat(frame, **wanted)
 
 
 def _is_own(index: VideoIndex) -> bool:
-    """Whether packets bring parameters that would stay in the decoder for the next file, such as tables of JPEG."""
+    """Whether packets contain parameters, such as tables of JPEG, that would stay in the decoder for the next file."""
     return index.own_sets or index.codec == "mjpeg"
 
 
@@ -86,18 +86,18 @@ def _key(index: VideoIndex) -> Key:
 def decode_group(
     decoders: Decoders, index: VideoIndex, frames: Sequence[int], take: Take | None, like: Any = None, crop: Any = None
 ) -> None:
-    """Decode some frames that begin at one packet.
+    """Decode frames that can all be decoded from the same key frame.
 
     Args:
         decoders: The decoders of the thread.
         index: The index of the video.
         frames: Numbers of the frames, each once.
-        take: Called with the place of each frame in ``frames``, and its pixels; with None frames are only decoded.
-        like: An array ``[..., H, W, C]`` with the size and type of the pixels, uint8 or uint16.
+        take: Called with the position of each frame in ``frames``, and its pixels; None: frames are only decoded.
+        like: An array ``[..., H, W, C]`` with the size and dtype of the pixels, uint8 or uint16.
         crop: Part of a frame, ``(top, left, height, width)``; None for all of it.
 
     Raises:
-        DataError: The file has changed, or the decoder gives no such frame.
+        DataError: The file has changed, or the decoder does not return a frame.
     """
     packets = index.packet[frames].tolist()
     places = {packet: place for place, packet in enumerate(packets)}
@@ -129,7 +129,7 @@ def decode_group(
         raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
     if places:
         raise named(min(places), "expected a frame, found none that the decoder gives")
-    # Frames that are decoded after a broken frame may refer to it, and some of them are shown before it.
+    # Frames that are decoded after a broken frame may depend on it, and some of them are shown before it.
     if last >= broken:
         behind = min(packet for packet in packets if packet >= broken)
         if behind == broken:
@@ -140,14 +140,14 @@ def decode_group(
 
 
 def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -> list[int]:
-    """Return the packets that a decoder needs for the wanted packets, in a group that begins at ``start``."""
+    """Return the packets that a decoder needs for the requested packets, in a group that begins at ``start``."""
     span = slice(start, last + 1)
     others = zip(index.start[span].tolist(), index.referenced[span].tolist(), strict=True)
     return [start + k for k, (of, referred) in enumerate(others) if (of >= start and referred) or start + k in wanted]
 
 
 def _shown(index: VideoIndex, packet: int) -> str:
-    """Return the name of a packet for error messages."""
+    """Return the name of a packet's frame for error messages."""
     frames = np.flatnonzero(index.packet == packet)
     return f"frame {frames[0]}" if len(frames) else f"packet {packet}"
 
@@ -155,7 +155,7 @@ def _shown(index: VideoIndex, packet: int) -> str:
 def _decoded(
     decoder: Any, index: VideoIndex, chosen: Sequence[int], named: Callable[[int, object], DataError]
 ) -> Iterator[Any]:
-    """Yield the frames that a decoder returns for some packets; ``pts`` of each is its packet."""
+    """Yield the frames that a decoder returns for packets; the ``pts`` of a frame is the number of its packet."""
     packet_of = pyav().Packet
     # Most packets are adjacent, and a slice of an array is faster than single items.
     side_by_side = chosen[-1] - chosen[0] == len(chosen) - 1
@@ -165,7 +165,7 @@ def _decoded(
     for number, content, size, written in zip(chosen, contents, sizes, sums, strict=True):
         if len(content) != size or checksum(content) != written:
             raise named(number, "expected the bytes that were there when it was indexed, found others")
-        # A copy with zeros behind it: decoders read past the end, and the bytes there show in a broken frame.
+        # Packets are copied with zeros behind them: decoders read past the end, and these bytes affect broken frames.
         packet = packet_of(size)
         packet.update(content)
         packet.pts = packet.dts = number
@@ -193,7 +193,7 @@ def _contents(
                 yield memory[at : at + sizes[place]]
             first = end
     except OSError as error:
-        with reading(index.path):  # as every error of a file is named
+        with reading(index.path):  # named as all errors of files are
             raise error
     finally:
         if file >= 0:
@@ -215,7 +215,7 @@ def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: 
     if like.dtype == np.uint16:
         if frame.format.name != index.pixel_format:
             raise DataError(f"expected pixels as {index.pixel_format}, found {frame.format.name}")
-        # Converting would scale the numbers to all of 16 bits.
+        # A conversion would scale the numbers to the range of 16 bits.
         return _cropped(lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1), crop)
     form = "rgb24" if channels == 3 else "gray"
     if crop is None:
@@ -245,14 +245,14 @@ def _cropped(pixels: npt.NDArray[Any], crop: Any) -> npt.NDArray[Any]:
 
 _NO_FRAME = -1
 Crop = tuple[int, int, int, int]
-# Frames that are decoded together: a video, numbers of frames in order, and the rows of ``out`` of each frame.
+# Frames that are decoded together: the video, the numbers of the frames in order, and the rows of ``out`` for each.
 _Task = tuple[VideoIndex, list[int], list[list[int]]]
 
 
 def decoder_version() -> str:
     """Return the versions of decoder and colour converter, and a checksum of a converted test picture.
 
-    The last bit of a pixel may depend on all three: processors with other vector instructions, or without them, round
+    The last bit of a pixel may depend on both versions and on the processor: different vector instructions round
     colours differently. The checksum of a small converted picture, 8 hexadecimal digits, distinguishes them.
 
     Raises:
@@ -260,7 +260,8 @@ def decoder_version() -> str:
     """
     versions = pyav().library_versions
     said = [f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale")]
-    # The kind of processor, by one name: Motion JPEG is not defined to the last bit, as the other codecs are.
+    # One name for each kind of processor. It matters for Motion JPEG, which is not defined to the last bit as the other
+    # codecs are.
     machine = platform.machine().lower()
     return " ".join([*said, {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), _converted()])
 
@@ -279,16 +280,16 @@ def _converted() -> str:
 
 
 class Decoder(Protocol):
-    """A decoder of video frames at any position: ``FrameDecoder``, or a user's own, for example on a GPU.
+    """A decoder of video frames at any position: ``FrameDecoder``, or a class of the user, for example on a GPU.
 
-    ``Field(decoder=...)`` selects the decoder of a field. Several threads may call it at once; it is pickled for other
-    processes. It returns the requested frame or raises an error. Between decoders, and between versions of one, pixels
-    may differ in their last bits only.
+    ``Field(decoder=...)`` selects the decoder of a field. Several threads may call a decoder at once, and it is pickled
+    for other processes. It must return the requested frame or raise an error. The pixels of different decoders, and of
+    different versions of a decoder, may differ in their last bits only.
     """
 
     @property
     def version(self) -> str:
-        """The version on which the last bits of pixels depend; the state of a loader stores it."""
+        """A text that changes whenever the last bits of pixels may change; the state of a loader stores it."""
         ...
 
     def decode(
@@ -308,12 +309,12 @@ class Decoder(Protocol):
 class FrameDecoder:
     """Decodes frames at any position of videos.
 
-    Frames that are wanted of one file and begin at the same picture are decoded together: their bytes are read with
-    one call, fed to a decoder that the thread keeps for all files of that kind, and only those wanted become pixels.
-    Pixels are those that PyAV gives for the same frame when the file is decoded from its beginning
+    Requested frames of one file that depend on the same key frame are decoded together. Their bytes are read with one
+    call and decoded by the thread's decoder for files of this kind. Only requested frames are converted to pixels.
+    The pixels are equal to those of PyAV when the file is decoded from its beginning
     (``frame.to_ndarray(format="rgb24")``), bit for bit.
 
-    It may be used by several threads at once, and goes to other processes as its options.
+    Several threads may use a decoder at once. Pickling keeps only its options.
 
     Args:
         threads: Number of threads that decode the frames of a call; with 1 the calling thread decodes.
@@ -348,21 +349,21 @@ class FrameDecoder:
         """Write frames into ``out``.
 
         Args:
-            videos: The indexes of some videos.
-            video: Place in ``videos`` for each row of ``out``, integers ``[n]``.
+            videos: The indexes of the videos.
+            video: Position in ``videos`` for each row of ``out``, integers ``[n]``.
             frame: Number of the frame for each row, integers ``[n]``; -1 leaves the row unchanged.
             out: ``[n, H, W, 3]`` of uint8 for colours (RGB); ``[n, H, W, 1]`` of uint8 for greys, or of uint16 for
-                videos of greys, whose numbers are then left as they are.
+                videos of greys, whose numbers are then unchanged.
             crop: Part of a frame, ``(top, left, height, width)``; by default all of it.
-            resize: Whether frames are resized where ``out`` has another H and W (as swscale does it by default);
-                frames of another size are an error otherwise, and numbers of uint16 are never resized.
+            resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W; otherwise
+                frames of another size raise DataError. Frames of uint16 are never resized.
 
         Raises:
             ImportError: PyAV is not installed.
-            ConfigError: Arrays that do not go together.
-            DataError: No such video or frame, frames of another size or kind than ``out``, or a file that has changed
-                since it was indexed or holds a frame that cannot be decoded; the message names file and frame. Rows
-                of other frames may be written by then.
+            ConfigError: The arrays do not fit each other.
+            DataError: A video or frame does not exist, frames have another size or kind than ``out``, a file has
+                changed since it was indexed, or a frame cannot be decoded. The message names file and frame. Rows of
+                other frames may already be written.
         """
         which, frames = np.asarray(video), np.asarray(frame)
         _check(which, frames, out)
@@ -377,14 +378,14 @@ class FrameDecoder:
         else:
             try:  # the longest task first, so that no thread waits for a long task that began last
                 list(self._threads().map(attempt, sorted(tasks, key=_packets, reverse=True)))
-            except BaseException:  # of an interrupt nothing more is begun, and nobody writes to ``out`` any more
+            except BaseException:  # after an interrupt no task begins, and no thread writes to ``out`` any more
                 self.close()
                 raise
         if failed:
             try:
                 raise min(failed, key=itemgetter(0))[1]
             finally:
-                failed.clear()  # whose frames hold it
+                failed.clear()  # the error's stack frames hold a reference to it
 
     def close(self) -> None:
         """End the threads and drop the decoders; the next call creates new ones."""
@@ -401,7 +402,7 @@ class FrameDecoder:
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
-            if self._owner != os.getpid():  # the parent's threads are not in a forked child
+            if self._owner != os.getpid():  # a forked child does not have the parent's threads
                 self._forget()
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, "mouse-video")
@@ -414,7 +415,7 @@ class FrameDecoder:
         failed: list[tuple[tuple[str, int], Exception]],
         task: _Task,
     ) -> None:
-        """Decode the frames of a task; add an error, with the place of the first frame, to ``failed``."""
+        """Decode the frames of a task; add an error, with the row of its first frame, to ``failed``."""
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()
@@ -438,7 +439,7 @@ def _packets(task: _Task) -> int:
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
-    """Return the frames that cannot be decoded, and the frames of the same groups, each with the reason.
+    """Return the frames that cannot be decoded, and the other frames of their groups, each with the reason.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -479,7 +480,7 @@ def _check_video(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool
         )
     if out.shape[1:3] != (height, width) and not (resize and out.dtype == np.uint8):
         raise DataError(f"{index.path}: expected frames of {out.shape[1]}x{out.shape[2]}, found {height}x{width}")
-    # Greys of more than 8 bits are numbers: they are delivered as they are, or not.
+    # Greys of more than 8 bits are numbers (such as depth), which are delivered unchanged or not at all.
     wide = index.pixel_format.startswith("gray") and index.pixel_format != "gray"
     if wide != (out.dtype == np.uint16):
         wanted = "greys of more than 8 bits" if out.dtype == np.uint16 else "8 bits a channel, or uint16 for depth"

@@ -42,7 +42,7 @@ class VideoFiles:
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
         self.files = tuple(files)
-        self._lock = ProcessLock()  # a thread may hold it when the process forks
+        self._lock = ProcessLock()  # a thread may hold this lock when the process forks
         self._held: OrderedDict[tuple[int, tuple[str, ...]], VideoIndex] = OrderedDict()
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +75,8 @@ class VideoFiles:
             roots: Folders (absolute, without links) in which the video may lie.
 
         Raises:
-            DataError: There is no video of that number, it lies elsewhere, or differs from the video of the rows.
+            DataError: There is no video ``number``, or its file is outside of ``roots``, or is another file than the
+                rows refer to.
         """
         key = number, tuple(roots)
         with self._lock:
@@ -96,7 +97,7 @@ class VideoFiles:
         return found
 
     def shape_of(self, value: dict[str, Any], roots: Sequence[str], crop: Crop | None = None) -> tuple[int, int, int]:
-        """Return the shape ``(H, W, C)`` of a row's frame, or of a crop of it; C is 1 for greys, else 3."""
+        """Return the shape ``(H, W, C)`` of a row's frame, or of its crop; C is 1 for greys, else 3."""
         index = self.index(-1 if value["video"] is None else value["video"], roots)
         height, width = (index.height, index.width) if crop is None else crop[2:]
         return height, width, 1 if index.pixel_format.startswith("gray") else 3
@@ -112,7 +113,7 @@ class VideoFiles:
         crop: Crop | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        """Decode the frames of rows into rows of ``out``; frames of one group of pictures are read together.
+        """Decode the frames of rows into rows of ``out``; frames that depend on one key frame are read together.
 
         Args:
             runs: Rows of a column, the row of ``out`` for the first of them, and the allowed folders of videos.
@@ -120,8 +121,8 @@ class VideoFiles:
             out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
             fill: Value for a null; None raises an error.
             pixel: The dtype of pixels, uint8 or uint16.
-            crop: Part of a frame, ``(top, left, height, width)``, which is resized to ``shape``.
-            decoder: The decoder; by default a ``FrameDecoder`` of as many threads as there are processors.
+            crop: Part of each frame, ``(top, left, height, width)``, which is resized to ``shape``.
+            decoder: The decoder; by default a ``FrameDecoder`` with one thread for each processor.
 
         Raises:
             RowError: A null has no ``fill``, or a number is below 0.
@@ -157,7 +158,7 @@ class VideoFiles:
 def _joined(
     runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array, Sequence[str]]]:
-    """Join runs whose videos lie in the same folders, as most runs have one row; yield them with rows of ``out``."""
+    """Join runs whose videos lie in the same folders; yield the joined runs and their rows of ``out``."""
     by_roots: dict[tuple[str, ...], list[tuple[pa.Array, int]]] = {}
     for values, first, roots in runs:
         by_roots.setdefault(tuple(roots), []).append((values, first))
@@ -196,8 +197,8 @@ def videos_of(dataset: Any) -> VideoFiles:
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
     """Link or copy the videos of a dataset, with their indexes, into another folder under the listed paths.
 
-    Videos are linked, which needs no space, or copied if the file system has no links or is another one. Each is
-    compared with the listed digest.
+    Videos are linked, which needs no space, or copied if the file system has no links or the folder is on another one.
+    Each video is compared with its listed digest.
 
     Args:
         videos: Paths and digests, as in ``metadata.DatasetMetadata.videos``.
@@ -208,7 +209,7 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
         The number of bytes of the videos.
 
     Raises:
-        DataError: A video is missing, lies elsewhere, has another digest, or has no suffix of a video.
+        DataError: A video is missing, is outside of ``roots``, has another digest, or has no suffix of a video.
         StorageError: The folder cannot be written.
     """
     files, total = VideoFiles(videos), 0

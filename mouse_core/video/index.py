@@ -1,4 +1,4 @@
-"""The index of a video's frames and their positions in the file, stored beside the video.
+"""The index of a video's frames, with their positions in the file; it is stored beside the video.
 
 An index is an Arrow file of one row. Its columns are the properties of the video, some of them lists with one number
 per packet; ``mouse_video`` in the schema's metadata is its version. It is memory-mapped, at 37 bytes per frame.
@@ -25,9 +25,9 @@ from mouse_core.files.checksum import checksum
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import StrPath, replacing
 
-# Profiles whose parameter sets describe the colours.
+# H.264 profiles whose parameter sets describe the colours.
 _WITH_COLOURS = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
-# All numbers that are read lie in the first bytes of a unit.
+# All numbers that are read lie in the first bytes of a unit of the stream.
 _MOST_BYTES = 1024
 
 
@@ -36,11 +36,11 @@ class _Bits:
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
-        # The number of bits of the value that were not read yet, and their value.
+        # The number of bits that were not read yet, and their value.
         self._left, self._value = 8 * len(content), int.from_bytes(content)
 
     def read(self, count: int) -> int:
-        """Read a number of ``count`` bits."""
+        """Read an unsigned integer of ``count`` bits."""
         self._left -= count
         if self._left < 0:
             raise DataError("expected the numbers of a unit of H.264, found its end")
@@ -49,11 +49,11 @@ class _Bits:
         return found
 
     def count(self) -> int:
-        """Read a number from 0 on: 00101, two zeros and 101, is 4."""
+        """Read an unsigned Exp-Golomb number: 00101 (two zeros, then 101) is 5 - 1 = 4."""
         return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
 
     def whole(self) -> int:
-        """Read a number with a sign: counts 0 1 2 3 4 are 0 1 -1 2 -2."""
+        """Read a signed Exp-Golomb number: the unsigned numbers 0 1 2 3 4 stand for 0 1 -1 2 -2."""
         found = self.count()
         return (found + 1) // 2 if found % 2 else -(found // 2)
 
@@ -61,7 +61,7 @@ class _Bits:
 def sets_of(header: bytes) -> Iterator[bytes]:
     """Yield the parameter sets in the header of an MP4 file."""
     place = 5
-    for _ in range(2):  # of sequences, of pictures
+    for _ in range(2):  # of sequences, and of pictures
         count = header[place] & 31 if place < len(header) else 0
         place += 1
         for _ in range(count):
@@ -105,14 +105,15 @@ class Picture(NamedTuple):
     """The properties of one packet's picture.
 
     Args:
-        entry: A decoder may begin here, and then has the same state as one that began earlier.
-        leading: Shown before the entry that precedes it, and not decodable from that entry.
-        cut: An entry whose leading pictures are never shown.
-        referenced: Other pictures may depend on it.
-        layer: Its temporal layer: pictures of higher layers may depend on it even if none of its own layer does.
-        sets: Its parameter sets that the file header lacks.
-        shown: The packet holds a picture to show.
-        gap: Preceding pictures that it needs may be missing; the decoder's substitute depends on all earlier packets.
+        entry: Whether decoding can begin at this packet, with the same result as decoding from the file's beginning.
+        leading: Whether the picture is shown before the entry that precedes it, and cannot be decoded from that entry.
+        cut: Whether the picture is an entry whose leading pictures are never shown.
+        referenced: Whether other pictures may depend on this one.
+        layer: The temporal layer. Pictures of higher layers may depend on this one even if none of its own layer does.
+        sets: Parameter sets in the packet that the file header lacks.
+        shown: Whether the packet contains a picture to show.
+        gap: Whether earlier pictures that this one needs may be missing; the decoder's substitute depends on all
+            earlier packets.
     """
 
     entry: bool
@@ -133,7 +134,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
         header: The data before all packets ("extradata").
 
     Raises:
-        DataError: Another codec than those known here, or packets that are not as they are in MP4.
+        DataError: The codec is not supported, or the packets do not have the form of packets in MP4.
     """
     if codec in ("h264", "hevc"):
         place = 4 if codec == "h264" else 21
@@ -160,7 +161,7 @@ def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
 
 
 class _H264:
-    """Reads packets of H.264, and follows the numbers of frames through a file."""
+    """Reads packets of H.264, and keeps track of frame numbers through a file."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
@@ -182,8 +183,8 @@ class _H264:
     def _is_gap(self, unit: memoryview) -> bool:
         """Whether frames are missing before the frame of a slice, the first slice of its packet."""
         bits = _Bits(bytes(unit[1:32]))
-        bits.count()  # where in the picture it begins
-        bits.count()  # its kind
+        bits.count()  # the position in the picture where the slice begins
+        bits.count()  # kind of the slice
         sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
         if sequence is None:
             raise DataError("expected a slice with parameter sets, found one without")
@@ -193,7 +194,7 @@ class _H264:
         number, before = bits.read(width), self._before
         if unit[0] >> 5 & 3:
             self._before = number
-        # The number of a frame follows that of the last frame that others need: 0 1 2b 2b 2 3, b not needed.
+        # A frame has the number after the last referenced frame's: 0 1 2b 2b 2 3, where b marks unreferenced frames.
         return unit[0] & 31 != 5 and number != (before + 1) % (1 << width)
 
     def picture(self, units: Iterator[memoryview]) -> Picture:
@@ -228,17 +229,17 @@ class _Hevc:
         sets, ends = [], False
         for unit in units:
             kind = unit[0] >> 1 & 63
-            if len(unit) < 2 or unit[0] & 1 or unit[1] >> 3:  # another view or quality of the same pictures
+            if len(unit) < 2 or unit[0] & 1 or unit[1] >> 3:  # another view or quality of the same picture
                 continue
-            if kind < 32:  # slices; the pictures of a packet are one, whose slices are alike in this
+            if kind < 32:  # slices; a packet has one picture, and its slices agree in these values
                 entry, leading = 16 <= kind <= 21, kind in (8, 9)
-                # An entry behind the end of a sequence is like an entry at the beginning of a file.
+                # An entry after the end of a sequence is like an entry at the beginning of a file.
                 cut = 16 <= kind <= 18 or self._ended
                 referenced, layer = kind > 14 or kind % 2 == 1, (unit[1] & 7) - 1
                 shown, ends = True, False
             elif kind in (32, 33, 34):
                 sets += [bytes(unit)]
-            elif kind in (36, 37):  # the end of a sequence, of all
+            elif kind in (36, 37):  # the end of a sequence, and the end of the stream
                 self._ended = ends = True
         self._ended = ends or (self._ended and not shown)
         new = frozenset(one for one in sets if one not in self._header)
@@ -246,7 +247,7 @@ class _Hevc:
 
 
 def _av1(packet: memoryview) -> Picture:
-    """An entry is a shown key frame behind a sequence header: it replaces all that later frames may refer to."""
+    """Describe a packet of AV1; an entry is a shown key frame after a sequence header."""
     place, sequence = 0, False
     while place < len(packet):
         kind, extended, sized = packet[place] >> 3 & 15, packet[place] >> 2 & 1, packet[place] >> 1 & 1
@@ -272,18 +273,18 @@ def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
 
 
 def _vp9(packet: memoryview) -> Picture:
-    """An entry is a key frame, the first of those that are in the packet."""
+    """Describe a packet of VP9; an entry is a packet whose first frame is a key frame."""
     if not packet or packet[0] >> 6 != 0b10:
         raise DataError("expected a frame of VP9, found none")
-    # Profile 3 has one more bit. Then show_existing_frame, frame_type (0: key frame) and show_frame.
+    # Profile 3 has one more bit. Then follow show_existing_frame, frame_type (0: key frame) and show_frame.
     bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
-    # The last of several frames in a packet is shown, and so marked by its last byte.
+    # If a packet has several frames, its last byte has a mark, and the last frame is shown.
     shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)
     return Picture(bits >> 2 & 3 == 0, shown=shown)
 
 
 class _MotionJpeg:
-    """Reads packets of Motion JPEG: an entry brings all tables, apart from those that no picture before it brought."""
+    """Reads packets of Motion JPEG; an entry contains all tables that the pictures before it contained."""
 
     def __init__(self) -> None:
         self._tables: set[int] = set()
@@ -294,17 +295,17 @@ class _MotionJpeg:
         while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
             here.add(packet[place + 1])
             place += 2 + int.from_bytes(packet[place + 2 : place + 4])
-        here &= {0xC4, 0xDB}  # of Huffman codes, of quantisation
+        here &= {0xC4, 0xDB}  # tables of Huffman codes, and of quantisation
         entry = here >= self._tables
         self._tables |= here
-        # Pictures without tables are like pictures of a higher layer: they may need any other picture.
+        # Pictures without tables count as pictures of a higher layer, because they may need any other picture.
         return Picture(entry, referenced=not entry, layer=int(not entry))
 
 
 LARGEST_SIDE = 8192
-"""Most pixels of a side of a video."""
+"""Largest width and height of a video in pixels."""
 
-# Some other containers are playlists of other files, and some cut packets into pieces.
+# Other containers are rejected: some are playlists of other files, and some cut packets into pieces.
 _CONTAINER, _STRICT = "mov", {"err_detect": "explode"}
 # Signs of other containers: name, position, and the bytes there.
 _OTHERS = (
@@ -313,15 +314,15 @@ _OTHERS = (
     ("FLV", 0, b"FLV\x01"),
     ("Ogg", 0, b"OggS"),
     ("MPEG-PS", 0, b"\0\0\x01\xba"),
-    ("MPEG-TS", 188, b"G"),  # what begins each of its packets of 188 bytes, the first of which is looked at, too
+    ("MPEG-TS", 188, b"G"),  # first byte of each packet of 188 bytes; the first packet is checked too
 )
-# Side data that change the meaning of a packet.
+# Kinds of side data that change the meaning of a packet.
 _NEEDED = ("new_extradata", "param_change", "encryption_info")
 
 # FFmpeg's number of an unspecified matrix of colours; 0 is an unspecified range.
 _UNSAID = 2
-# With "strict" the decoder of H.264 waits for as many late frames as the profile allows if the file states no number:
-# otherwise the first late frames are lost.
+# If the file does not state the number of late frames, the decoder of H.264 with "strict" waits for as many as the
+# profile allows; otherwise it would lose the first late frames.
 _OPTIONS = {"h264": {"strict": "strict"}, "av1": {"max_frame_delay": "1"}}
 
 
@@ -337,7 +338,7 @@ class _Packet(NamedTuple):
 
 
 def pyav() -> Any:
-    """Return the package PyAV; the ImportError says what to install."""
+    """Return the package PyAV; raise ImportError with the extra to install."""
     try:
         import av
     except ImportError as error:
@@ -376,7 +377,7 @@ def demux(file: Path) -> dict[str, Any]:
         found = _arrays(file, packets) if packets else {"packet": ()}
         if not len(found["packet"]):
             raise damaged(file, "expected frames, found none")
-        # A decoder without the container shows whether the colours come from the container.
+        # Decoding without the container shows whether the colours are stated by the container or by the packets.
         own = [] if colours == [_UNSAID, 0] else _first_colours(file, about)
         about["colours"] = colours if own and own != _first_colours(file, {**about, "colours": colours}) else []
     return {**about, **found}
@@ -432,12 +433,12 @@ def _opened(av: Any, file: Path) -> Any:
 def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]) -> Iterator[_Packet]:
     read = picture_reader(about["codec"], about["header"])
     for number, packet in enumerate(demuxed):
-        if not packet.size:  # what ends the stream
+        if not packet.size:  # the packet that ends the stream
             continue
         where = f"packet {number}"
         if packet.pts is None:
             raise damaged(file, "expected a time of its own, found none", at=where)
-        # Most packets have no side data, and asking for each kind takes long.
+        # Most packets have no side data, and testing for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
             raise damaged(file, "expected one description of all frames, found another from here on", at=where)
         begin = -1 if packet.pos is None else packet.pos
@@ -474,8 +475,8 @@ def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
 def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
     """Return for each packet the packet at which decoding begins, and whether it is never shown.
 
-    Pictures that lead in an entry are decoded from the one before it: of packets I P C b b P, b leading in C, that is
-    0 0 2 0 0 2.
+    Leading pictures of an entry are decoded from the entry before it. Example: for packets I P C b b P, where I and C
+    are entries and b are leading pictures of C, the result is 0 0 2 0 0 2.
     """
     start: list[int] = []
     hidden: list[bool] = []
@@ -487,8 +488,8 @@ def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
             raise damaged(file, "expected a frame that needs no other, found one that does", at="packet 0")
         if picture.entry:
             before, no_leading = current, picture.cut or number == 0
-            # A decoder that begins here has the header's sets and those in this packet; one that began before may have
-            # others instead, which came on the way.
+            # A decoder that begins at this packet has the parameter sets of the header and of this packet; a decoder
+            # that began earlier may have other sets, from packets between.
             current = number if seen <= picture.sets else current
         elif picture.gap:
             current = 0
@@ -524,8 +525,8 @@ _SCHEMA = pa.schema(
     metadata={_KEY: str(_VERSION).encode()},
 )
 _ARRAYS = ("pts", "position", "size", "start", "referenced", "checksum", "packet")
-# Number of bytes at each end of a file whose checksum distinguishes files of equal size: the tables of an MP4 begin or
-# end there.
+# Number of bytes at each end of a file in the checksum that distinguishes files of equal size. The tables of an MP4
+# file lie at one of its ends.
 _END_BYTES = 64 << 10
 
 
@@ -629,7 +630,7 @@ def _place_of(video: Path) -> Path:
     beside = Path(f"{video}{SUFFIX}")
     if beside.exists() or os.access(beside.parent, os.W_OK) or not video.exists():
         return beside
-    from mouse_core.remote.mirror.mirror import cache_folder  # loaded where there is no room beside
+    from mouse_core.remote.mirror.mirror import cache_folder  # rarely needed
 
     name = hashlib.sha256(os.fsencode(video.resolve())).hexdigest()[:32]
     return cache_folder() / "videos" / f"{name}{SUFFIX}"
@@ -657,7 +658,7 @@ def _digest(row: dict[str, Any]) -> str:
 
 
 def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
-    """Return the row of a stored index, with mapped arrays; None if it is missing, damaged or of another file."""
+    """Return the row of a stored index, with mapped arrays; None if there is none for this file, or it is damaged."""
     if not place.is_file():
         return None
     try:
@@ -683,9 +684,9 @@ def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    """Whether an index has values that this module writes, and all its numbers lie within the file and the index.
+    """Whether an index has only values that this module writes, and positions within the file and the index.
 
-    Data that others made may bring indexes along, and so the name of a decoder, or frames of any size.
+    Untrusted data may include an index, with any name of a decoder or any size of frames.
     """
     if any(value is None for value in row.values()) or None in (*row["time_base"], *row["colours"]):
         return False

@@ -1,4 +1,4 @@
-"""Writing videos, whose frames are then read wherever they are."""
+"""Writes videos so that single frames can be read fast at any position."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0, "vp9": 31.0}
 _MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63, "vp9": 63}
 _PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8", "libvpx-vp9": "5"}
 _QUIET = "log-level=none"
-# Height and width below which x265 has no block, and SVT-AV1 reads and writes beyond its own memory.
+# Smallest height and width: below these x265 has no block, and SVT-AV1 accesses memory out of bounds.
 _LEAST_SIDES = {"hevc": (16, 16), "av1": (4, 32)}
-# In narrower frames a line of the CU tree of x265 has fewer than the four blocks that its assembly writes.
+# In narrower frames, a line of x265's CU tree has fewer than the four blocks that its assembly code writes.
 _LEAST_TREE_WIDTH = 64
 _FULL_RANGE = 2
 
@@ -46,8 +46,8 @@ class VideoCodec:
         pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". By default "yuv420p" for colours,
             "gray" for greys if the codec has it, and "gray12le" for uint16 greys, which holds values up to 4,095.
         preset: The encoder's preset, which trades time for smaller files.
-        lossless: Whether encoding preserves every bit that ``pix_fmt`` holds: greys in "gray" and "gray12le", and
-            colours in "gbrp", which HEVC has.
+        lossless: Whether encoding preserves every bit of the pixels in ``pix_fmt``: greys in "gray" and "gray12le", and
+            colours in "gbrp", which only HEVC supports.
 
     Raises:
         ConfigError: The codec, an option or a value is not supported; the message lists the supported ones.
@@ -75,7 +75,7 @@ class VideoCodec:
 
     @classmethod
     def parse(cls, text: str) -> VideoCodec:
-        """Parse the text form."""
+        """Return the codec from its text form."""
         codec, *options = text.split(":")
         given: dict[str, Any] = {}
         kinds = {"gop": int, "crf": float, "pix_fmt": str, "preset": str}
@@ -112,7 +112,7 @@ class VideoCodec:
 
         Raises:
             ImportError: PyAV is not installed, or has no encoder for the codec.
-            ConfigError: The codec lacks the format, or the format does not hold such frames.
+            ConfigError: The codec lacks the format, or the format cannot represent such frames.
         """
         wide, grey = np.dtype(dtype) != np.uint8, shape[2] == 1
         formats = _formats(self.codec)
@@ -143,7 +143,7 @@ class VideoCodec:
         return found
 
     def _check_sides(self, shape: tuple[int, int, int]) -> None:
-        """Raise ConfigError for frames that are too large, too small or of other channels, whatever their pixels."""
+        """Raise ConfigError if frames are too large or too small, or have a wrong number of channels."""
         if max(shape[:2]) > LARGEST_SIDE or shape[2] not in (1, 3):
             raise ConfigError(f"video: expected frames of 1 or 3 channels, up to {LARGEST_SIDE} a side, found {shape}")
         height, width = _LEAST_SIDES.get(self.codec, (1, 1))
@@ -154,7 +154,7 @@ class VideoCodec:
             )
 
     def options(self, width: int) -> dict[str, str]:
-        """Return the encoder's options for frames of a width."""
+        """Return the encoder's options for frames of this width."""
         encoder = _ENCODERS[self.codec]
         crf = _CRF[self.codec] if self.crf is None else self.crf
         said = {"crf": f"{crf:g}"}
@@ -199,7 +199,7 @@ class VideoWriter:
 
     Raises:
         ImportError: PyAV is not installed, or has no encoder for the codec.
-        ConfigError: Frames that the codec does not take.
+        ConfigError: The codec does not accept such frames.
         StorageError: The file cannot be written.
     """
 
@@ -214,7 +214,7 @@ class VideoWriter:
     ) -> None:
         self.path, self.codec, self.shape, self.dtype = os.fspath(path), codec, shape, np.dtype(dtype)
         self.pixel_format = codec.pixel_format(shape, dtype)
-        self._reformatter = pyav().video.reformatter.VideoReformatter()  # a frame's own is made anew for each
+        self._reformatter = pyav().video.reformatter.VideoReformatter()  # one for all frames
         self._largest = (1 << pyav().VideoFormat(self.pixel_format, 16, 16).components[0].bits) - 1
         rate = Fraction(frames_per_second).limit_denominator(1001)
         #: Number of written frames, and number of their bytes in the file so far.
@@ -227,13 +227,13 @@ class VideoWriter:
             self._stream.pix_fmt = self.pixel_format
             self._stream.codec_context.time_base = 1 / rate
             if self.pixel_format.startswith("gray"):
-                self._stream.codec_context.color_range = _FULL_RANGE  # greys are what they are, from black to white
+                self._stream.codec_context.color_range = _FULL_RANGE  # greys use the full range, from black to white
 
     def write(self, frames: npt.NDArray[Any]) -> None:
         """Add frames, ``[n, H, W, C]``.
 
         Raises:
-            DataError: Another shape or dtype, or numbers that ``pixel_format`` does not hold.
+            DataError: The frames have another shape or dtype, or values that ``pixel_format`` cannot represent.
             StorageError: The file cannot be written.
         """
         if frames.shape[1:] != self.shape or frames.dtype != self.dtype:
@@ -252,7 +252,7 @@ class VideoWriter:
                 self.frames += 1
 
     def close(self) -> None:
-        """Write the frames that the encoder still holds, and the tables, and close the file.
+        """Write the encoder's remaining frames and the file's tables, and close the file.
 
         Raises:
             StorageError: The file cannot be written.
