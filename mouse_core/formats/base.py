@@ -1,4 +1,4 @@
-"""RowStream, which every reader of a format returns; digests of rows, images and files of rows; and rows of any source.
+"""RowStream, which every reader of a format returns; digests, images and files of rows; and rows from any source.
 
 Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as record batches
 (``row_batches``), as pieces (``pieces_of``), or as episodes (``episodes_of``).
@@ -62,8 +62,8 @@ class RowStream:
     """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
 
     Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
-    and columns of observations; all other values are in columns ``metadata_*`` and ``info.*``. Iterating again reads
-    again.
+    and columns of observations; all other values are in columns ``metadata_*`` and ``info.*``. Each iteration reads the
+    data again.
 
     Args:
         path: Path of the data, or a description of data without a file.
@@ -73,17 +73,17 @@ class RowStream:
         episodes: Number of episodes, if the format states it.
         rows: Number of rows, if it is known before reading.
         notes: Decisions of the reader, a sentence each.
-        faults: Faults of the data: for each, a code of ``mouse inspect``, "error" or "warning", and a sentence.
-        mended: Returns the same rows without unreadable episodes, which ``faults`` name; None if the reader does not
+        faults: Faults of the data: for each, a code as in ``mouse inspect``, "error" or "warning", and a sentence.
+        mended: Returns the same rows without the unreadable episodes that ``faults`` name; None if the reader does not
             search for such episodes.
         format_metadata: Metadata in the terms of the format.
-        mapped: Returns all rows as a ``datasets.Dataset`` of mapped files; None if no such files exist.
-        opened: Returns all rows as a store that reads them in place; None if no store can.
+        mapped: Returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no such files.
+        opened: Returns all rows as a store that reads them in place; None if that is impossible.
         metadata: The metadata in the data, and the reader's additions. Its alignment is None if "arrived" is only an
             assumption.
         image_roots: Further folders (absolute, without links) in which images that rows name by path may lie, besides
             the folders of the data.
-        noted: Digest of all rows from the time they were written; None if none was recorded.
+        noted: Digest of all rows that was recorded when they were written; None without one.
     """
 
     path: str
@@ -143,7 +143,7 @@ class RowStream:
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """Return the stream with changed attributes; with new batches, the ways to read files in place are dropped."""
+        """Return the stream with changed attributes; new batches disable reading the files in place."""
         if "batches" in changes:
             changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)
@@ -174,7 +174,7 @@ class RowStream:
         return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """Return all rows as a store: by reference to Arrow files in the form of ``datasets``, else in memory.
+        """Return all rows as a store, by reference to Arrow files in the form of ``datasets``, or else in memory.
 
         For data larger than memory, call ``save`` first, and open the folder.
 
@@ -187,7 +187,7 @@ class RowStream:
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
             said = opened.metadata
-            # A store with videos in place has its own fields for them.
+            # A store that reads videos in place has its own fields for them.
             known = {"fields": self.metadata.fields} if said.videos else {}
             if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
                 opened.format, opened.notes = self.format, self.notes
@@ -205,16 +205,16 @@ class RowStream:
         return rows_digest(self)
 
     def check_digest(self, found: str) -> None:
-        """Raise DataError unless ``found``, the digest of all rows that were read, equals the noted digest."""
+        """Raise DataError unless ``found``, the digest of all rows that were read, equals the recorded digest."""
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
 
     def save(self, path: str | os.PathLike[str], *, videos: bool = True) -> None:
         """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
-        One batch is in memory at a time. The folder appears when it is complete on the disk. Images that rows name by
-        path are written into the rows. Rewards at the first rows of episodes contradict the alignment "arrived" and
-        cause an ``AlignmentWarning``. ``formats.save`` writes other formats.
+        One batch is in memory at a time. The folder gets its name only when it is complete on the disk. Images that
+        rows name by path are written into the rows. Nonzero rewards at the first rows of episodes contradict the
+        alignment "arrived" and cause an ``AlignmentWarning``. ``formats.save`` writes other formats.
 
         Args:
             path: The folder; nothing may exist there.
@@ -223,8 +223,8 @@ class RowStream:
 
         Raises:
             ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
-            StorageError: The folder cannot be written; no part of it remains.
-            DataError: The source is damaged, or a row names a file that is no image or lies outside the permitted
+            StorageError: The folder cannot be written; a partial folder is removed.
+            DataError: The source is damaged, or a row names a file that is no image or lies outside of the allowed
                 folders.
         """
         target = Path(path)
@@ -246,10 +246,10 @@ class RowStream:
 
 
 def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMetadata:
-    """Return the metadata of rows whose observations and actions batches have by their names, in dtype and shape.
+    """Return metadata with which batches have observations and actions in their stored names, dtypes and shapes.
 
     Args:
-        metadata: The other metadata; its fields stay.
+        metadata: The metadata to extend; its fields stay.
         schema: The schema of the rows.
     """
     known = {MISSING, *(field.column for field in metadata.fields)}
@@ -286,7 +286,7 @@ def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
 
     Raises:
-        ConfigError: ``rows`` is none of these.
+        ConfigError: ``rows`` has another type.
         SchemaError: The rows have the alignment "outgoing".
     """
     _check_arrived(getattr(rows, "alignment", None) or read_metadata(rows, label="rows").alignment)
@@ -368,8 +368,8 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
             metadata.
 
     Raises:
-        ConfigError, SchemaError: As ``row_batches``.
-        DataError: Values are null or ragged, or rewards are vectors, which other formats do not have.
+        ConfigError, SchemaError: Errors of ``row_batches``.
+        DataError: Values are null or ragged, or rewards are vectors; other formats cannot store these.
     """
     ended = True
     for batch in row_batches(rows):
@@ -379,7 +379,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
             raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
         arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
-        # Metadata of some episodes are null in the others.
+        # Metadata that only some episodes have are null in the others.
         partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
         columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
         if columns.get("reward", columns["done"]).size > batch.num_rows or "agent_done" in columns:
@@ -452,8 +452,8 @@ class ShardWriter:
 
     Args:
         folder: The folder.
-        number: Number of the file. The name of the file also has the process id, so that a process that survived an
-            interruption writes to another file.
+        number: Number of the file. The name also contains the process id, so that an earlier process that is still
+            running writes to another file.
         kind: "arrow" or "parquet".
         schema: Schema of the file; batches are cast to it.
     """
@@ -481,7 +481,7 @@ class ShardWriter:
         if not table.schema.equals(self._schema, check_metadata=True):
             table = table.cast(self._schema).combine_chunks()
         if isinstance(self._writer, pq.ParquetWriter):
-            # Encoding needs several times the memory of the rows, so each piece of the table becomes a row group.
+            # Encoding needs several times the memory of the rows, so each batch becomes a row group.
             most = rows_at_once(bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES)
             for first in range(0, max(table.num_rows, 1), most):
                 self._writer.write_table(table.slice(first, most))
@@ -490,7 +490,7 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file; return its name, and None: shards record no facts in the job."""
+        """Close the file; return its name, and None, as shards have no facts for the job."""
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
             add_parquet_checksum(self._path)
@@ -527,7 +527,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
 
 def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> pa.Schema:
-    """Return a schema in the types of ``datasets``, with ``metadata`` in its metadata.
+    """Return a schema with the types of ``datasets``, and with ``metadata`` in its metadata.
 
     Raises:
         SchemaError: ``datasets`` has no type for a column; the message begins with ``where``.
@@ -641,7 +641,7 @@ class _ColumnDigest:
                 self._child(number, _canonical(values.type)).update(values)
         elif _is_text(array.type):
             self._update_texts(array)
-        elif len(array):  # this excludes type null, in which every row is null
+        elif len(array):  # this excludes the type null, in which every row is null
             values = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
             numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
             self._values.update(numbers.view(np.uint8).data)
@@ -672,7 +672,7 @@ class _ColumnDigest:
 
 
 class _Runs:
-    """A hash of whole numbers as runs of equal numbers; a run may continue in the next call."""
+    """A hash of integers, as runs of equal integers; a run may continue in the next call."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -711,7 +711,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 
 def _canonical(data_type: pa.DataType) -> str:
-    """Return the name of a type without its Arrow encoding: a dictionary of texts is a text."""
+    """Return the name of a type without its Arrow encoding: a dictionary-encoded text is a text."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _canonical(data_type.storage_type)
     if pa.types.is_dictionary(data_type):
@@ -729,7 +729,7 @@ class DigestedRows:
 
     Args:
         batches: The rows.
-        digest: A digest that every row is added to; None for no digest.
+        digest: A digest to which every row is added; None for no digest.
         advance: Called with the number of rows of each read.
     """
 
@@ -772,18 +772,18 @@ _PIECE_BYTES = 16 << 20
 
 
 def embedded(stream: Any, *, others: bool = True) -> Any:
-    """Return the same rows; images that they name by path are replaced by their bytes.
+    """Return the same rows, with the bytes of the images that they name by path.
 
     Args:
         stream: The rows.
-        others: Whether a path to a file that is no image, such as a sound, is an error; if not, the path stays.
+        others: Whether a path to a file that is no image, such as a sound, raises an error; otherwise the path stays.
 
     Returns:
-        The new stream; ``stream`` itself if no column can name files.
+        The new stream; ``stream`` itself if no column may name files.
 
     Raises:
-        DataError: While reading: a path leads out of the permitted folders, to no file, or to no image; the message
-            names column and row.
+        DataError: Raised while reading: a path is outside of the allowed folders, does not exist, or is no image. The
+            message names column and row.
     """
     types = features_in(stream.schema.metadata or {})
     images = {
@@ -812,7 +812,7 @@ def names_files(data_type: pa.DataType) -> bool:
 
 
 def by_path(files: pa.Array) -> pa.Array:
-    """Return booleans: whether a row of a ``{bytes, path}`` column has a path and no bytes."""
+    """Return a mask of the rows of a ``{bytes, path}`` column that have a path and no bytes."""
     return pc.and_(pc.is_null(pc.struct_field(files, "bytes")), pc.is_valid(pc.struct_field(files, "path")))
 
 
@@ -821,7 +821,7 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
 
     Args:
         files: The column.
-        read: Returns the bytes of a path; called with the path, and with ``where`` for messages.
+        read: Returns the bytes of a file; called with its path, and with ``where`` for messages.
         where: Name of the column for messages.
         first_row: Number of the first row.
     """
@@ -862,10 +862,10 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
 
     Args:
         path: The path in the row.
-        image: Whether the column holds images; any other file raises a DataError.
-        roots: Permitted folders (absolute, without links).
+        image: Whether the column has images; any other file then raises a DataError.
+        roots: Allowed folders (absolute, without links).
         where: Name of the row for messages.
-        whole: Whether to decode the whole image, not its header alone.
+        whole: Whether to decode the complete image, not only its header.
     """
     from mouse_core.images.pixels import decode_image, image_shape
 

@@ -1,4 +1,4 @@
-"""Conversions that readers, writers and inspections share: from values of any format to columns of rows, and back."""
+"""Conversions between values of other formats and columns of rows, for readers, writers and inspections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import reading
 from mouse_core.images.pixels import decode_image
 
-# Small batches are joined up to this size, since each batch costs time however few rows it has.
+# Small batches are joined up to this size, since each batch takes time, however few rows it has.
 _BLOCK_BYTES = 8 << 20
 _BLOCK_ROWS = 1 << 16
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
@@ -37,7 +37,7 @@ def check_size(name: str, size: int | str) -> int:
     """Return a number of bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
 
     Raises:
-        ConfigError: The text is no size, or the size is below one byte.
+        ConfigError: The text is not a size, or the size is below one byte.
     """
     count = size
     if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
@@ -51,7 +51,7 @@ def check_size(name: str, size: int | str) -> int:
 def rows_at_once(row_bytes: int, *, most: int, budget: int = 32 << 20) -> int:
     """Return the number of rows that fit into ``budget`` bytes, but at least 1 and at most ``most``.
 
-    With 10 bytes a row and a budget of 35 bytes: 3 rows, or 2 if ``most`` is 2.
+    With 10 bytes per row and a budget of 35 bytes, 3 rows fit, or 2 if ``most`` is 2.
     """
     return max(1, min(most, budget // max(1, row_bytes)))
 
@@ -84,21 +84,21 @@ def _concatenate(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 MISSING = "observation_missing"
-"""The column that marks rows whose observation the source did not hold."""
+"""Column that marks rows whose observation is missing in the source."""
 
 
 def travels_with_action(key: str) -> bool:
-    """Whether a value that a source stores with a step belongs to the action of the step, judged by its name."""
+    """Whether a value that a source stores with a step belongs to the action of the step; the name decides."""
     return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a column holds metadata of steps or episodes: ``metadata_<key>``, or an info, ``info.<key>``."""
+    """Whether a column has metadata of steps or episodes (``metadata_<key>``) or infos (``info.<key>``)."""
     return name.startswith(("metadata_", "info."))
 
 
 def metadata_column(path: str) -> str:
-    """Return the column of a source's value that is neither observation nor action: ``infos/a/b`` is ``info.a.b``."""
+    """Return the column name of a value that is neither observation nor action: ``infos/a/b`` becomes ``info.a.b``."""
     first, *rest = path.split("/")
     if first in ("info", "infos", "env_infos") and rest:
         return ".".join(["info", *rest])
@@ -106,10 +106,10 @@ def metadata_column(path: str) -> str:
 
 
 def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
-    """Return the leaves of a nested value by name: the keys that lead to a leaf, behind ``name``.
+    """Return the leaves of a nested value by name; a leaf's name is ``name`` and the keys that lead to the leaf.
 
     Args:
-        name: The beginning of all names.
+        name: Beginning of all names.
         value: A mapping, a tuple (its items are named by their position), or a leaf.
         joint: The text between keys.
     """
@@ -142,7 +142,7 @@ def keys_of(name: str, whole: str) -> list[str]:
 
 
 def nested(columns: Mapping[str, Any], whole: str) -> Any:
-    """Return the only column of ``whole``, or a mapping of its parts; ``whole.a.b`` is in the mapping ``a``."""
+    """Return the only column of ``whole``, or a nested mapping of its parts: ``whole.a.b`` is ``b`` in ``a``."""
     if is_single(columns, whole):
         return next(iter(columns.values()))
     parts: dict[str, Any] = {}
@@ -158,26 +158,27 @@ def nested(columns: Mapping[str, Any], whole: str) -> Any:
 
 
 def belongs_to(name: str, whole: str) -> bool:
-    """Whether a column is an observation or action, or a part of it: ``action``, ``action_grip``, ``action.grip``."""
+    """Whether a column is the observation or action ``whole``, or a part of it, such as ``action.grip`` of ``action``.
+    """
     return name == whole or name.startswith((f"{whole}_", f"{whole}."))
 
 
 def is_single(names: Collection[str], prefix: str) -> bool:
-    """Whether one column is the whole observation or action, rather than a part of a nested one."""
+    """Whether one column is the complete observation or action, rather than a part of a nested one."""
     kinds = ("discrete", "image", "text")
     return len(names) == 1 and next(iter(names)) in (prefix, *(f"{prefix}_{kind}" for kind in kinds))
 
 
 def is_image(values: npt.NDArray[Any]) -> bool:
-    """Whether the rows of ``values`` look like pictures: uint8 ``[n, H, W]`` or ``[n, H, W, C]`` with C up to 4."""
+    """Whether the rows of ``values`` look like images: uint8 ``[n, H, W]`` or ``[n, H, W, C]`` with C up to 4."""
     return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
 
 
 def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
-    """Return a column with one number a row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
+    """Return a column with one number per row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
 
     Raises:
-        DataError: A row has no number, or several.
+        DataError: A row has no number, or several numbers.
     """
     values = columns[name]
     if values.size != len(values):
@@ -193,7 +194,7 @@ def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
         where: Prefix of error messages.
 
     Raises:
-        DataError: No column can hold values of this type.
+        DataError: Values of this type cannot be a column.
     """
     if values.dtype.kind in "OSU":
         return _text(values, where=where)
@@ -239,7 +240,7 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
         where: Prefix of the message.
 
     Raises:
-        DataError: Nulls, lists of differing lengths, or an image that cannot be decoded.
+        DataError: A value is null, lists have different lengths, or an image cannot be decoded.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -266,7 +267,7 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
 
 
 def ordered(columns: Columns) -> Columns:
-    """Return columns in the order of all readers: action, reward, done, step, observations, metadata."""
+    """Return columns in the order that all readers use: action, reward, done, step, observations, metadata."""
     fixed = ("reward", "done", "episode_step")
     actions = [name for name in columns if belongs_to(name, "action")]
     others = [name for name in columns if name not in fixed and name not in actions]
@@ -275,7 +276,7 @@ def ordered(columns: Columns) -> Columns:
 
 
 def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
-    """Return the schema of rows with these columns; a name that is no Unicode text raises DataError."""
+    """Return the schema of rows with these columns; raise DataError for a name that is not Unicode text."""
     _check_texts(columns)
     return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
 
@@ -291,7 +292,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
 
     Args:
         columns: Values ``[n, ...]`` by name, all of one length.
-        schema: Columns and types of the rows before; None: any columns.
+        schema: Columns and types of the earlier rows; None: any columns.
         where: Prefix of messages, usually a file and an episode.
 
     Raises:
@@ -333,7 +334,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def check_final(final: str | None, *, where: str, needed: bool = True) -> str | None:
-    """Return ``final`` after checking it; the error explains both choices if one is needed and missing.
+    """Return ``final`` after checking it; if a choice is required and missing, the error explains both choices.
 
     Args:
         final: "drop", "mark" or None.
@@ -341,7 +342,7 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
         needed: Whether the source lacks the final observation of episodes.
 
     Raises:
-        ConfigError: The choice is unknown, or None although a choice is needed.
+        ConfigError: The choice is unknown, or missing although it is required.
     """
     if final is not None and final not in FINAL:
         raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
@@ -356,14 +357,15 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
 
 
 def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
-    """Move values one row later: from the row of an action to the next row; an episode begins with zeros (or "").
+    """Move values from the row of an action to the next row; the first row of an episode gets zeros (or "").
 
-    For example, actions 5 6 7, after an action 4 and with begins of 0 0 1, become 4 5 0.
+    For example, actions 5 6 7 after an action 4, where an episode begins at the third row, become 4 5 0.
 
     Args:
         values: Values in the rows of the actions, ``[n, ...]``.
-        before: Values of the last row of the piece before, ``[1, ...]``; replaced by the last row of this piece.
-        begins: Whether an episode begins with a row, ``[n]``.
+        before: Values of the last row of the previous piece, ``[1, ...]``; they are replaced by the last row of this
+            piece.
+        begins: Whether an episode begins at each row, ``[n]``.
 
     Raises:
         DataError: The shape changes within an episode.
@@ -382,23 +384,24 @@ def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
 def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
     """Return the number of rows before each row in its episode, int64 ``[n]``.
 
-    After 3 rows of an episode that continues, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
+    For example, after 3 rows of an episode that continues, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
 
     Args:
-        begins: Whether an episode begins with a row, ``[n]``.
-        before: The number of earlier rows of the episode that continues.
+        begins: Whether an episode begins at each row, ``[n]``.
+        before: Number of earlier rows of the episode that continues.
     """
     first = np.flatnonzero(begins)
-    latest = np.cumsum(begins) - 1  # the latest begin for each row, or -1
+    latest = np.cumsum(begins) - 1  # the last begin up to each row, or -1
     origin = np.where(latest >= 0, first[latest] if len(first) else 0, -before)
     return (np.arange(len(begins)) - origin).astype(np.int64)
 
 
 class TransitionRows:
-    """Turns transitions, in the order they happened, into rows with alignment "arrived".
+    """Converts transitions, in their order in time, to rows with the alignment "arrived".
 
-    A transition is an observation, an action, and the values that arrived after the action. ``add`` takes any number of
-    transitions of any number of episodes; an episode may continue in the next call. ``finish`` returns the last rows.
+    A transition is an observation, an action, and the values that arrived after the action. ``add`` accepts any number
+    of transitions of any number of episodes; an episode may continue in the next call. ``finish`` returns the last
+    rows.
 
     Args:
         final: Treatment of the last transition of an episode whose last observation is not stored ("drop" or "mark");
@@ -429,19 +432,19 @@ class TransitionRows:
             arriving: Columns of the transition's results: ``action``, ``reward``, ``done``, metadata, ``[T, ...]``.
             begins: Whether an episode begins with this transition, ``[T]``. The very first transition always begins
                 one.
-            following: The columns of ``observations``, for the observation that the transition leads to. Where they
-                differ from the next transition's observation, the recording is interrupted, and an episode begins there
-                too.
-            beside: Columns that stay with the observation that a transition leaves, and are unknown at the end of an
-                episode: floats are NaN there. Whole numbers and texts repeat the row before, and so does ``metadata_*``
-                among ``observations`` if the last observation is missing: for example, a task stays the same.
+            following: The columns of ``observations``, for the observation that the transition leads to. If they differ
+                from the next transition's observation, the recording was interrupted, and the next transition begins an
+                episode.
+            beside: Columns that stay with the observation that a transition leaves, and are unknown in the last row of
+                an episode. There, floats are NaN, and integers and texts repeat the row before. So does ``metadata_*``
+                in ``observations`` if the last observation is missing; for example, a task stays the same.
 
         Returns:
-            Columns of rows; empty arrays if all transitions are held.
+            Columns of rows; empty arrays if all transitions are held back.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
-            DataError: Columns differ in length or shape.
+            DataError: Columns have different lengths or shapes.
         """
         parts: dict[str, Columns] = {
             "observations": dict(observations),
@@ -457,24 +460,24 @@ class TransitionRows:
             parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
         self._mark_begins(parts)
         count = len(parts["begins"]["begins"])
-        # A transition's successor shows whether it is the last one of its episode; "drop" must also know whether the
-        # successor is the last one.
+        # The next transition shows whether a transition is the last of its episode. "drop" must also know whether the
+        # next transition is the last.
         waiting = 2 if self._final == "drop" else 1
         if parts["following"]:
-            # No transition is held back if all ends are known already.
+            # No transition is held back if all ends of episodes are known already.
             waiting = 1 if parts["beside"] else 0
             if count and not waiting:
                 self._last = {name: values[-1:].copy() for name, values in parts["following"].items()}
         return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
-        """Return rows for the held transitions, of which the last ends its episode; None if none is held."""
+        """Return rows for the transitions that were held back, of which the last ends its episode; None without any."""
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
         return self._take(self._held, len(self._held["begins"]["begins"]))
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
-        """Mark the very first transition, and each whose observation differs from the previous transition's result."""
+        """Mark the first transition, and each transition whose observation differs from the previous one's result."""
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():
             begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
@@ -484,7 +487,7 @@ class TransitionRows:
             begins[0] = self._begun = True
 
     def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
-        """Return rows for the first ``ready`` transitions, and hold the others."""
+        """Return rows for the first ``ready`` transitions, and hold the others back."""
         flags = parts["begins"]["begins"]
         ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
         last = ends[:ready]
@@ -521,15 +524,15 @@ class TransitionRows:
     def _layout(
         self, now: dict[str, Columns], then: dict[str, Columns], kept: Bools, last: Bools, known: bool
     ) -> Columns:
-        """Arrange rows: a transition gives the row that it leads to; an episode's first transition also its start.
+        """Arrange rows: each transition gives the row that it leads to; an episode's first also gives the first row.
 
-        ``kept`` is the mask of transitions with a row, ``last`` of transitions that end an episode, ``known`` of these
-        with a stored final observation; ``then`` holds the values of the rows that transitions lead to.
+        Masks: ``kept`` marks transitions with a row, ``last`` transitions that end an episode, and ``known`` those of
+        ``last`` whose final observation is stored. ``then`` has the values of the rows that transitions lead to.
         """
         begins = now["begins"]["begins"]
-        # Row that transition j leads to: the number of rows of earlier transitions, plus the starts up to and including
-        # its own. Two episodes of two transitions are six rows; begins is 1 0 1 0. If all are kept, the transitions
-        # lead to rows 1 2 4 5, and the episodes start in rows 0 and 3.
+        # Transition j leads to the row with this number: the rows of earlier transitions, plus the first rows of
+        # episodes so far. Example: two episodes of two transitions are six rows; begins is 1 0 1 0. If all are kept,
+        # the transitions lead to rows 1 2 4 5, and the episodes begin at rows 0 and 3.
         leads_to = np.cumsum(kept) - 1 + np.cumsum(begins)
         start_rows = leads_to[begins] - kept[begins]
         count = int(kept.sum() + begins.sum())
@@ -555,7 +558,7 @@ class TransitionRows:
             rows[MISSING][ends_at] = 1
         rows["episode_step"] = np.zeros(count, np.int64)
         if len(begins):
-            numbers = step_numbers(begins, self._step) + 1  # row 0 is the row that the first transition leaves
+            numbers = step_numbers(begins, self._step) + 1  # row 0 has the observation that the first transition leaves
             rows["episode_step"][leads_to] = numbers[kept]
             self._step = int(numbers[-1])
         return rows
@@ -572,7 +575,7 @@ def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, wher
 
 
 def _next(columns: Columns, ready: int) -> Columns:
-    """Return the next row of each of the first ``ready`` rows; the row after the last one is arbitrary."""
+    """Return the next row of each of the first ``ready`` rows; behind the last row, the value is arbitrary."""
     return {
         name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
         for name, values in columns.items()
@@ -580,7 +583,7 @@ def _next(columns: Columns, ready: int) -> Columns:
 
 
 def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
-    """Whether rows differ, NaN being equal to NaN."""
+    """Return whether each row differs; NaN equals NaN."""
     unequal = ones != others
     if ones.dtype.kind == "f":
         unequal &= ~(np.isnan(ones) & np.isnan(others))
@@ -589,7 +592,7 @@ def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
 
 UInt64s = npt.NDArray[np.uint64]
 
-# Rows above this size in bytes are hashed one by one, by a hash that is fast on long inputs.
+# Rows above this size in bytes are hashed one by one, with a hash that is fast for long inputs.
 _LONG_ROW = 512
 
 
@@ -601,10 +604,10 @@ class Values:
         kind: The column's type.
         rows: Number of rows.
         numbers: The values, ``[rows, ...]`` if all rows have one shape and none is null, else flat; None if the column
-            holds no numbers.
-        shape: The shape of a row; None if rows differ, or hold no numbers.
-        lengths: The number of values in every row, if rows differ.
-        present: Whether each row is not null, bool ``[rows]``; None if no row is null.
+            has no numbers.
+        shape: The shape of a row; None if rows differ in shape, or have no numbers.
+        lengths: The number of values in each row, if rows differ in shape.
+        present: Mask of rows that are not null, bool ``[rows]``; None if no row is null.
         inner_nulls: Number of nulls inside rows.
         array: The Arrow values.
     """
@@ -643,9 +646,9 @@ def read_values(array: pa.Array) -> Values:
 
 
 def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, npt.NDArray[np.int64] | None]:
-    """Return the values in the lists of a column, the shape of a row (None if rows differ), and the values per row.
+    """Return the values in the lists of a column, the shape of a row (None if rows differ), and the sizes of rows.
 
-    Of ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 and 1.
+    For ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 values and 1 value.
     """
     shape: tuple[int, ...] | None = ()
     lengths: npt.NDArray[np.int64] | None = None
@@ -653,7 +656,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
         counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         if lengths is None:
             lengths = counts
-        else:  # of the lists, how many values each row's lists have together
+        else:  # for lists, the total number of values in each row
             lengths = np.diff(_ends(counts)[_ends(lengths)])
         same = len(counts) > 0 and not array.null_count and bool((counts == counts[0]).all())
         shape = (*shape, int(counts[0])) if same and shape is not None else None
@@ -662,7 +665,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return 0 and the end of each of several adjacent ranges."""
+    """Return 0 and the end of each range, for adjacent ranges of these lengths."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
@@ -670,7 +673,7 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def hash_rows(values: Values) -> UInt64s:
-    """Return a hash of every row, ``[rows]``: equal for rows of equal bytes, different for others but by chance."""
+    """Return a hash of every row, ``[rows]``; rows with equal bytes have equal hashes, other rows almost surely not."""
     numbers = values.numbers
     if numbers is None or values.shape is None:
         return _hash_each(values)
@@ -692,7 +695,7 @@ def hash_rows(values: Values) -> UInt64s:
 
 
 def mix_hashes(words: UInt64s) -> UInt64s:
-    """Mix 64-bit values, so that every bit affects all 64."""
+    """Mix 64-bit values, so that every bit affects all 64 bits."""
     words = words ^ (words >> np.uint64(32))
     words = words * np.uint64(0xD6E8FEB86659FD93)
     words = words ^ (words >> np.uint64(29))

@@ -1,4 +1,4 @@
-"""Write recorded data of any size to a new dataset, unchanged or changed by a function; an interrupted call resumes."""
+"""Writes recorded data of any size to a new dataset, unchanged or changed by a function; interrupted calls resume."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SegmentWriter:
         self.bytes += batch.nbytes
 
     def finish(self) -> tuple[list[str], Any]:
-        """Write the file; return its name and its entry for the manifest. Without rows no file is written."""
+        """Write the file, unless there are no rows; return its name and its entry for the manifest."""
         if not self._tables:
             return [], None
         make_folder(self._folder / "segments")
@@ -130,7 +130,7 @@ class Conversion:
         digest: Digest of all rows, in the source and in the result; see ``rows_digest``.
         shards: Number of files.
         resumed_rows: Number of rows that an earlier, interrupted call had written.
-        pictures: One sentence for each new encoding of a column of pictures, and one about the videos of the result.
+        pictures: One sentence for each new encoding of a column of images, and one about the videos of the result.
     """
 
     path: str
@@ -151,11 +151,11 @@ def convert(
     shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
-    """Write all rows to ``target``; the memory needed does not grow with the number of rows.
+    """Write all rows to ``target``, in memory that does not grow with the number of rows.
 
     Files are written to a folder ``.NAME.converting`` beside the target. When all rows are written, they are read back.
-    If their digest equals the digest of the source, the folder is renamed to the target. After an interruption the same
-    call resumes: it compares the finished files with the source and keeps them.
+    If their digest equals the digest of the source, the folder is renamed to the target. After an interruption, the
+    same call resumes: it keeps the finished files after comparing them with the source.
 
     If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
     frames of videos, the result gets hard links to the videos, or copies if the file system has no links.
@@ -164,16 +164,16 @@ def convert(
     changes pixels.
 
     Args:
-        stream: The rows and their metadata. If the data state no alignment, the result states none. Rewards at the
-            first rows of episodes contradict the alignment "arrived" and raise an ``AlignmentWarning``.
+        stream: The rows and their metadata. If the data state no alignment, the result states none. Nonzero rewards at
+            the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
         target: A folder, or a file whose name ends in ``.parquet``; nothing may exist there.
         to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (a folder for
             ``DatasetStore.open``). By default Parquet for a target that ends in ``.parquet``, a store if ``layout`` is
             set, and else Arrow.
-        images: Encoding of pictures, for all columns of pictures or by column: "raw" pixels, "png", "jpeg:95", or
-            "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" leaves
-            frames of videos as they are and encodes others. By default pictures stay as they are. A named column that
-            no field reads gets a field of images.
+        images: Encoding of images, for all columns of images or by column: "raw" pixels, "png", "jpeg:95", or
+            "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" keeps
+            frames of videos unchanged and encodes other images. By default images stay unchanged. A column that is
+            named here, and that no field reads, gets a field of images.
         layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
         shard_bytes: Approximate size of each file, in bytes or as ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
         progress: Whether to show progress bars.
@@ -181,15 +181,15 @@ def convert(
     Raises:
         ConfigError: One of these:
 
-            - ``target`` exists, or its name ends like a file of another type
+            - ``target`` exists, or its suffix belongs to another type of file
             - options contradict each other
-            - an unfinished conversion of another source has this target, or another process is writing it
+            - an unfinished conversion of another source has the same target, or another process is writing it
             - the source changed between interruption and resumption
-            - ``images`` is set for rows without pictures, or for videos in one Parquet file
+            - ``images`` is set for rows without images, or for videos in one Parquet file
         ImportError: Videos need PyAV, which is not installed.
-        StorageError: Files cannot be written; the next call resumes.
-        DataError: The source is damaged; a row refers to a file that is no image or is outside the permitted folders;
-            or the result differs from the source.
+        StorageError: Files cannot be written; a repeated call resumes.
+        DataError: The source is damaged, a row refers to a file that is no image or lies outside of the allowed
+            folders, or the result differs from the source.
         SchemaError: ``datasets`` has no type for a column.
     """
     wanted = {} if images is None else by_column(images)
@@ -289,8 +289,8 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
 
 _MADE = "preprocessed.json"
 _BLOCK_BYTES = 64 << 20
-# So that 8 processes have 4 blocks each, for small rows; the number is the same for any number of processes, since a
-# resumed call may have another one.
+# Number of blocks for small rows: 4 for each of 8 processes. It does not depend on the number of processes, since a
+# resumed call may use another number.
 _LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
 
 
@@ -303,7 +303,7 @@ class Preprocessed:
         rows: Number of rows.
         digest: Digest of all rows; see ``rows_digest``.
         resumed_rows: Number of rows that an interrupted call had completed.
-        reopened: Whether the dataset was complete before the call, so that nothing was computed.
+        reopened: Whether the dataset was already complete, so that the call computed nothing.
     """
 
     path: str
@@ -331,13 +331,13 @@ def preprocess(
     """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
     The function receives the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels.
-    It returns a dict of columns ``[n, ...]`` of the same rows: new and changed columns, and None for a column to
-    remove. All other columns are copied in their stored form. The received arrays are read-only. The function must be
-    pure: blocks are computed in any order, and again after an interruption.
+    It returns a dict of new and changed columns ``[n, ...]`` for the same rows, with None for a column to remove. All
+    other columns are copied in their stored form. The received arrays are read-only. The function must be pure, because
+    blocks are computed in any order, and again after an interruption.
 
     Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are complete and were read
     back, the folder is renamed to ``path``. After an interruption at any moment the same call resumes, with any
-    ``num_workers``. If ``path`` already holds the result of the same rows and function, nothing is computed; all rows
+    ``num_workers``. If ``path`` already has the result for the same rows and function, nothing is computed; all rows
     are read to compare them. Images that rows name by path are compared by path. Two functions are equal if their
     names, code, arguments, and all values that they read from their modules are equal, functions and classes included.
     For installed packages, only the code of functions and the names of classes are compared: change ``version`` when
@@ -345,29 +345,29 @@ def preprocess(
 
     Args:
         rows: A store, a view or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
-            ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields are columns like all others.
+            ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields count as columns.
         function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
             of one, or an object of a class at the top of a module.
         path: The folder of the new dataset.
-        columns: Columns that the function receives; by default all.
-        num_workers: Number of processes that call the function; 0: a thread of this process. Processes start afresh, so
+        columns: Columns that the function receives; by default all columns.
+        num_workers: Number of processes that call the function; 0: a thread of this process. Processes are spawned, so
             a script needs ``if __name__ == "__main__":``.
         version: A text that you change when the result of the function changes. It is required for a function that
             reads an object that cannot be pickled, such as a lock.
         block_rows: Approximate number of rows of a block, in whole episodes; by default the rows in 64 MB, or a 32nd of
-            all rows if that is less, and at least 1,000. With another number, unfinished work starts again.
+            all rows if that is less, and at least 1,000. If this number changes, unfinished work starts again.
         progress: Whether to show a progress bar.
 
     Returns:
         The path and size of the new dataset; ``to_store()`` opens it.
 
     Raises:
-        ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` holds
+        ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` has
             another dataset, or unfinished work with other rows or another function; or another process is working on
             it.
         WorkerError: The function raised an error, which is chained, or a process ended early.
         DataError: Rows cannot be converted to arrays, or the function returns anything but columns of these rows.
-        StorageError: Files cannot be written; the next call resumes. On a full disk the last blocks may be lost.
+        StorageError: Files cannot be written; a repeated call resumes. On a full disk, the last blocks may be lost.
     """
     target = Path(path)
     check_folder_name(target, wanted="the name of a folder")
@@ -426,7 +426,7 @@ def preprocess(
 def _make_parts(
     job: Job, work: Work, blocks: Sequence[tuple[int, int, int]], num_workers: int, advance: Callable[[int], None]
 ) -> None:
-    """Write the missing parts. The first part that is finished fixes the columns of all parts."""
+    """Write the missing parts. The first finished part determines the columns of all parts."""
     todo = [block for block in blocks if block[0] not in job.parts]
     made = _noted_schema(job.facts) if job.parts else None
     workers, ahead = min(num_workers, len(todo)), 2 * num_workers or 1
@@ -469,7 +469,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
-    """Return the first row of each block, and the end. Blocks begin with episodes, about ``block_rows`` rows apart."""
+    """Return the first row of each block, and the end. Blocks begin at episodes, about ``block_rows`` rows apart."""
     if block_rows is None:
         some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
         share = max(_FEW_ROWS, -(-len(snapshot) // _LEAST_BLOCKS))
@@ -483,7 +483,7 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
 
 
 def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
-    """Return the result of an earlier call with the same rows and function."""
+    """Return the result of an earlier call with the same rows and function, if there is one."""
     others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
     noted, parts, facts, _ = read_note(target / _MADE, others[1])
     check_same(noted, made_of, *others)
@@ -518,7 +518,7 @@ class Work:
     folder: Path
 
     def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
-        """Write the function's result for a block, given by number, first row and end; return the part and its schema.
+        """Write the function's result for a block, given its number, first row and end; return the part and its schema.
 
         Raises:
             WorkerError: The function raised an error.
@@ -533,7 +533,7 @@ class Work:
         function = pickle.loads(self.function)
         try:
             returned = function(dict(given))
-        except Exception as error:  # raised by the user's code
+        except Exception as error:  # the user's code may raise any error
             raise WorkerError(f"{where}: the function raised {type(error).__name__}: {error}") from error
         table = _replaced(table, given, returned, where)
         schema = dataset_schema(table.schema, self.metadata, "preprocess")
@@ -545,7 +545,7 @@ class Work:
         return part, table.schema
 
     def source_digest(self, part: Part) -> str:
-        """Return the digest of the rows of a part as they are in the source now."""
+        """Return the digest of the rows of a part, from the current source."""
         return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
 
 
@@ -554,7 +554,7 @@ def _called(begin: int, end: int) -> str:
 
 
 def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> pa.Table:
-    """Return rows ``begin .. end - 1`` as a table in one piece; columns that a segment lacks are null."""
+    """Return rows ``begin .. end - 1`` as one table; columns that a segment lacks are null."""
     parts, first = [], 0
     for segment in snapshot.segments:
         low, high = max(begin - first, 0), min(end - first, segment.num_rows)
@@ -566,7 +566,7 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
 
 
 def contents(table: pa.Table) -> str:
-    """Return a digest of the values of a table, whatever their Arrow encoding; an image by path counts by its path."""
+    """Return a digest of the values of a table, for any Arrow encoding; an image by path counts by its path."""
     digest = quick_digest(table.schema)
     for batch in table.to_batches():
         digest.update(batch)
@@ -591,7 +591,7 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
         values = from_arrow(table.column(name), where=f"{where}: column {name!r}")
     except MouseError as error:
         raise DataError(f"{error}; columns=[...] names those that the function is given") from error
-    # Changes in place would be lost for some types only, because unchanged columns keep their stored form.
+    # Read-only, because changes in place would be lost for some types: unchanged columns keep their stored form.
     values.flags.writeable = False
     return values
 
@@ -623,7 +623,7 @@ def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", AlignmentWarning)  # the source gave this warning when it was opened
+                warnings.simplefilter("ignore", AlignmentWarning)  # opening the source gave this warning already
                 store = DatasetStore(alignment=metadata.alignment).from_dataset(with_metadata(table, metadata))
             len(store.snapshot().spec)
         except MouseError as error:

@@ -1,8 +1,8 @@
-"""Replay buffers of Dopamine, and the DQN Replay Dataset: gzipped NumPy arrays of a ring of transitions.
+"""Reads replay buffers of Dopamine, and the DQN Replay Dataset: gzipped NumPy arrays of a ring buffer of transitions.
 
 Row t has an observation (one frame), the action taken on it, and the resulting reward and terminal flag. The final
 frame of an episode is not stored. Before every episode Dopamine inserts rows of zeros, which fill up the first stacks
-of frames; these rows are no steps, and are left out.
+of frames; these rows are not steps, and are left out.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def read_dopamine(
     distinguished. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
 
     Args:
-        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, a folder that contains it as
-            ``replay_logs``, or one of the files, for its checkpoint alone.
+        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on; a folder that contains it as
+            ``replay_logs``; or one of the files, to read only its checkpoint.
         final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: Most transitions of a batch.
         checkpoints: Numbers of the checkpoints to read; by default all, in order.
@@ -90,7 +90,7 @@ def read_dopamine(
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
-    """Return the files of every checkpoint by the name of the store; for a path of a file, of its checkpoint alone."""
+    """Return the files of every checkpoint by the name of the store; for the path of a file, only of its checkpoint."""
     if path.is_file():
         number = re.search(r"_ckpt\.(\d{1,12})\.gz$", path.name)
         siblings = _checkpoints(path.parent)
@@ -103,7 +103,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     check_inside((file for files in found.values() for file in files.values()), path)
     stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
     for checkpoint, files in found.items():
-        # An array that some checkpoints lack would be a column with gaps.
+        # If some checkpoints lack an array, its column would have gaps.
         missing = sorted(stores - files.keys())
         if missing:
             raise damaged(folder, f"checkpoint {checkpoint}: expected stores {sorted(stores)}, found no {missing}")
@@ -118,7 +118,7 @@ class _Checkpoint:
     files: dict[str, Path]
 
     def added(self) -> int | None:
-        """Return the number of transitions ever added to the ring; None if it is not stored."""
+        """Return the number of transitions that were ever added to the ring; None if it is not stored."""
         file = self.files["observation"].with_name(f"add_count_ckpt.{self.number}.gz")
         if not file.exists():
             return None
@@ -168,7 +168,8 @@ class _Checkpoint:
                         values[store] = array.read(min(size, stop - place))
                 yield values
             for store, array in arrays.items():
-                # The CRC is at the end of a file; of two ranges of a ring, the first one reads on to it.
+                # The CRC is at the end of a file. If a ring has two ranges, reading the first range continues to the
+                # end.
                 if not again:
                     with reading(self.files[store]):
                         array.skip(len(array) - array.place)
@@ -184,7 +185,8 @@ def _parts(
     for checkpoint in checkpoints:
         added, count = checkpoint.added(), 0
         for values in checkpoint.pieces(batch_rows):
-            # Two rings follow each other without a gap if the later one was full when it was written.
+            # Two checkpoints follow each other without a gap if as many transitions as a full ring were added between
+            # them.
             gap = not count and (previous is None or added is None or added != previous + checkpoint.capacity())
             count += len(values["terminal"])
             yield _part(*padding.take(values, gap))
@@ -200,15 +202,15 @@ def _part(values: Columns, begins: npt.NDArray[np.bool_]) -> tuple[Columns, Colu
     return named("observation", values["observation"]), arriving, begins
 
 
-# Marks of rows: an episode ended just before, so padding may begin here; an episode begins here.
+# Marks of rows: an episode ended at the row before, so padding may begin here; an episode begins here.
 _CHECK, _BEGIN = 1, 2
 
 
 class _Padding:
-    """Removes the rows of zeros before an episode, and marks the beginnings of episodes.
+    """Removes the rows of zeros before an episode, and marks where episodes begin.
 
     With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows are always
-    held back: only the complete rows of zeros show that they are padding.
+    held back, because rows of zeros are padding only if there are ``count`` of them.
 
     Args:
         count: Number of rows of zeros before an episode; fewer rows are not padding.
@@ -221,7 +223,7 @@ class _Padding:
         self._next = 0
 
     def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
-        """Return rows without padding, and whether an episode begins with each; a few rows are held back.
+        """Return rows without padding, and whether an episode begins at each row; a few rows are held back.
 
         Args:
             values: The next rows; None at the end.

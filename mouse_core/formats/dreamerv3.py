@@ -1,6 +1,6 @@
-"""Read the replay of DreamerV3: streams of steps, each a chain of npz files ("chunks") whose names link to the next.
+"""Reads the replay of DreamerV3: streams of steps, each a chain of npz files ("chunks") whose names link to the next.
 
-A step holds an observation, the reward that came with it, and the action that was taken after it. The file
+A step has an observation, the reward that came with it, and the action that was taken after it. The file
 ``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.
 """
 
@@ -42,7 +42,8 @@ _LEFT_OUT = ("stepid", "consec", "reset")
 
 
 class _Chunk(NamedTuple):
-    """One file of a stream: ``time`` of its first step, ``name`` of the chunk, ``following`` chunk, number of steps."""
+    """A file of a stream: ``time`` of its first step, its ``name``, the ``following`` chunk, and the number of steps.
+    """
 
     time: str
     name: str
@@ -56,13 +57,13 @@ def read_dreamerv3(
 ) -> RowStream:
     """Read the replay of DreamerV3, stream after stream, ordered by the times of their first steps.
 
-    ``done`` is 1 at a last step that is terminal. It is 2 at other last steps, before a first step, and at the end of a
-    stream. If the first chunks of a stream were deleted, its first episode is incomplete. Keys with a slash, which are
-    states of a model, become columns ``metadata_<key>``.
+    ``done`` is 1 at a last step that is terminal. ``done`` is 2 at other last steps, at a step before a first step, and
+    at the end of a stream. If the first chunks of a stream were deleted, its first episode is incomplete. Keys with a
+    slash, which are states of a model, become columns ``metadata_<key>``.
 
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.
-        actions: The keys of actions; by default all that begin with "action".
+        actions: The keys of actions; by default all keys that begin with "action".
         batch_rows: Largest number of rows of a batch.
 
     Raises:
@@ -143,8 +144,9 @@ def _read_rows(
 ) -> Iterator[Columns]:
     """Yield the columns of all streams in batches.
 
-    A row holds the action that led to its observation, so the action of each step moves to the next row. ``previous``
-    carries the last action, and ``step`` and ``ended`` the episode, from one batch to the next of the same stream.
+    A row has the action that led to its observation, so the action of each step moves to the next row. ``previous``
+    carries the last action from one batch to the next of the same stream; ``step`` and ``ended`` carry the state of the
+    episode.
     """
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in keys.values())
     most = rows_at_once(size, most=batch_rows)
@@ -198,14 +200,14 @@ def _begins_episode(chunk: _Chunk) -> bool:
 
 
 def _actions(values: Columns, acting: Sequence[str]) -> Columns:
-    """Return the columns of actions: "action", or one column for each if there are several."""
+    """Return the columns of actions: "action", or one column for each action if there are several."""
     if len(acting) == 1:
         return named("action", values[acting[0]])
     return named("action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
 
 
 def _observations(values: Columns) -> Columns:
-    """Return the columns of observations, and of metadata: keys with a slash or the prefix "log_"."""
+    """Return the columns of observations, and of metadata, which are keys with a slash or the prefix "log_"."""
     observations, metadata = {}, {}
     for name, array in values.items():
         if "/" in name or name.startswith("log_"):

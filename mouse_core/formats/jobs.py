@@ -1,8 +1,8 @@
-"""Resumable jobs: work in parts, in a folder beside the result.
+"""Resumable jobs, which write their result in parts, in a folder beside the result.
 
-A job writes its parts into a folder beside its target. The note ``job.json`` lists the parts with the checksums of
-their files, and the fingerprint of the job, which covers all inputs of the result. After an interruption at any moment,
-a job with the same fingerprint keeps each part whose files are whole, and writes the others::
+A job writes its parts into a folder beside its target. The file ``job.json`` (the note) lists the parts with the
+checksums of their files, and the fingerprint of the job, which covers all inputs of the result. After an interruption
+at any moment, a job with the same fingerprint keeps each part whose files are complete, and writes the other parts::
 
     rows                    the result, once it is complete
     .rows.converting/
@@ -11,7 +11,7 @@ a job with the same fingerprint keeps each part whose files are whole, and write
         part-00000.arrow    a part that the note lists
         part-00002.arrow    a part that an interruption cut; the next run removes it
 
-Part of a fingerprint is the identity of a user's function: its name, a digest of its code and of the values it uses.
+A fingerprint includes the identity of a user's function: its name, and a digest of its code and of the values it uses.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from mouse_core.files.writing import (
 from mouse_core.formats.base import DigestedRows, RowDigest
 from mouse_core.formats.columns import blocks
 
-# Names of folders of packages; Debian uses another one.
+# Names of folders of installed packages; Debian uses another name.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-# The folder of this library, which may be installed as a working copy.
+# The folder of this library, which may be an editable installation.
 _OWN = str(Path(__file__).parents[1])
 # Types of the members that Python adds to classes.
 _OF_PYTHON = (MemberDescriptorType, GetSetDescriptorType)
@@ -73,7 +73,7 @@ def pickled(function: Callable[..., Any]) -> bytes:
         raise ConfigError(f"function: expected a function of a dict of arrays, found {function!r:.80}")
     try:
         return pickle.dumps(function, protocol=5)
-    except Exception as error:  # any error of a user's object in pickling
+    except Exception as error:  # user objects may raise any error
         raise ConfigError(
             f"function: expected one that other processes can be given, found {_name(function)}, which cannot be "
             f"pickled ({error}); define it with def at the top of a module, and give what it needs with "
@@ -89,14 +89,14 @@ def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
         version: The user's version of the function.
 
     Raises:
-        ConfigError: As ``digest_of``.
+        ConfigError: An error of ``digest_of``.
     """
     digest = digest_of(function, version, "function")
     return {"function": _name(function), "code of the function": digest[:32], "version": version}
 
 
 def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
-    """Return a digest of everything that determines the result of a function, or of an object that is called.
+    """Return a digest of everything that determines the result of a function or callable object.
 
     Args:
         function: The function or object.
@@ -104,11 +104,11 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
         called: Name of the function in messages.
 
     Raises:
-        ConfigError: The function holds or reads a value that cannot be described, and ``version`` is empty.
+        ConfigError: The function uses a value that cannot be described, and ``version`` is empty.
     """
     try:
         return _digest(in_words(function))
-    except Exception as error:  # any error of a user's object in pickling
+    except Exception as error:  # user objects may raise any error
         if not version:
             raise ConfigError(
                 f"{called}: expected one of which all is known that decides about what it gives, found "
@@ -122,18 +122,18 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Describe a value completely, in the same words in every process, for any value that can be pickled.
+    """Return a complete description of a value that can be pickled, as a text that is equal in every process.
 
-    A pickle is unsuitable: it orders sets by the process's hashes, and records whether equal texts are one object. A
-    function is described by its compiled code (not by the text of its file, which may have changed since), its
-    defaults, its closure, and the values that it reads from its modules and from modules that these name. A class is
-    described by its name, functions and attributes, including inherited ones; an object by its class and its pickled
-    state; a module by its name. For installed packages, a function is described by its code alone, and a class by its
-    name.
+    A pickle is unsuitable: it orders sets by the hashes of the process, and its bytes depend on whether equal texts are
+    one object. The description of a function consists of its compiled code (not the text of its file, which may have
+    changed since), its defaults, its closure, and the values that it reads from its module and from modules that it
+    names. The description of a class is its name, functions and attributes, including inherited ones; of an object, its
+    class and pickled state; of a module, its name. In installed packages, functions are described only by their code,
+    and classes only by their name.
 
     Raises:
-        ConfigError: A function holds or reads a value that cannot be pickled.
-        Exception: Pickling an object raises it.
+        ConfigError: A function uses a value that cannot be pickled.
+        Exception: Pickling an object raised this error.
     """
     return _Words().of(value, ())
 
@@ -145,7 +145,7 @@ class _Words:
         self._known: dict[int, str] = {}
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Describe a value; ``within`` holds the values around it, outermost first."""
+        """Describe a value; ``within`` has the values that contain it, outermost first."""
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
             return repr(value)
@@ -171,14 +171,14 @@ class _Words:
         reduce = copyreg.dispatch_table.get(kind)
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         if isinstance(parts, str):
-            # A function of functools.cache is pickled as a name.
+            # pickle stores a function of functools.cache only by name.
             wrapped = f" {self.of(value.__wrapped__, within)}" if hasattr(value, "__wrapped__") else ""
             return f"{_name(kind)} {parts}{wrapped}"
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
         return f"{self.of(kind, within)}({[self.of(part, within) for part in listed]})"
 
     def _of_code(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Describe a function or a class by its name and a digest of its code and of all that it reads or holds."""
+        """Describe a function or class by its name and a digest of its code and of all values that it uses."""
         if inspect.isfunction(value):
             said, parts = _compiled(value.__code__), _parts_of(value)
         else:
@@ -193,13 +193,13 @@ class _Words:
                 words.append(f"{name} {self.of(part, within)}")
             except ConfigError:
                 raise
-            except Exception as error:  # any error of a user's object in pickling
+            except Exception as error:  # user objects may raise any error
                 raise ConfigError(f"{name} of {_name(value)}, a {type(part).__name__}: {error}") from error
         return f"{_name(value)} {_digest(f'{said} {words}')}"
 
 
 def _parts_of(function: Any) -> list[tuple[str, Any]]:
-    """Return a function's defaults, closure values, and the names that it reads from its module."""
+    """Return a function's defaults, its closure values, and the names that it reads from its module."""
     code = function.__code__
     parts = [("defaults", function.__defaults__), ("defaults by keyword", function.__kwdefaults__)]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -215,7 +215,7 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
 
 
 def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str, Any]]:
-    """Return the values of some names in a module outside installed packages, and in such modules within it."""
+    """Return the values of names in a module, and in modules that it refers to, outside of installed packages."""
     parts: list[tuple[str, Any]] = []
     todo, seen = [(called, module)], [module]
     while todo:
@@ -230,7 +230,7 @@ def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str
 
 
 def _members_of(kind: type) -> list[tuple[str, Any]]:
-    """Return the members of a class by name: functions, also wrapped ones, and values that Python did not add."""
+    """Return the members of a class by name: functions (also wrapped ones) and values that Python did not add."""
     found: list[tuple[str, Any]] = []
     for name, member in sorted(vars(kind).items()):
         wrapped = [getattr(member, inner, None) for inner in ("__func__", "fget", "fset", "fdel", "func")]
@@ -242,14 +242,14 @@ def _members_of(kind: type) -> list[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return the names in the code of a function, and of functions inside it, without globals that they assign."""
+    """Return the names in the code of a function and of the functions inside it, except globals that they assign."""
     inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     assigned = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
     return {name for name in code.co_names if not name.startswith("__")}.union(*inner) - assigned
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a function belongs to Python or to a package, whose functions are known by their code alone."""
+    """Whether a function belongs to Python or to an installed package, so that its code alone describes it."""
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _OWN)
     return file.startswith(("<frozen ", *(f"{one}{os.sep}" for one in folders))) or not _PACKAGES.isdisjoint(
         Path(file).parts
@@ -282,7 +282,7 @@ def _name(function: Any) -> str:
 
 
 NOTE, _LOCK = "job.json", "lock"
-# Writing notes takes at most this share of the time, so that many small parts do not each rewrite a long note.
+# Largest share of the time for writing notes, so that a long note is not written again after each small part.
 _SHARE = 1 / 20
 
 
@@ -295,7 +295,7 @@ class Part:
         rows: Number of rows of the source.
         digest: Digest of these rows in the source.
         files: Checksums (xxh3, 128 bits) of the files by name.
-        facts: Further data of the job about the part, as JSON.
+        facts: Further data about the part, as JSON.
     """
 
     first: int
@@ -306,14 +306,14 @@ class Part:
 
     @classmethod
     def written(cls, folder: Path, names: Iterable[str], first: int, rows: int, digest: str, facts: Any = None) -> Self:
-        """Return a part after its files, in ``folder``, have reached the disk."""
+        """Return a part after syncing its files in ``folder`` to the disk."""
         files = {name: folder / name for name in names}
         sync_files([*files.values()])
         sync_folders(file.parent for file in files.values())
         return cls(first, rows, digest, {name: _checksum(file) for name, file in files.items()}, facts)
 
     def is_in(self, folder: Path) -> bool:
-        """Whether all files of the part lie in ``folder`` as they were written."""
+        """Whether all files of the part are in ``folder``, with unchanged content."""
         return all((folder / name).is_file() and _checksum(folder / name) == one for name, one in self.files.items())
 
 
@@ -338,15 +338,15 @@ class PartWriter(Protocol):
 
 @contextmanager
 def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
-    """Lock the folder ``.NAME.KIND`` beside ``target``; remove it afterwards if it holds no note of a job.
+    """Lock the folder ``.NAME.KIND`` beside ``target``; remove the folder afterwards if it has no note of a job.
 
     Args:
         target: Path of the result.
         kind: The end of the folder's name, such as "converting".
-        what: The function that runs the job; begins messages.
+        what: Name of the function that runs the job; messages begin with it.
 
     Raises:
-        ConfigError: Something is at ``target``, or another process is working on the job.
+        ConfigError: ``target`` exists, or another process is working on the job.
         StorageError: Files cannot be written.
     """
     check_nothing_at(target, what)
@@ -362,22 +362,22 @@ def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
 
 
 class Job:
-    """The parts of a job; a context manager that saves the note at the end, after an error too.
+    """The parts of a job; a context manager that saves the note at the end, even after an error.
 
     Args:
         folder: The folder of the parts.
-        what: The function that runs the job; begins messages.
+        what: Name of the function that runs the job; messages begin with it.
         fingerprint: All inputs of the result, by name.
         in_order: Whether a part needs all parts before it.
-        beside: Names in the folder that belong to other code.
+        beside: Names of files in the folder that this class must not remove.
 
     Attributes:
         parts: Finished parts by number.
-        facts: Data of the job about all parts together, as JSON.
+        facts: Data about all parts together, as JSON.
         complete: Whether no part is missing.
 
     Raises:
-        ConfigError: The folder holds the parts of a job with another fingerprint.
+        ConfigError: The folder has parts of a job with another fingerprint.
         DataError: The note is damaged.
     """
 
@@ -426,13 +426,13 @@ class Job:
         self.parts, self.facts, self.complete = {}, {}, False
 
     def add(self, part: Part, number: int | None = None) -> None:
-        """Add a part, by default behind the others; save the note unless saving takes too large a share of the time."""
+        """Add a part, by default behind the others; save the note, unless that takes too large a share of the time."""
         self.parts[len(self.parts) if number is None else number] = part
         if time.monotonic() >= self._saved + self._seconds / _SHARE:
             self.save()
 
     def save(self) -> None:
-        """Write the note; raises OSError if that fails."""
+        """Write the note; raise OSError if that fails."""
         began = time.monotonic()
         parts = {str(number): vars(part) for number, part in self.parts.items()}
         note = {"fingerprint": self.fingerprint, "parts": parts, "facts": self.facts, "complete": self.complete}
@@ -489,9 +489,9 @@ class Job:
 
         Args:
             stream: The ``RowStream`` that is read.
-            begin: Begins a part, given its number and the number of its first row in the source.
+            begin: Returns the writer of a part, given its number and the number of its first row in the source.
             most_bytes: Size at which a part is complete.
-            advance: Called with numbers of rows that were read.
+            advance: Called with the number of rows of each read.
             digest: Receives all rows.
             cut: Cuts batches into smaller ones.
 
@@ -517,7 +517,7 @@ class Job:
 
 
 def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], where: str, remedy: str) -> None:
-    """Raise ConfigError, naming rows, unless the source still has the rows of some parts."""
+    """Raise ConfigError, naming rows, unless the source still has the rows of the parts."""
     for part in parts.values():
         if digest_of(part) != part.digest:
             some = f"some of {part.first}..{part.first + part.rows - 1}"
@@ -528,7 +528,7 @@ def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part],
     """Return fingerprint, parts, facts and completeness of a job.
 
     Raises:
-        DataError: The file holds no note; the message ends in ``advice``.
+        DataError: The file is no note; the message ends with ``advice``.
     """
     try:
         found = read_json_object(file)

@@ -1,9 +1,10 @@
 """Read trees of arrays in HDF5, zarr and npz files as rows. A layout names the arrays of each role.
 
-The last observation of an episode is known if there is one observation more than actions, or if there are next
-observations. Otherwise it was not stored, and ``final`` determines the treatment of the last transition.
+The last observation of an episode is stored if an episode has one observation more than actions, or if it has next
+observations. Otherwise ``final`` determines the treatment of the last transition.
 
-The parts in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and the reader.
+The parts of this module in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and
+the reader.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ Paths = str | Sequence[str] | Mapping[str, str] | None
 
 
 class Aligned:
-    """The properties that every layout has: the alignment of an action with its effect, and the end of episodes.
+    """The properties that every layout has: the alignment of actions and their results, and how episodes end.
 
-    A layout has ``alignment``, "outgoing" or "arrived" for all roles or a mapping from roles, and ``ending``.
+    A layout has ``ending`` and ``alignment``; the latter is "outgoing" or "arrived" for all roles, or a mapping from
+    roles to these.
     """
 
     alignment: str | Mapping[str, str]
@@ -96,50 +98,51 @@ class Aligned:
 class TreeLayout(Aligned):
     """The positions of episode parts in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
 
-    A path names an array, or a group, which stands for all arrays below it that no other path of the layout names. In
-    all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are a list,
-    whose arrays are named by the last names of their paths, or a mapping from names; one name may be empty, like the
-    name of a single path.
+    A path names an array, or a group: the group stands for all arrays below it that no other path of the layout names.
+    In all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given
+    as a list, which names each array by the last part of its path, or as a mapping from names to paths. One name in the
+    mapping may be empty, like the name of a single path.
 
-    An episode is a name that ``*`` stands for, or a file (``one_a_file``). Otherwise episodes end at the rows that
-    ``episode_ends`` or ``is_last`` mark, else where ``terminated`` or ``truncated`` is set. If an episode has one
+    An episode is everything below one name for ``*``, or a file (``one_a_file``). Otherwise episodes end at the rows
+    that ``episode_ends`` or ``is_last`` mark, else where ``terminated`` or ``truncated`` is set. If an episode has one
     observation more than actions, the last one is its final observation.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
         action: Values ``[T, ...]``; the action of a last row without a successor is left out.
-        reward: A number a step. Without it rewards are 0.
+        reward: A number for each step. Without this argument, rewards are 0.
         terminated: A flag for each step or for each episode: the episode reached a terminal state. ``"not discount"``
-            is set where ``discount`` is 0. Of several paths, any may be set.
+            is set where ``discount`` is 0. With several paths, the flag is set where any of them is set.
         truncated: A flag for each step or for each episode: the episode was cut off.
         next_observation: The observation that a step led to. If the layout determines the ends of episodes, only an
             episode's last next observation is read.
-        metadata: Further columns, ``metadata_<name>``, with a value for each step.
-        other_metadata: Whether all other arrays of an episode become metadata, too. An array that has one value for all
-            rows is left out; one of another length is an error.
-        action_metadata: Paths of metadata that belong to the action of their row, besides metadata whose names begin
-            with ``action``, ``policy`` or ``log_prob``.
+        metadata: Arrays for further columns, ``metadata_<name>``, with a value for each step.
+        other_metadata: Whether all other arrays of an episode become metadata, too. An array with one value for all
+            rows is left out; an array of another length raises an error.
+        action_metadata: Paths of metadata that belong to the action of their row. Metadata whose names begin with
+            ``action``, ``policy`` or ``log_prob`` always do.
         numbers: Numeric metadata: a mapping from names to "file", the number of the file; to "*", the digits in the
             name of the episode; or to a regular expression whose only group is a number in the name of the file.
         leave_out: Paths of arrays and groups that are not read.
         task: Path of the attribute with the task of an episode, which becomes the column ``metadata_task``: the path of
             a group, ``@``, the attribute's name and, if it holds JSON, the keys in it, such as
-            ``"data@problem_info/language_instruction"``. Of several paths, the first that leads to a text is used.
-        episodes: A regular expression that ``*`` has to match.
-        nan_action: Whether the last action of an episode may be NaN. If it is, the last row holds the episode's final
-            observation. If it is a number, the alignment is "outgoing" instead of ``alignment``.
-        episode_ends: An array of ascending row numbers, each one behind the last row of an episode.
-        is_last: A flag for each row, set in the last row of each episode; of several paths the first existing one. With
-            next observations, that row is the last transition. Without them, it holds the episode's final observation.
-            ``terminated`` and ``truncated`` then determine only how an episode ended.
+            ``"data@problem_info/language_instruction"``. Of several paths, the first one with a text is used.
+        episodes: A regular expression that names of episodes (``*``) must match.
+        nan_action: Whether the last action of an episode may be NaN. If the action is NaN, the last row has the
+            episode's final observation. If it is a number, the alignment of the episode is "outgoing" instead of
+            ``alignment``.
+        episode_ends: An array of ascending row numbers: for each episode, the number behind its last row.
+        is_last: A flag for each row, set in the last row of each episode; of several paths, the first existing one is
+            used. With next observations, the last row is the last transition. Without them, the last row has the
+            episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only how an
+            episode ended.
         episode_steps: The number of steps after which the environment cut episodes off, if no ``truncated`` is stored.
-        ring: The positions in a ring of rows: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
-            rows) and ``offsets`` (first rows of several rings). Without ``sizes``, ``size`` is the name of an attribute
-            with the number of rows, and ``next`` the name of an attribute with the row to be written next, which
-            overrides ``last``.
+        ring: The positions in a ring buffer: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
+            rows) and ``offsets`` (first rows of several rings). Without ``sizes``, ``size`` names an attribute with the
+            number of rows, and ``next`` an attribute with the row to be written next; ``next`` overrides ``last``.
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
-            numbers in their names; files of a tar archive in the order of the archive.
+            numbers in their names; files in a tar archive are read in the order of the archive.
         pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
             from bytes ``[T, L]`` padded with zeros, from strings of bytes or untyped bytes (``np.void``) ``[T]``, and
             from groups with an array of bytes for each step, in the order of the numbers in their names. ``[T, H, W,
@@ -221,7 +224,7 @@ class TreeLayout(Aligned):
             yield f"files: expected names of files in the folder, found {self.files!r}"
 
     def _problems_of_episodes(self) -> Iterator[str]:
-        """Yield the errors in the arguments for begins and ends of episodes."""
+        """Yield the errors in the arguments that determine where episodes begin and end."""
         starred = any("*" in path for paths in self.roles().values() for path in paths.values())
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last, self.ring))]
         if sum(ways) > 1:
@@ -243,7 +246,7 @@ class TreeLayout(Aligned):
                 yield "alignment: expected 'outgoing' where flags alone say where episodes end"
 
     def roles(self) -> dict[str, dict[str, str]]:
-        """Paths by role and name; a role with one path has the empty name."""
+        """Paths by role and name; a role with one path has an empty name."""
         found = {}
         for role in ("observation", "action", "reward", *FLAGS, "next_observation", "metadata"):
             value = getattr(self, role)
@@ -252,7 +255,7 @@ class TreeLayout(Aligned):
         return found
 
     def tasks(self) -> list[str]:
-        """Paths of attributes that hold the task of an episode."""
+        """Paths of attributes with the task of an episode."""
         return [self.task] if isinstance(self.task, str) else [*(self.task or ())]
 
     def leads(self) -> list[str]:
@@ -261,7 +264,7 @@ class TreeLayout(Aligned):
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
 
     def may_be_files(self, path: str) -> bool:
-        """Whether an array lies at ``pictures``, and may hold encoded pictures."""
+        """Whether an array lies at ``pictures``, so that it may contain encoded images."""
         return self.pictures is not None and _is_at(self.pictures, path)
 
     def leaves_out(self, path: str) -> bool:
@@ -270,7 +273,7 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the layout determines the ends of episodes without flags."""
+        """Whether the layout determines where episodes end without flags."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
@@ -377,7 +380,7 @@ def _yaml(file: Path) -> dict[str, Any]:
 _D3RLPY_PARTS = 32
 LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     {
-        # robomimic 0.3 to 0.5, MimicGen, LIBERO and Isaac Lab. `dones` may be set before the end.
+        # robomimic 0.3 to 0.5, MimicGen, LIBERO and Isaac Lab. `dones` may be set before the end of an episode.
         "robomimic": TreeLayout(
             observation="data/demo_*/obs",
             action="data/demo_*/actions",
@@ -390,7 +393,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
                 "robot_states": "data/demo_*/robot_states?",
                 "datagen_info": "data/demo_*/datagen_info?",
             },
-            # RoboCasa has a task for each episode, LIBERO for each file.
+            # RoboCasa has a task for each episode, LIBERO has one for each file.
             task=["data/demo_*@ep_meta/lang", "data@problem_info/language_instruction"],
         ),
         "maniskill": TreeLayout(
@@ -414,7 +417,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="episode_*.hdf5",
             pictures="observations/images",
         ),
-        # Each array of infos must have a value for each row; a shorter one is damaged.
+        # Each array of infos must have a value for each row; shorter arrays are damaged.
         "d4rl": TreeLayout(
             observation="observations",
             action="actions",
@@ -433,15 +436,15 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             reward="rewards_*",
             terminated="terminated_*",
         ),
-        # Diffusion Policy's ReplayBuffer, and UMI's, whose actions are poses that the observations hold.
+        # Diffusion Policy's ReplayBuffer, and UMI's, in which actions are poses that are part of the observations.
         "diffusion_policy": TreeLayout(
             observation="data",
             action="data/action?",
             reward="data/reward?",
             episode_ends="meta/episode_ends",
         ),
-        # Each observation has a row; "compact" files mark the last one with valids 0. "Regular" files hold transitions.
-        # Tasks of OGBench set masks to 0 where they are solved, which does not end a trajectory.
+        # In "compact" files each observation has a row, and valids 0 marks the last one. "Regular" files contain
+        # transitions. Tasks of OGBench set masks to 0 where the task is solved; this does not end a trajectory.
         "ogbench": TreeLayout(
             observation="observations",
             action="actions",
@@ -451,7 +454,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             next_observation="next_observations?",
             other_metadata=True,
         ),
-        # Episodes in npz files: action, reward and discount led to the observation of their row; row 0 has none.
+        # Episodes in npz files: action, reward and discount led to the observation of their row; row 0 has no valid
+        # ones.
         "drqv2": TreeLayout(
             observation="observation",
             action="action",
@@ -471,8 +475,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             one_a_file=True,
             files="*.npz",
         ),
-        # RoboHive logs values that came with an observation beside it, and the action taken on it. Older versions log
-        # the results of the action there, and no last observation. Trials continue after some of the flags.
+        # RoboHive logs in each row an observation, the values that came with it, and the action taken on it. Older
+        # versions log the results of the action instead, and no last observation. Trials may continue after a flag.
         "roboset": TreeLayout(
             observation="*/observations",
             action="*/actions",
@@ -487,8 +491,8 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             alignment={"reward": "arrived", "terminated": "arrived", "metadata": "arrived"},
             files="*.h5",
         ),
-        # Procgen's; time limits are terminal there. A file's name holds its time of recording, number, length,
-        # the seed of its level and its return: 20230313T133237_4_77_12_10.00.npz. Archives have pickled dicts.
+        # Procgen, in which time limits count as terminal. A file's name has the time of recording, the number, the
+        # length, the level's seed and the return: 20230313T133237_4_77_12_10.00.npz. Archives have pickled dicts.
         "gen_dgrl": TreeLayout(
             observation="observations",
             action="actions",
@@ -526,7 +530,7 @@ and "tianshou"."""
 
 HDF5 = (".hdf5", ".h5")
 ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
-_MOST_BYTES = 1 << 30  # of a file in an archive, and of a pickle
+_MOST_BYTES = 1 << 30  # size of a file in an archive, and of a pickle
 
 
 Tree = H5File | NpzTree
@@ -560,7 +564,7 @@ class ZarrTree(H5File):
             raise ConfigError(f"{path}: expected a zarr group, a folder or zip file with {ZARR[0]} or {ZARR[1]}")
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Description of the group or array at each path; None if nothing lies there."""
+        """Return the description of the group or array at each path; None if a path does not exist."""
         found = super().find(paths)
         for path, tree in zip(paths, found, strict=True):
             if tree and tree.get("absent"):
@@ -569,7 +573,7 @@ class ZarrTree(H5File):
 
     @property
     def notes(self) -> list[str]:
-        """Notes on missing chunks of the arrays that ``find`` returned; zarr writes no chunk of fill values."""
+        """Return notes on missing chunks of the arrays that ``find`` returned; zarr omits chunks of fill values."""
         return [
             f"{path}: {absent} of {chunks} chunks are not there and are read as the fill value."
             for path, (absent, chunks) in self._absent.items()
@@ -629,7 +633,7 @@ def open_each(files: Sequence[Path]) -> Generator[Tree]:
 
 
 _OBSERVED = ("observation", "next_observation")
-_PICTURE_BYTES = 1 << 20  # of one of any size, about
+_PICTURE_BYTES = 1 << 20  # approximate size if the element size is unknown
 
 
 @dataclass(frozen=True)
@@ -642,7 +646,7 @@ class Array:
         name: The name of the column behind its role; empty if the role has one array.
         rows: The number of rows; -1 for a single value.
         row_bytes: Approximate size of a row in bytes.
-        moves: Whether the array is metadata that belongs to the action of its row.
+        moves: Whether the array is metadata that belongs to the action of its row, and moves with it.
         frames: If each row is a separate array of bytes: the names of these arrays below ``path``, in order, and their
             sizes in bytes.
     """
@@ -657,7 +661,7 @@ class Array:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sort key of names by the numbers in them: demo_2 comes before demo_10."""
+    """Return the key that sorts names by the numbers in them: demo_2 comes before demo_10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
@@ -670,7 +674,7 @@ def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list
         stars: For each episode the text that ``*`` stands for.
 
     Raises:
-        DataError: A path does not exist, or leads to data that no column can hold.
+        DataError: A path does not exist, or its data cannot be a column.
         SchemaError: Two arrays have one name.
     """
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
@@ -737,7 +741,7 @@ def _arrays(
 
 
 def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a group as ``leaves`` does, with each group of encoded pictures as one leaf."""
+    """Yield the leaves of a group as ``leaves`` does, with each group of encoded images as one leaf."""
     for name, item in tree["items"].items():
         if item["kind"] != "group" or _is_frames(item, f"{path}/{name}", role, layout):
             yield (name,), item
@@ -746,7 +750,7 @@ def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) ->
 
 
 def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> bool:
-    """Whether a group holds pictures: one array of bytes for each step, with names that differ by a number."""
+    """Whether a group holds images: one array of bytes for each step, with names that differ by a number."""
     if role not in _OBSERVED or not layout.may_be_files(path):
         return False
     parts = tree["items"].values()
@@ -801,7 +805,7 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
     if files and part["kind"] != "number":
         width = _PICTURE_BYTES
     elif role in _OBSERVED and part["dtype"] == "|u1" and len(shape) == 2:
-        width *= 20  # possibly encoded pictures
+        width *= 20  # possibly encoded images
     return Array(path, role, name, shape[0] if shape else -1, math.prod(shape[1:]) * width, moves)
 
 
@@ -814,11 +818,11 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:
-    """Return an episode's number of steps, possibly 0, and whether its last observation is stored; compare all lengths.
+    """Return an episode's number of steps (from 0) and whether its last observation is stored; check all lengths.
 
     Args:
         arrays: All arrays of the episode.
-        layout: The layout, which determines the roles whose values arrived.
+        layout: The layout, which determines the roles with the alignment "arrived".
         where: The file and episode, for messages.
 
     Raises:
@@ -865,7 +869,7 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
         where: The file and episode, for messages.
 
     Raises:
-        DataError: The type of the first episode cannot hold a value.
+        DataError: The type of the first episode cannot represent a value.
     """
     cast = {}
     for array, part in values.items():
@@ -884,7 +888,7 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
 
 
 def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a numeric type can hold all values; whole numbers are no flags, and floats are no whole numbers."""
+    """Whether a numeric type can represent all values; integers do not fit flags, and floats do not fit integers."""
     if values.size and wanted.kind in {"f": "iub", "i": "b", "u": "b"}.get(values.dtype.kind, ""):
         return False
     with np.errstate(all="ignore"):
@@ -915,7 +919,7 @@ class Stretch:
         first: The first row.
         steps: The number of transitions.
         closed: Whether one more row holds the last observation.
-        whole: Whether the rows are one episode.
+        whole: Whether the rows are exactly one episode.
         where: The file and episode, for messages.
         layout: The layout, with the alignment of these rows.
         constants: Metadata with one value for all rows, by name: the task, the numbers of file and episode.
@@ -932,7 +936,7 @@ class Stretch:
 
     @property
     def marked(self) -> bool:
-        """Whether each row is an observation, and ``is_last`` marks the last row of each episode."""
+        """Whether rows are observations, and ``is_last`` marks the last row of each episode."""
         roles = {array.role for array in self.arrays}
         return "is_last" in roles and "next_observation" not in roles
 
@@ -1029,7 +1033,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
-    """Whether all parts of the last action are NaN, so that no action was taken on the last observation."""
+    """Whether all parts of the last action are NaN, which means that no action was taken on the last observation."""
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
@@ -1041,7 +1045,7 @@ def _tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str 
     """Return the task of each episode, from the first path of the layout that leads to a text; None if none does.
 
     Raises:
-        DataError: An attribute is no valid JSON, or its keys lead to a value that is no text.
+        DataError: An attribute is not valid JSON, or the value at its keys is not a text.
     """
     found: list[str | None] = [None] * len(stars)
     for path in layout.tasks():
@@ -1067,7 +1071,7 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
             return None
         value = value[key]
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "".join(value)  # in LIBERO's way
+        value = "".join(value)  # as LIBERO names tasks
     if not isinstance(value, str):
         raise damaged(where, f"expected a text that says the task, found {value!r:.80}")
     return value
@@ -1087,8 +1091,8 @@ def _constants(layout: TreeLayout, task: str | None, number: int, path: str, sta
 def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
     """Yield ranges ``[first, stop)`` of rows, for each ring in the order in which its rows were written.
 
-    Example: a full ring of 5 rows begins at row 10, and row 11 was written last. It yields 12..14, the oldest, and
-    10..11.
+    Example: a full ring has the rows 10..14, and row 11 was written last. The oldest rows are 12..14, so they come
+    first, then 10..11.
     """
     last = _numbers(file, ring["last"])
     offsets = _numbers(file, ring["offsets"]) if "offsets" in ring else last[:0]
@@ -1102,7 +1106,7 @@ def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int
                 file.path, f"expected the attribute {ring.get('size')!r}, a number of rows, found {size!r:.80}"
             )
         sizes = np.array([size])
-        if isinstance(following, int) and size > 0:  # row 0, of a full ring of 5: 4 was written last
+        if isinstance(following, int) and size > 0:  # row 0 comes next: row 4 of a full ring of 5 was written last
             last = np.array([(following - 1) % size])
     ends = np.append(offsets[1:], rows)
     right = len(last) == len(sizes) == len(offsets) and (np.diff(offsets, prepend=0, append=rows) >= 0).all()
@@ -1152,9 +1156,9 @@ def read_layouts(
     The last row of an episode has ``done`` 1 if ``terminated`` is set in its last step, else 2 if ``truncated`` is,
     else the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in earlier steps are
     ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or
-    ``log_prob`` move with the action; others stay with their observation. If the last observation is missing, floats
-    are NaN there, and whole numbers and texts repeat the row before. Episodes without steps are left out; a warning at
-    the end counts them. Numbers have the types of the first episode.
+    ``log_prob`` move with the action; other metadata stay with their observation. If the last observation is missing,
+    the row in its place has NaN for floats, and repeats integers and texts of the row before. Episodes without steps
+    are left out; a warning at the end counts them. Numbers are cast to the types of the first episode.
 
     Args:
         path: A file; a folder of files, which are read in the order of the numbers in their names; or a tar archive of
@@ -1167,9 +1171,9 @@ def read_layouts(
 
     Raises:
         ConfigError: The layout is invalid, no file is found, or ``final`` is needed and missing.
-        DataError: A file is damaged, does not fit the layout, or has a link that leads out of it; or the type of the
-            first episode cannot hold a number. The message names file, episode and array.
-        SchemaError: Episodes have different arrays, or two arrays give the same column name.
+        DataError: A file is damaged, does not fit the layout, or has a link to outside of it; or a number does not fit
+            the type of the first episode. The message names file, episode and array.
+        SchemaError: Episodes have different arrays, or two arrays have the same column name.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
     check_batch_rows(batch_rows)
@@ -1236,7 +1240,7 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, 
     """Return the shapes of unread arrays beside the first episode's arrays, and the attributes of its group."""
     group = layout.group()
     if group in layout.leads():
-        return {}, {}  # arrays of this episode have no separate group
+        return {}, {}  # the arrays of an episode have no separate group
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
     others = [layout.episode_ends, *(layout.ring or {}).values(), *(path.removeprefix("not ") for path in flags)]
@@ -1244,7 +1248,7 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, 
     named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:
         (tree,) = file.find(["/" + "/".join(base)])
-    except DataError:  # of an unread array in another part of the file
+    except DataError:  # an unread array in another part of the file
         return {}, {}
     found = {"/".join((*base, *keys)): part["shape"] for keys, part in leaves(tree or {})}
     return {path: found[path] for path in sorted(found.keys() - named)}, dict((tree or {}).get("attributes", {}))
@@ -1295,7 +1299,7 @@ def _rows(
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may hold some rows back."""
+    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may return the last rows later."""
     if stretch.marked:
         yield from _marked_rows(file, stretch, size, types)
     else:
@@ -1331,10 +1335,10 @@ def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_P
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
-    """Return where episodes are cut off, after ``most`` steps each, and the steps of the unfinished episode.
+    """Return flags of the steps that cut episodes off after ``most`` steps, and the steps of the unfinished episode.
 
-    ``since`` counts the earlier steps of the episode that continues. With ``most`` 3 and ``since`` 1, the flags 0 0 1 0
-    are cut at 0 1 0 0, and the last episode has 1 step.
+    ``since`` counts the earlier steps of the episode that continues. With ``most`` 3 and ``since`` 1, end flags of 0 0
+    1 0 give cuts of 0 1 0 0, and the last episode has 1 step.
     """
     cut = np.zeros(len(terminated), bool)
     for step, is_over in enumerate(terminated.tolist()):
@@ -1345,14 +1349,15 @@ def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.
 
 
 def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.int64]:
-    """Return the done codes of last steps: the layout's ``ending`` replaces 0."""
+    """Return the done codes of last steps; the layout's ``ending`` replaces the code 0."""
     return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
 
 
 def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
     """Yield the rows of a stretch whose rows are observations: results of an action move to the next row.
 
-    ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 are unused.
+    For example, ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 are not
+    used.
     """
     before: Columns = {}
     begins, step = True, 0
@@ -1371,7 +1376,7 @@ def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Itera
 
 
 def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
-    """Read the transitions ``[start, stop)``; arrays with the last observation have one more value."""
+    """Read the transitions ``[start, stop)``; arrays that include the last observation have one more value."""
     arrived = stretch.layout.arrived()
     items = []
     for array in stretch.arrays:
@@ -1384,7 +1389,7 @@ def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, np
         elif _reaches(array, stretch):
             end = stop + 1
         if array.rows in (-1, 1) and array.role in ("terminated", "truncated"):
-            first, end = -stretch.first, 1 - stretch.first  # one for the episode
+            first, end = -stretch.first, 1 - stretch.first  # one value for the episode
         if array.role == "observation" and stretch.whole and not stretch.closed and _is_known(stretch):
             end = min(stop + 1, stretch.steps)
         items.append((array, stretch.first + first, stretch.first + end))
@@ -1396,7 +1401,7 @@ def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, np
 
 
 def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[Any]:
-    """Decode pictures and move their channels last; return other observations unchanged."""
+    """Decode images and move their channels last; return other observations unchanged."""
     if array.role not in ("observation", "next_observation"):
         return values
     files = layout.may_be_files(array.path)
@@ -1412,7 +1417,7 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     if not files or values.ndim > 2:
         return values
     try:
-        # The last byte of JPEG and PNG files is not zero.
+        # The last byte of JPEG and PNG files is not zero, so zeros at the end are padding.
         pixels = [decode_image(bytes(row).rstrip(b"\0")) for row in values]
     except ValueError as error:
         raise DataError(f"{array.path}: {error}") from error
@@ -1437,7 +1442,7 @@ def _flags(
         if array.role == role:
             inverted = stretch.layout.roles()[array.role][array.name].startswith("not ")
             said = flags.reshape(-1).astype(bool) ^ inverted
-            if len(said) == 1 and stretch.whole:  # one for the episode
+            if len(said) == 1 and stretch.whole:  # one value for the episode
                 found[-1] |= bool(said[0]) and start + count == stretch.steps
             elif len(said) == count:
                 found |= said

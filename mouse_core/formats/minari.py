@@ -1,7 +1,7 @@
-"""Reading and writing datasets of Minari, without Minari.
+"""Reads and writes datasets of Minari, without the package Minari.
 
-Minari stores T+1 observations and T actions of an episode. An action is taken on the observation of the same number, so
-it moves to the next row; infos arrived with the observation of their number, and stay.
+Minari stores T+1 observations and T actions of an episode. An action is taken on the observation with the same number,
+so it moves to the next row; infos arrived with the observation of the same number, and stay in its row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def written_space(space: Any) -> dict[str, Any]:
     Raises:
         ConfigError: Minari does not support this kind of space.
     """
-    if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is a mapping, too
+    if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is also a mapping
         return dict(space)
     kind = type(space).__name__
     if kind == "Box":
@@ -108,7 +108,7 @@ class SpaceOf:
             self._high = high if self._high is None else max(high, int(self._high))
 
     def written(self) -> dict[str, Any]:
-        """Return the space in the form of Minari."""
+        """Return the space of the values in the form of Minari."""
         if self._first is None:
             raise DataError("space: expected values, found none")
         dtype, shape = self._first.dtype, self._first.shape[1:]
@@ -148,17 +148,17 @@ def write_minari(
 ) -> str:
     """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
 
-    Pictures are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
+    Images are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
     ``metadata_episode_seed`` is the episode's seed.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The folder of the dataset; nothing may exist there. For ``minari.load_dataset("maze/random-v0")`` it is
-            ``maze/random-v0`` in the folder that the variable ``MINARI_DATASETS_PATH`` names.
+        path: The folder of the dataset; nothing may exist there. For ``minari.load_dataset("maze/random-v0")``, choose
+            ``maze/random-v0`` in the folder that the environment variable ``MINARI_DATASETS_PATH`` names.
         dataset_id: Id of the dataset, ending in ``-v`` and a number; by default from ``path``.
-        observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the
-            smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
-            ``Text``, and ``Dict`` for columns ``observation.<key>``.
+        observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the smallest
+            spaces that contain the values: ``Discrete`` for single integers, ``Box`` for vectors and images, ``Text``,
+            and ``Dict`` for columns ``observation.<key>``.
         env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
         metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
 
@@ -167,7 +167,7 @@ def write_minari(
 
     Raises:
         ConfigError: Something is at ``path``, another process is writing it, or Minari does not accept the id.
-        StorageError: Files cannot be written; nothing is left.
+        StorageError: Files cannot be written; partial files are removed.
         DataError: Rows are null or marked as missing.
         ImportError: h5py is not installed.
     """
@@ -293,7 +293,7 @@ def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Space
 
 
 BUDGET = 32 << 20
-"""Largest size of a piece in bytes."""
+"""Largest number of bytes in a piece."""
 
 KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
 """The datasets of every episode."""
@@ -308,7 +308,7 @@ class EpisodeSlice:
         begins: Number of the first row in its episode.
         observations: Observations ``[n, ...]``, nested like the space.
         arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the
-            rows: n, or n - 1 if the piece begins the episode.
+            rows: n values, or n - 1 if the piece begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
         arriving_beside: Infos and other values with one value for each transition.
         of_episode: Seed and options of the episode.
@@ -324,14 +324,14 @@ class EpisodeSlice:
 
 
 def sampled(count: int, sample: int) -> list[int]:
-    """Return the numbers of ``sample`` episodes, evenly spaced; of all episodes for 0."""
+    """Return the numbers of ``sample`` evenly spaced episodes; for 0, the numbers of all episodes."""
     if not sample or count <= sample:
         return list(range(count))
     return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
 def _spec_of(space: Any, where: str) -> Any:
-    """Return the spec of a space in the form of Minari; None for None, and DataError for another form."""
+    """Return the spec of a space in the form of Minari; None for None; raise DataError for another form."""
     try:
         return None if space is None else from_gymnasium(space, where=where)
     except ConfigError as error:
@@ -339,7 +339,7 @@ def _spec_of(space: Any, where: str) -> Any:
 
 
 def _part_of(spec: Any, name: str, where: str) -> Any:
-    """Return a part of the spec of a nested space; None if the spec is not known."""
+    """Return a part of the spec of a nested space; None if the spec is unknown."""
     entries = spec.entries if isinstance(spec, Composite) else {}
     if spec is not None and name not in entries:
         raise DataError(f"{where}: expected a part of the space, found none of that name")
@@ -347,12 +347,12 @@ def _part_of(spec: Any, name: str, where: str) -> Any:
 
 
 def _is_picture(spec: Any) -> bool:
-    """Whether Minari may have encoded the values of a spec as pictures."""
+    """Whether Minari may have encoded the values of a spec as images."""
     return isinstance(spec, Bounded) and spec.dtype == np.uint8 and len(spec.shape) in (2, 3)
 
 
 def shaped(values: npt.NDArray[Any], spec: Any, *, where: str) -> npt.NDArray[Any]:
-    """Return the stored values of a leaf in the form of its spec: pictures decoded, shapes restored.
+    """Return the stored values of a leaf in the form of its spec: with decoded images and the spec's shape.
 
     Raises:
         DataError: The values do not belong to the space.
@@ -396,13 +396,13 @@ def plain_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _leaves_of(specs: Mapping[str, Any]) -> list[Any]:
-    """Return the specs of single arrays in the specs of spaces."""
+    """Return the specs of all single arrays in the specs of spaces."""
     known = [spec for spec in specs.values() if spec is not None]
     return [leaf for spec in known for leaf in (spec.leaves().values() if isinstance(spec, Composite) else [spec])]
 
 
 def picture_bytes(specs: Mapping[str, Any]) -> int:
-    """Return the number of bytes of the decoded pictures of a step."""
+    """Return the number of bytes of a step's decoded images."""
     return sum(math.prod(leaf.shape) for leaf in _leaves_of(specs) if _is_picture(leaf))
 
 
@@ -424,7 +424,7 @@ def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
 
 
 def _flat(spec: Any, kind: pa.DataType) -> Any:
-    """Return a spec in the shape of the rows of a column; None if it does not fit."""
+    """Return a spec with the shape of the rows of a column; None if the spec does not fit."""
     if isinstance(spec, NonTensor) or column_type(kind).kind not in ("scalar", "list"):
         return None
     shape = fixed_shape(kind) or (() if column_type(kind).kind == "scalar" else (math.prod(spec.shape),))
@@ -474,7 +474,7 @@ def _of_episode(path: Path) -> dict[str, Any]:
 
 
 def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, as many at a time as ``BUDGET`` bytes hold with pictures of ``decoded`` bytes a row."""
+    """Yield the rows of a file, in batches of at most ``BUDGET`` bytes, with ``decoded`` bytes for a row's images."""
     for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
         step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
         for start in range(0, batch.num_rows, step):
@@ -484,7 +484,7 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 def _arrow_piece(
     batch: pa.RecordBatch, number: int, begins: int, before: Any, specs: Mapping[str, Any], infos: bool
 ) -> tuple[EpisodeSlice, Any]:
-    """Return a piece, and the values of the transition that leaves its last row."""
+    """Return a piece, and the values of the transition that begins at its last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
@@ -512,7 +512,7 @@ def _arrow_values(array: Any, spec: Any, where: str) -> Any:
             parts[child.name] = _arrow_values(part, _part_of(spec, child.name, here), here)
         return parts
     if array.null_count and _texts(array.type):
-        # The last row of a value that leaves an observation is a placeholder; for texts it is null.
+        # Values of the transition that begins at a row have a placeholder in an episode's last row; for texts, null.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
     if _is_picture(spec) and where.startswith("actions") and values.dtype.kind == "O":
@@ -558,10 +558,10 @@ def h5_pieces(
     Args:
         path: The file.
         metadata: The content of ``metadata.json``.
-        specs: The specs of ``observations`` and ``actions``, None if not known.
+        specs: The specs of ``observations`` and ``actions``; None if unknown.
         rows: Most rows of a piece.
         infos: Whether to read infos.
-        sample: Number of episodes of which the first rows are read, evenly spaced; 0: all rows of all episodes.
+        sample: Number of evenly spaced episodes whose first rows are read; 0: all rows of all episodes.
     """
     with H5File(path) as file:
         numbers = sorted(int(match[1]) for name in file.names() if (match := re.fullmatch(r"episode_(\d{1,15})", name)))
@@ -571,7 +571,7 @@ def h5_pieces(
                 path, f"expected episodes 0..{total - 1}, found {len(numbers)} up to {max(numbers, default=-1)}"
             )
         numbers = sampled(len(numbers), sample)
-        waiting: list[tuple[_H5Episode, int, int]] = []  # short pieces are read with one request
+        waiting: list[tuple[_H5Episode, int, int]] = []  # short pieces of several episodes are read with one request
         size = 0
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
@@ -596,7 +596,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 
 
 class _H5Episode:
-    """The datasets of an episode: their paths and numbers of rows."""
+    """The HDF5 datasets of an episode, with their paths and numbers of rows."""
 
     def __init__(self, path: str, number: int, tree: dict[str, Any], specs: Mapping[str, Any], infos: bool) -> None:
         self._path = path
@@ -647,7 +647,7 @@ class _H5Episode:
         return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
 
     def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> EpisodeSlice:
-        """Return the piece of values that were read, from row ``begin`` on."""
+        """Return the piece for values that were read from row ``begin`` on."""
         by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
         shifted = {path for path, _, length in self._leaves if length == self.length}
         with reading(self._path, at=self._where):
@@ -685,7 +685,7 @@ _MOST_JSON = 64 << 20
 def read_minari(
     path: str | os.PathLike[str], *, final: str | None = None, batch_rows: int = BATCH_ROWS, infos: bool = True
 ) -> RowStream:
-    """Read a dataset of Minari as rows, stored as HDF5, Arrow or Parquet.
+    """Read a dataset of Minari, stored as HDF5, Arrow or Parquet, as rows.
 
     Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
     ``episode_step``, and ``observation``. Dict and Tuple spaces become ``observation.<key>`` and ``action.<key>``.
@@ -694,7 +694,7 @@ def read_minari(
 
     Args:
         path: The folder of the dataset, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` the
-            spaces are not known, and values stay as they are stored.
+            spaces are unknown, and values keep their stored form.
         final: Has no effect, because the last observations are stored.
         batch_rows: Most rows of a batch.
         infos: Whether to read infos.
@@ -703,7 +703,7 @@ def read_minari(
         The rows; ``metadata`` is the content of ``metadata.json``, with spaces as nested mappings.
 
     Raises:
-        ConfigError: The path holds no dataset of Minari.
+        ConfigError: The path has no dataset of Minari.
         DataError: A file is damaged; the message names file and episode.
         ImportError: The dataset is HDF5 and h5py is not installed.
     """
@@ -755,7 +755,7 @@ def read_minari(
 
 
 def _environments(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the id of the environment, from a description that is JSON inside of JSON."""
+    """Return the id of the environment, from a JSON text inside of the JSON metadata."""
     described = metadata.get("env_spec")
     try:
         described = json.loads(described) if isinstance(described, str) else described
@@ -798,7 +798,7 @@ def _notes(metadata: dict[str, Any], specs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
-    """Return the columns of all rows, from the beginnings of some episodes; only some episodes have some metadata."""
+    """Return the columns of all rows, from the first rows of sampled episodes, which may have different metadata."""
     found: dict[str, pa.DataType] = {}
     for piece in samples:
         batch = to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")

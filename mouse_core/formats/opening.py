@@ -1,4 +1,4 @@
-"""Recognise the format of recorded data and open it by a path, an address, or the id of a library's dataset."""
+"""Recognises the format of recorded data, and opens them by a path, an address, or the id of a library's dataset."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from mouse_core.remote.clients import is_url, open_client, public_url
 from mouse_core.spec import Alignment, check_alignment, check_choice
 from mouse_core.store.disk.folder import NAME, looks_like_store
 
-# Packages whose errors mean that a server cannot be reached.
+# Packages whose errors mean that a server is unreachable.
 _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3")
 
 
 @contextmanager
 def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
-    """Yield the library that downloads a dataset; its output goes to stderr, and its errors become one line each.
+    """Yield the library that downloads a dataset; its output goes to stderr, and its errors become a ConfigError.
 
     Args:
         name: Name of the module.
-        whom: Name of the library in messages.
-        where: The dataset, and the places that were searched for it.
-        by_hand: The command that downloads the dataset.
+        whom: Name of the library for messages.
+        where: The name of the dataset, and the folders that were searched for it.
+        by_hand: The command with which a user downloads the dataset.
         install: Arguments of ``pip install`` for the library and its requirements.
 
     Raises:
@@ -56,7 +56,7 @@ def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str
     except ImportError as error:
         raise ImportError(f"{where}; to download it: pip install {install} ({error})") from error
     try:
-        with redirect_stdout(sys.stderr):  # the command's own output may be read by a program
+        with redirect_stdout(sys.stderr):  # stdout is for the command's own output, which a program may read
             yield library
     except MouseError:
         raise
@@ -82,8 +82,8 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
 
     Args:
         name: Name of the dataset, with or without ``@revision``.
-        scheme: The beginning of the id.
-        cache: Folder to search and to download to, unless the client's cache has the dataset.
+        scheme: Prefix of the id.
+        cache: Folder to search, and for downloads, unless the client's cache has the dataset.
     """
     repo_id, at, revision = name.partition("@")
     if repo_id.count("/") > 1 or ":" in name:
@@ -117,7 +117,7 @@ def _minari_folder(name: str) -> Path:
     said = os.environ.get("MINARI_DATASETS_PATH")
     folder = (Path(said) if said else Path.home() / ".minari" / "datasets") / name
     if not (folder / "data").exists():
-        if not _MINARI_VERSION.search(name):  # Minari defines no newest dataset to choose
+        if not _MINARI_VERSION.search(name):  # Minari does not define which dataset is the newest
             raise ConfigError(
                 f"minari:{name}: not in {folder}; to download it: expected a version behind the name, as in {name}-v0"
             )
@@ -147,7 +147,7 @@ def _tfds_folder(name: str) -> Path:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """Return this folder if it holds a version, else the newest version in it, or None."""
+    """Return the folder itself if it is a version of a dataset, else the newest version in it, or None."""
     if (folder / "features.json").is_file():
         return folder
     versions = [file.parent for file in folder.glob("*/features.json") if _VERSION.fullmatch(file.parent.name)]
@@ -162,7 +162,7 @@ ID_SCHEMES: Mapping[str, str] = MappingProxyType(
         "tfds": "tfds:name, tfds:name/config or tfds:name/config:1.0.0, an RLDS dataset of TFDS",
     }
 )
-"""The prefixes of ids, each with an example and the kind of dataset that it names."""
+"""Prefixes of ids; for each, an example and the kind of dataset."""
 
 _FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
@@ -180,16 +180,16 @@ def is_id(source: Any) -> bool:
 
 
 def located(source: str) -> tuple[Path, str | None]:
-    """Return the folder of a dataset, and the name of its format if the id determines it.
+    """Return the folder of a dataset, and the name of its format if the id determines the format.
 
-    The folder lies in the cache of the library that names the dataset; the library downloads a missing dataset.
+    The folder lies in the cache of the dataset's library; this library downloads a missing dataset.
 
     Args:
         source: An id, for which ``is_id`` is true.
 
     Raises:
-        ConfigError: The library does not know the name; a file or folder has the name of the id; or the dataset is not
-            in the cache and was not downloaded: the message states the places searched and the reason.
+        ConfigError: The library does not know the dataset; a file or folder has the same name as the id; or the dataset
+            is not in the cache and was not downloaded, and the message states the searched folders and the reason.
         ImportError: The dataset is not in the cache, and the library is not installed; the message names the packages
             to install.
     """
@@ -238,7 +238,7 @@ def contents(path: Path) -> str:
 
 
 def is_lerobot(path: Path) -> bool:
-    """Whether a folder holds the metadata of LeRobot."""
+    """Whether a folder has the metadata of LeRobot."""
     return (path / "meta" / "info.json").is_file()
 
 
@@ -263,7 +263,7 @@ def is_tfds(path: Path) -> bool:
 
 
 def is_memmap(path: Path) -> bool:
-    """Whether a path is a folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
+    """Whether a path is a folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that contains one."""
     return any(
         "tensordict" in str(_json(folder / "meta.json").get("_type", ""))
         or ((folder / "meta.json").is_file() and any(folder.glob("*.memmap")))
@@ -280,7 +280,7 @@ def is_dopamine(path: Path) -> bool:
 
 
 def is_dreamerv3(path: Path) -> bool:
-    """Whether a path is a folder of chunks of DreamerV3's replay, or a chunk, judged by the names."""
+    """Whether a path is a folder of chunks of DreamerV3's replay, or one chunk; only names are checked."""
     names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
     return any(DREAMERV3.fullmatch(name) for name in names)
 
@@ -307,7 +307,7 @@ def _is_bag(folder: Path) -> bool:
 
 
 def is_gen_dgrl(path: Path) -> bool:
-    """Whether a path is a folder or archive of Gen-DGRL's episodes, or an episode, judged by the names."""
+    """Whether a path is a folder or archive of Gen-DGRL's episodes, or one episode; only names are checked."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
     if path.suffix not in _ARCHIVES or not path.is_file():
@@ -350,7 +350,7 @@ def names_of_arrays(path: Path) -> list[str]:
         if path.is_dir():
             return [f"{name}/{inner.name}" for name in ("data", "meta") for inner in path.glob(f"{name}/*")]
         return list({"/".join(name.split("/")[:2]) for name in npz_names(path)})
-    if is_dreamerv3(path):  # whose arrays may have the names of episodes' arrays
+    if is_dreamerv3(path):  # its arrays may have the same names as arrays of episodes
         return []
     if not path.is_dir():
         return [name.removesuffix(".npy") for name in npz_names(path)]
@@ -383,7 +383,7 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def hdf5_names(path: Path) -> list[str] | None:
-    """Return the names in an HDF5 file, and in the groups that identify its writer; None for another file.
+    """Return the names in an HDF5 file and in the groups that identify its writer; None for another file.
 
     The list is empty if the file cannot be opened.
     """
@@ -401,14 +401,15 @@ def hdf5_names(path: Path) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Format:
-    """A format that can be recognised: ``name`` is read by ``read_<name>`` of ``mouse_core.formats.<name>``.
+    """A format that can be recognised; ``mouse_core.formats.<name>.read_<name>`` reads it.
 
     Args:
         name: Name of the format for ``format=``.
         sign: Description of what identifies the format.
-        is_there: Whether a path holds the format; None for a format that is recognised by names in a tree of arrays.
-        names: Regular expressions with blanks between them, each of which matches a name in the tree, or its beginning.
-        lacks: Regular expression that matches none of these names.
+        is_there: Returns whether the data at a path have this format; None for a format that is recognised by names in
+            a tree of arrays.
+        names: Regular expressions, separated by blanks; each must match the beginning of a name in the tree.
+        lacks: Regular expression that must match no name in the tree.
         hdf5: Whether the tree is an HDF5 file.
         layout: The layout for ``read_layouts``; None for a format with its own reader.
     """
@@ -422,7 +423,7 @@ class _Format:
     layout: Any = None
 
     def is_among(self, names: Sequence[str]) -> bool:
-        """Whether the names of a tree of arrays are those of the format."""
+        """Whether the names in a tree of arrays are names of this format."""
         known = {*names, *(name.split("/")[0] for name in names)}
         lacking = not any(re.fullmatch(self.lacks, name) for name in known)
         return lacking and all(any(re.fullmatch(one, name) for name in known) for one in self.names.split())
@@ -432,7 +433,7 @@ def _layout(name: str, sign: str, names: str = "", **options: Any) -> _Format:
     return _Format(name, sign, names=names, layout=name, **options)
 
 
-# In the order of trial: formats with a distinct mark come before formats with only a suffix.
+# Formats are tried in this order; formats with a distinct mark come before formats with only a suffix.
 _FORMATS = (
     _Format("store", "manifest.json of a store that DatasetStore.open made", looks_like_store),
     _Format("lerobot", "meta/info.json with a codebase_version", is_lerobot),
@@ -480,19 +481,20 @@ def open(
 
     Args:
         path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset of another
-            library, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``). Such a
-            dataset is opened in that library's cache, and that library downloads it if it is missing.
+            library, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``). The
+            dataset is opened in the library's cache; the library downloads a missing dataset.
         format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot", "minari",
             "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
             "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
             "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a ``layouts.TreeLayout``. For
-            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be their
-            arguments as a mapping, or a YAML file with these.
-        final: "drop" or "mark", for formats without the final observation of an episode.
+            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be given as
+            a mapping of their arguments, or as a YAML file with the arguments.
+        final: Treatment of an episode's last transition, for formats that do not store the final observation: "drop" or
+            "mark".
         splits: Names of the splits to read, if the format has splits.
-        alignment: The transition that a row's action, reward and done belong to, for rows without this metadata:
-            "arrived" or "outgoing"; the value becomes part of the metadata.
-        batch_rows: Most rows of a batch.
+        alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing". For rows
+            whose metadata do not state it; the value becomes part of the metadata.
+        batch_rows: Largest number of rows of a batch.
         image_roots: Further folders in which images that rows name by path may lie, besides the folders of the data.
         **options: Options of the format's reader.
 
@@ -500,9 +502,9 @@ def open(
         The rows as a stream.
 
     Raises:
-        ConfigError: The path does not exist, the format is unknown or not recognised (the message lists the marks that
-            were searched for), or the reader has no such option; the dataset of an id is missing and was not
-            downloaded, or the id is also the name of a file or folder.
+        ConfigError: The path does not exist; the format is unknown or not recognised (the message lists the marks of
+            formats); the reader has no such option; the dataset of an id is missing and was not downloaded; or the id
+            is also the name of a file or folder.
         ImportError: A library for downloading or reading is not installed.
         DataError: The data are damaged.
         SchemaError: The alignment contradicts the data or the format.
@@ -585,7 +587,7 @@ _KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "minari", "ted", "
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:
-    """Return the location of data given by path, address or id, and the name of their format, if known."""
+    """Return the location of data from a path, address or id, and the name of their format, if known."""
     if not is_id(path):
         return (path if is_url(path) else Path(path)), name
     folder, known = located(str(path))
@@ -595,7 +597,7 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
 
 
 def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """Return the format of a name, or the recognised format."""
+    """Return the format with the given name, or the recognised format."""
     if is_url(root):
         return _format_elsewhere(root, name, options)
     if not root.exists():
@@ -655,7 +657,7 @@ def _recognised(root: Path) -> _Format | None:
         one for one in _FORMATS if one.hdf5 and (one.is_among(names) if names else names == [] and one.name == "d4rl")
     ]
     if root.is_dir() and len({one.name for one in found}) > 1:
-        # Reading the first format alone would leave out the data of the others.
+        # With two formats at one path, reading only the first would leave out the data of the other.
         raise ConfigError(
             f"{root}: expected data of one format, found signs of several: "
             + "; ".join(f"{one.name}: {one.sign}" for one in found)

@@ -1,7 +1,7 @@
-"""Read tables of OpenML as contextual bandits, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client.
+"""Reads tables of OpenML as contextual bandits, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client.
 
-An example is an episode of one step: its features are the observation, its class is the action with reward 1. No step
-follows an example, so one row holds the whole example: the alignment is "outgoing".
+An example is an episode of one step: its features are the observation, and its class is the action with reward 1. No
+step follows an example, so each example is one row, with the alignment "outgoing".
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ def read_openml(
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` holds the features in the order of the table, float64. A categorical attribute is the index of its
-    declared value, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it is the
-    number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
+    ``observation`` has the features in the order of the table, float64. A categorical attribute is the index of its
+    declared value, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it is a vector
+    with the target number. ``reward`` and ``done`` are 1 in every row. ``metadata`` has the names of features and
     classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
         path: An ARFF file, with or without gzip, or a Parquet file; or the folder of a dataset in the cache of OpenML's
-            client, which also holds a description. In scikit-learn's cache, the file below ``data/v1/download``.
+            client, which also has a description. In scikit-learn's cache, it is the file below ``data/v1/download``.
         target: The attribute to predict; by default the target in the description, else the last attribute.
         one_hot: Whether a categorical attribute becomes one feature for each of its values.
-        missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
+        missing: "drop" leaves out examples that lack the value of an attribute; by default such examples raise a
+            DataError.
         batch_rows: Most rows of a batch.
 
     Raises:
@@ -176,7 +177,7 @@ def _file(root: Path) -> Path:
 
 
 def _said(file: Path) -> str | None:
-    """Return the target in the description, which lies beside the file (OpenML's client) or in scikit-learn's cache."""
+    """Return the target in the description, a file beside the data (OpenML's client) or in scikit-learn's cache."""
     with suppress(OSError, ValueError, EOFError):
         beside = file.parent / "description.xml"
         if beside.is_file():
@@ -259,7 +260,7 @@ def _header(file: IO[str], path: Path) -> list[_Attribute]:
 
 
 def _values(text: str) -> list[str]:
-    if "'" not in text and "\\" not in text:  # the csv module is fast, but only supports "
+    if "'" not in text and "\\" not in text:  # the csv module is fast, but supports only "
         try:
             return [value.strip() for value in next(csv.reader([text], skipinitialspace=True))]
         except csv.Error as error:
@@ -290,7 +291,7 @@ def _unquoted(text: str) -> str:
 
 
 def _parquet_attributes(path: Path) -> list[_Attribute]:
-    """Return the attributes of a Parquet file: numbers, or the texts that occur, in alphabetical order.
+    """Return the attributes of a Parquet file: numbers, or categories with their texts in alphabetical order.
 
     Raises:
         DataError: The file is damaged, or a column has another type.

@@ -1,4 +1,4 @@
-"""Columns of pictures: find them, read them as pixels, and change their storage form (pixels, PNG, JPEG, frames)."""
+"""Finds columns of images, reads them as pixels, and changes their storage form (pixels, PNG, JPEG, video frames)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _COLUMN = re.compile(r"([^:=]+)=(.*)")
 
 @dataclass(frozen=True)
 class PictureEncoding:
-    """The storage form of pictures.
+    """The storage form of images.
 
     Args:
         way: "raw", "png", "jpeg" or "video".
         quality: Quality of JPEG, 1 to 100.
-        codec: Codec of videos. None: frames of videos stay unchanged, and other pictures are encoded by
+        codec: Codec of videos. None: frames of videos stay unchanged, and other images are encoded by
             ``VideoCodec()``.
     """
 
@@ -77,7 +77,7 @@ class PictureEncoding:
         return partial(encode_png, dtype=dtype) if self.way == "png" else partial(encode_jpeg, quality=self.quality)
 
     def shown(self) -> str:
-        """Describe the encoding, and whether it loses information."""
+        """Return a description of the encoding that states whether it loses information."""
         if self.way == "video":
             lost = "" if self.codec and self.codec.lossless else ", which loses some of what they were"
             return f"frames of videos, {self.codec}{lost}"
@@ -86,12 +86,12 @@ class PictureEncoding:
 
 @dataclass(frozen=True)
 class Pictures:
-    """A column that holds pictures.
+    """A column that holds images.
 
     Args:
         name: Name of the column.
-        kind: Storage form of the pictures: "raw", "encoded" or "video".
-        shape: Shape ``(H, W, C)`` of the first picture.
+        kind: Storage form of the images: "raw", "encoded" or "video".
+        shape: Shape ``(H, W, C)`` of the first image.
         dtype: Type of the pixels, uint8 or uint16.
     """
 
@@ -102,22 +102,22 @@ class Pictures:
 
     @property
     def bytes(self) -> int:
-        """Size of one picture as pixels."""
+        """Size of one image as pixels."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
-"""Columns whose encoding changes: their pictures, and the new encoding."""
+"""Columns whose encoding changes: their images, and the new encoding."""
 
 
 def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
-    """Return the encoding of each column that ``images`` names; under "" the encoding of all other columns.
+    """Return the encoding by column; the key "" has the encoding of all columns without one of their own.
 
     Args:
-        given: A text for all columns, texts by column, or a list of texts, which may begin with COLUMN=.
+        given: A text for all columns, texts by column, or a list of texts, each of which may begin with COLUMN=.
 
     Raises:
-        ConfigError: An invalid text, or two texts for one column.
+        ConfigError: A text is invalid, or a column has two texts.
     """
     texts: list[tuple[str, Any]] = list(given.items()) if isinstance(given, Mapping) else []
     for text in () if isinstance(given, Mapping) else (given,) if isinstance(given, str) else given:
@@ -130,15 +130,15 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Pictu
 
 
 def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str, tuple[Pictures, PictureEncoding]]:
-    """Return the columns whose encoding changes, with their pictures and the new encoding.
+    """Return the columns whose encoding changes, with their images and the new encoding.
 
     Args:
-        stream: A ``RowStream``; rows are read until a picture of each column was found.
+        stream: A ``RowStream``; rows are read until each column has an image.
         wanted: Encodings by column, from ``by_column``.
 
     Raises:
-        ConfigError: A column does not exist or holds no pictures, or there is no column of pictures.
-        DataError: The first picture of a column cannot be read.
+        ConfigError: A column does not exist or holds no images, or there is no column of images.
+        DataError: The first image of a column cannot be read.
     """
     kinds = {one.name: _kind(one, stream) for one in stream.schema}
     for name in wanted:
@@ -174,7 +174,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
 
 
 def _kind(column: pa.Field, stream: Any) -> str:
-    """Return the storage form of a column's pictures: "raw", "encoded" or "video"; empty if it holds none."""
+    """Return the storage form of a column's images: "raw", "encoded" or "video"; an empty text if it has no images."""
     kind, name = column_type(column.type), column.name
     if kind.kind == "video":
         return "video"
@@ -196,7 +196,7 @@ def field_of(name: str, metadata: DatasetMetadata) -> Field | None:
 
 
 def _first_pictures(stream: Any, kinds: Mapping[str, str]) -> dict[str, Pictures]:
-    """Return the first picture of each column; columns without pictures are left out."""
+    """Return the first image of each column; columns without images are left out."""
     found: dict[str, Pictures] = {}
     videos, roots = VideoFiles(stream.metadata.videos), stream.image_folders()
     for batch in stream if kinds else ():
@@ -223,7 +223,7 @@ def _picture(
         deep = re.match(r"gray(\d+)", pixel_format)
         shape = videos.shape_of(value, roots)
         if read is not None and read.shape is not None and read.shape[2:] == (1,):
-            shape = (*shape[:2], 1)  # greys; some decoders do not report them
+            shape = (*shape[:2], 1)  # greys; some decoders do not report this
         wide = deep is not None and int(deep[1]) > 8
     elif kind == "encoded":
         shape = image_shape(values[0].as_py(), dtype=np.uint16 if wide else np.uint8, image_roots=roots)
@@ -237,7 +237,7 @@ def _picture(
 
 
 def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
-    """Return the metadata of rows with newly encoded pictures: each column has a field that reads it.
+    """Return the metadata of rows with newly encoded images: each column has a field that reads it.
 
     Args:
         metadata: The metadata before.
@@ -245,7 +245,7 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
         frames_stay: Whether other columns still refer to frames of the listed videos.
 
     Raises:
-        SchemaError: A field crops or resizes frames of a column that holds no frames afterwards.
+        SchemaError: A field crops or resizes frames, but its column has no frames afterwards.
     """
     fields = {one.name: one for one in metadata.fields}
     for name, (picture, kept) in changed.items():
@@ -264,10 +264,10 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
 
 
 def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
-    """Return the field that a column needs after its pictures were newly encoded; None if it needs none."""
+    """Return the field that a column needs after its images were encoded anew; None if it needs no field."""
     greys = None
     if kept.way == "video" and picture.shape[2] == 1:
-        greys = picture.shape  # a video of them may have colours
+        greys = picture.shape  # a video of greys may have colours
     if read is None:
         if kept.way == "raw":
             return None
@@ -280,7 +280,7 @@ def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Fiel
 def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
     """Return the image files of a column, ``{bytes, path}`` or binary, as an array of bytes.
 
-    Paths are ignored: a dataset must not reach outside of its folder.
+    Paths are ignored, because a dataset must not read files outside of its folder.
     """
     return np.asarray(_files(column).to_numpy(zero_copy_only=False))
 
@@ -288,7 +288,7 @@ def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
 def unreadable_images(
     column: pa.Array, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike
 ) -> Iterator[tuple[int, str]]:
-    """Yield each row without an image, or with another shape in the image's header, and the reason.
+    """Yield each row whose image is missing, or has another shape in its header, with the reason.
 
     Args:
         column: The images, ``{bytes, path}`` or binary.
@@ -316,12 +316,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
-    """Return the same rows with the pictures of some columns as pixels, PNG or JPEG.
+    """Return the same rows with the images of some columns as pixels, PNG or JPEG.
 
     Args:
         stream: A ``RowStream``.
         changed: New encodings by column; columns that become videos stay unchanged.
-        fill: Whether a missing picture becomes zeros; it is null otherwise.
+        fill: Whether missing images become zeros; otherwise they are null.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}
     if not changed:
@@ -350,7 +350,7 @@ def _batches(stream: Any, changed: Changed, schema: pa.Schema, fill: bool) -> It
 
 
 def pieces(batches: Iterable[pa.RecordBatch], pictures: Sequence[Pictures]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches whose pictures take a bounded number of bytes as pixels."""
+    """Yield the same rows in batches whose images take a bounded number of bytes when decoded."""
     size = sum(picture.bytes for picture in pictures)
     for batch in batches:
         step = rows_at_once(size, most=max(1, batch.num_rows), budget=_PIECE_BYTES)
@@ -368,7 +368,7 @@ def _column(
     *,
     fill: bool,
 ) -> pa.Array:
-    """Return a column of pictures in another encoding."""
+    """Return a column of images in another encoding."""
     ready = _png_already(values) if kept.way == "png" and picture.kind == "encoded" else None
     if ready is not None:
         return ready
@@ -389,14 +389,14 @@ def image_column(encoded: pa.Array | Sequence[bytes | None]) -> pa.Array:
 
 
 def _png_already(values: pa.Array) -> pa.Array | None:
-    """Return the column if all of its pictures are PNG files; else None."""
+    """Return the column if all of its images are PNG files; else None."""
     files = _files(plain(values))
     is_png = pc.all(pc.starts_with(files, pattern=_PNG), min_count=0).as_py()
     return image_column(files) if is_png else None
 
 
 class PixelReader:
-    """Reads pictures as pixels.
+    """Reads images as pixels.
 
     Args:
         stream: The ``RowStream`` of the rows.
@@ -407,7 +407,7 @@ class PixelReader:
         self._videos = VideoFiles(stream.metadata.videos)
 
     def read(self, picture: Pictures, values: pa.Array, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return pixels ``[n, H, W, C]``, zeros for rows without a picture, and a mask of rows with one, bool ``[n]``.
+        """Return pixels ``[n, H, W, C]``, zeros for rows without an image, and a mask of the other rows, bool ``[n]``.
 
         Args:
             picture: Description of the column.
@@ -415,7 +415,8 @@ class PixelReader:
             first: Number of the first row, for messages.
 
         Raises:
-            DataError: A picture cannot be read, or differs from the first one in shape or type; names column and row.
+            DataError: An image cannot be read, or differs from the first one in shape or type. The message names column
+                and row.
         """
         there = np.asarray(values.is_valid())
         if picture.kind == "raw":
@@ -457,15 +458,15 @@ def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
     return schema.with_metadata(metadata)
 
 
-# ---------------------------------------------------------------------- pictures as frames of videos
+# ---------------------------------------------------------------------- images as frames of videos
 
 _RATE = 30.0
-# A file of frames is read as a whole to create its index, and lost as a whole if it is damaged.
+# A video file is read completely to create its index, and is lost completely if it is damaged.
 _MOST_BYTES = 200 * 10**6
 
 
 def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
-    """Return the same rows with pictures of some columns as frames of videos; the videos are written first.
+    """Return the same rows with images of some columns as frames of videos; the call writes the videos.
 
     Parts that an interrupted call wrote are kept.
 
@@ -489,7 +490,7 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
         schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
     frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
     schema, metadata = with_features(schema, changed), said_after(stream.metadata, changed, frames_stay=frames_stay)
-    # Rows refer to unchanged and to new videos, so the source must not have a folder of this name.
+    # Rows refer to both old and new videos, so the source must not have a folder of this name.
     names = chain(["videos"], map("videos-{}".format, count(1)))
     roots = stream.image_folders()
     base = next(name for name in names if not any(os.path.lexists(os.path.join(root, name)) for root in roots))
@@ -535,14 +536,14 @@ def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: i
 
 
 class _PartWriter:
-    """Writes one part: an Arrow file of rows, and a video for each column of pictures.
+    """Writes one part: an Arrow file of rows, and a video for each column of images.
 
     Args:
         folder: Folder of the job.
         stream: The source.
         changed: Columns that become videos.
         schema: Schema of the rows with frames.
-        base: Folder of the videos in ``folder``.
+        base: Folder of the videos inside ``folder``.
         number: Number of the part.
         row: Number of the first row in the source.
         first: Number of the first video of the part among all videos.
@@ -585,7 +586,7 @@ class _PartWriter:
         self._row += batch.num_rows
 
     def _frames(self, name: str, picture: Pictures, codec: VideoCodec, pixels: Any, there: Any) -> pa.Array:
-        """Encode pictures; return the numbers of video and frame of each row."""
+        """Encode images; return the video number and frame number of each row."""
         video, frame = np.zeros(len(there), np.int32), np.zeros(len(there), np.int32)
         if there.any():
             if name not in self._writers:
@@ -608,7 +609,7 @@ class _PartWriter:
         return f"{self._base}/{name}/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.mp4"
 
     def finish(self) -> tuple[list[str], list[list[str]]]:
-        """Close the files; return their names, and path and digest of each video after counting its frames."""
+        """Close the files and count the frames; return the names of the files, and path and digest of each video."""
         videos = []
         for writer in self._writers.values():
             writer.close()

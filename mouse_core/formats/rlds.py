@@ -1,8 +1,8 @@
-"""Episodes of RLDS as rows, and back; and as trajectories, pairs of adjacent steps, as users of TF-Agents know them.
+"""Converts episodes of RLDS to rows and back, and to trajectories of TF-Agents (pairs of adjacent steps).
 
 A step holds an observation, the action that is taken on it, and the reward of the action; the last step of an episode
-holds only an observation. So N steps are N rows, and an action moves to the next row. Much of Open X has an action and
-a reward in the last step too, without the observation that they led to: ``last_step="transition"``.
+holds only an observation. So N steps are N rows, and an action moves to the next row. In much of Open X, the last step
+also has an action and a reward, without the observation that they led to; for such data use ``last_step="transition"``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLAGS = ("is_first", "is_last", "is_terminal")
 FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
 """The features of every RLDS step."""
 
-# Prefix of columns with features of an episode, repeated in every row of the episode.
+# Prefix of columns with features of an episode, which are repeated in every row of the episode.
 _EPISODE = "metadata_episode_"
 
 
@@ -51,12 +51,12 @@ class Stack:
     """Consecutive steps of one episode.
 
     Args:
-        values: Features of the steps, each stacked to ``[n, ...]``; nested ones are mappings.
+        values: Features of the steps, each stacked to ``[n, ...]``; nested features are mappings.
         count: Number of steps.
         episode: Number of the episode, from 0.
-        first: Number of the first of these steps in its episode.
+        first: Number of the first of these steps in the episode.
         last: Whether the episode ends with these steps.
-        of_episode: Features of the episode beside its steps.
+        of_episode: Features of the episode other than its steps.
     """
 
     values: Mapping[str, Any]
@@ -75,7 +75,7 @@ def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
         where: Name of the episode for messages.
 
     Raises:
-        DataError: The episode is none of these.
+        DataError: The episode has another form.
     """
     if isinstance(episode, Mapping):
         if "steps" in episode:
@@ -143,7 +143,7 @@ def stack(steps: list[Any], where: str, first: int) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """Convert a value of a step to an array; a text becomes an array of objects."""
+    """Convert a value of a step to an array; texts become arrays of objects."""
     if isinstance(value, str | bytes):
         array = np.empty((), dtype=object)
         array[()] = value
@@ -182,7 +182,7 @@ def stacked_length(stacked: Any, where: str) -> int:
 
 
 def check_features(step: Mapping[str, Any], *, where: str, wanted: tuple[str, ...] = FEATURES) -> None:
-    """Raise MissingFieldError, which names the missing features, if a step lacks any in ``wanted``."""
+    """Raise MissingFieldError if a step lacks a feature in ``wanted``; the message names the missing features."""
     missing = [name for name in wanted if name not in step]
     if missing:
         raise MissingFieldError(f"{where}: expected features {list(wanted)}, found no {missing} among {list(step)}")
@@ -228,8 +228,9 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
         "is_terminal": last & (done == 1),
     }
     if missing[-1] and done[-1] != 1:
-        # The last row has only the action and reward of the step before it; its own observation was not recorded. So
-        # it is no step. (After a terminal step it stays, since RLDS ignores the observation of a terminal step.)
+        # The observation of the last row was not recorded; the row has only the action and reward of the step before
+        # it. So it is no step. (After a terminal step it remains, since RLDS ignores the observation of a terminal
+        # step.)
         steps = at(steps, slice(None, -1))
     return steps, {name.removeprefix(_EPISODE): values[0] for name, values in of_episode.items()}
 
@@ -240,7 +241,7 @@ def _pop_columns(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
-    """Whether a column holds a feature of an episode: it has the prefix, and the same value in all rows."""
+    """Whether a column is a feature of an episode: its name has the prefix, and its value is the same in all rows."""
     if not name.startswith(_EPISODE) or name.removeprefix(_EPISODE) in ("", "steps", "observation", "is_first"):
         return False
     same = values[:1] == values
@@ -250,7 +251,7 @@ def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
 
 
 def _from_next_row(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return for each row the value of the next row, and zeros for the last row: 1 2 3 becomes 2 3 0."""
+    """Return, for each row, the value of the next row; zeros for the last row: 1 2 3 becomes 2 3 0."""
     return np.concatenate([values[1:], placeholder(values)])
 
 
@@ -259,7 +260,7 @@ def _discount_from_next_row(discount: npt.NDArray[Any] | None, done: npt.NDArray
         discount = np.where(done == 1, 0.0, 1.0).astype(np.float32)
     shifted = _from_next_row(discount)
     if done[-1] != 1:
-        # The episode was truncated, so its last step gets the discount of the step before instead of 0.
+        # The episode was truncated, so its last step gets the discount of the previous step instead of 0.
         shifted[-1] = discount[-1] if len(done) > 1 else 1
     return shifted
 
@@ -285,28 +286,29 @@ def read_rlds(
 ) -> RowStream:
     """Read episodes of RLDS as rows.
 
-    ``done`` is 1 at a last step that is terminal, 2 at another last step. Observations are the column ``observation``,
-    or ``observation.<key>`` for nested ones, and actions likewise.
-    ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an
-    episode become ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``,
-    ``policy`` or ``log_prob`` move to the next row with the action, the others stay with their step.
+    ``done`` is 1 at a last step that is terminal, and 2 at other last steps. Observations become the column
+    ``observation``, or ``observation.<key>`` if they are nested; actions likewise. ``discount`` becomes
+    ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an episode become
+    ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``, ``policy`` or
+    ``log_prob`` move to the next row with the action, other features stay with their step.
 
     Args:
         episodes: An iterable of episodes as in ``convert_rlds_to_trajectories``, or a function that returns one.
             Generators, of episodes or of steps, can be read only once.
-        final: What becomes of the last action of an episode whose steps end without ``is_last``, as the observation
-            that it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error.
-        last_step: Content of a last step: "observation", as RLDS defines it, so that action and reward have no meaning
-            and are left out; or "transition", as in much of Open X and DROID, so that they count, and the observation
-            that they led to is missing in every episode (see ``final``).
+        final: Treatment of the last action if the steps of an episode end without ``is_last``, so that the observation
+            it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error is
+            raised.
+        last_step: Content of a last step. "observation": as RLDS defines it, its action and reward have no meaning and
+            are left out. "transition": as in much of Open X and DROID, its action and reward are valid, and the
+            observation that they led to is missing in every episode (see ``final``).
         batch_rows: Most rows of a batch.
         path: Name of the source for messages.
 
     Raises:
         ConfigError: ``episodes`` is not iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
-        DataError: There are no steps, or values do not fit together. While iterating: steps of an episode contradict
-            each other (EpisodeError), or its last observation is missing (ConfigError).
-        MissingFieldError: Steps lack features.
+        DataError: There are no steps, or values do not fit each other. Raised while iterating: EpisodeError if steps of
+            an episode contradict each other, and ConfigError if its last observation is missing.
+        MissingFieldError: Steps lack required features.
     """
     check_last_step(last_step, final, where=path)
     check_batch_rows(batch_rows)
@@ -336,7 +338,7 @@ def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
 
 
 def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
-    """Return a note if the first episode's last step holds an action and a reward, which are undefined in RLDS.
+    """Return a note if the first episode's last step has an action and a reward, which are undefined in RLDS.
 
     Args:
         pieces: Pieces with flags, actions and rewards; only the first episode's pieces are used.
@@ -359,7 +361,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
 def _peek(
     given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, last_step: str, path: str
 ) -> tuple[pa.RecordBatch, tuple[str, ...], Callable[[], Iterable[Any]]]:
-    """Return the first batch, notes on it, and a function that returns the episodes from the start."""
+    """Return the first batch, notes about it, and a function that returns all episodes from the start."""
     seen: list[Any] = []
 
     def noted(episodes: Iterator[Any]) -> Iterator[Any]:
@@ -388,7 +390,7 @@ def _peek(
 
 
 def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yield episodes again; steps that were a generator raise an error."""
+    """Yield episodes again; raise an error if their steps were a generator, which is used up."""
     for number, episode in enumerate(episodes):
         if _steps_once(episode):
             raise ConfigError(
@@ -417,7 +419,7 @@ def first_batch(
     Raises:
         DataError: There are no rows.
     """
-    # Whether an episode is complete is checked while rows are read.
+    # Reading the rows later checks whether episodes are complete.
     rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
     columns, where = next(rows, (None, path))
     if columns is None:
@@ -459,14 +461,14 @@ def stack_rows(
             if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
-            # The time of the row before, if the next piece belongs to the same episode.
+            # The step number of the row before, if the next piece belongs to the same episode.
             before |= {name: values[-1:][: not piece.last] for name, values in staying.items() if _is_clock(name)}
         yield ordered(columns), where
 
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
-    """Return the last rows of an episode without the observation that its last action led to."""
-    code = int(columns["done"][-1])  # the code of its last step; 0 if that step is not last
+    """Return the last rows of an episode whose last action has no stored next observation."""
+    code = int(columns["done"][-1])  # done code of the last step; 0 if ``is_last`` is not set
     if final == "drop":
         columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
         return columns
@@ -474,7 +476,7 @@ def _ended(columns: Columns, before: Columns, staying: Columns, final: str | Non
     more = dict(before)
     for name, values in staying.items():
         more[name] = values[-1:] if name.startswith("metadata_") else placeholder(values)
-        if _is_clock(name):  # which continues unchanged
+        if _is_clock(name):  # the episode continues unchanged
             latest = np.concatenate([before.get(name, values[:0]), values])[-2:]
             more[name] = latest[-1:] + np.diff(latest) if len(latest) == 2 else latest
     more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
@@ -487,7 +489,7 @@ def _is_clock(name: str) -> bool:
 
 
 def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return the flags of a piece, after checking that first is at the start, and last and terminal are at the end."""
+    """Return the flags of a piece; ``is_first`` must be at the start, ``is_last`` and ``is_terminal`` at the end."""
     flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
     for name, values in flags.items():
         if values.shape[1] != 1 or values.dtype.kind not in "biuf":
@@ -509,7 +511,7 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def _split(piece: Stack) -> tuple[Columns, Columns]:
-    """Return the columns that stay in the row of their step, and those that move to the next row."""
+    """Return the columns that stay in the row of their step, and the columns that move to the next row."""
     staying: Columns = named("observation", piece.values["observation"])
     leaving: Columns = named("action", piece.values["action"])
     leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
@@ -537,11 +539,11 @@ def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield rows as episodes of RLDS, one in memory at a time.
 
-    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step,
-    else 1. Rows have no action after the last step of an episode: its action, its reward and all values that travel
-    with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated, it equals the
-    discount of the step before, or 1 without a step before. RLDS has no episode without an end: an episode whose last
-    row has ``done`` 0 is written as truncated.
+    ``metadata_discount`` becomes ``discount``; without that column, the discount is 0 at the action that led to a
+    terminal step, else 1. Rows have no action after the last step of an episode, so its action, its reward and all
+    values that move with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated,
+    it equals the discount of the step before, or 1 without a step before. RLDS has no unfinished episodes: an episode
+    whose last row has ``done`` 0 is written as truncated.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
@@ -552,7 +554,7 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
         ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
 
     Raises:
-        ConfigError, SchemaError, DataError: As for the source of the rows; or rows are marked as missing an
+        ConfigError, SchemaError, DataError: An error of the source of the rows, or rows are marked as missing an
             observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
@@ -568,18 +570,18 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 class Trajectory(NamedTuple):
-    """A step and the type of its successor; every field is an array, a scalar, or a mapping of them.
+    """A step and the type of the next step; every field is an array, a scalar, or a mapping of these.
 
-    It has the fields and methods of TF-Agents' trajectories.
+    The class has the fields and methods of TF-Agents' trajectories.
 
     Args:
         step_type: 0 at the beginning of an episode, 2 at the end, else 1.
         observation: The observation at the step.
         action: The action that follows the observation.
-        policy_info: Values of the policy for the action, or ``()``.
+        policy_info: Additional outputs of the policy for the action, or ``()``.
         next_step_type: The type of the next step.
         reward: The reward of the action.
-        discount: Factor of future rewards; 0 at a terminal step.
+        discount: Factor of later rewards; 0 at a terminal step.
     """
 
     step_type: Any
@@ -595,7 +597,7 @@ class Trajectory(NamedTuple):
         return self.step_type == FIRST
 
     def is_mid(self) -> Any:
-        """Whether neither the step nor the next one begins or ends an episode."""
+        """Whether neither this step nor the next one begins or ends an episode."""
         return (self.step_type == MID) & (self.next_step_type == MID)
 
     def is_last(self) -> Any:
@@ -603,7 +605,7 @@ class Trajectory(NamedTuple):
         return self.next_step_type == LAST
 
     def is_boundary(self) -> Any:
-        """Whether the step ends the episode, so that the next step belongs to another one."""
+        """Whether the step ends the episode, so that the next step belongs to another episode."""
         return self.step_type == LAST
 
     def replace(self, **fields: Any) -> Trajectory:
@@ -621,8 +623,8 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
             sequences; none for ``ReverbReplayBuffer(data_spec=...)``.
 
     Returns:
-        A trajectory of ``tf.TensorSpec``. With TF-Agents installed, it equals the result of TF-Agents' own function for
-        the same data, with its names and bounds of ``step_type`` and ``discount``.
+        A trajectory of ``tf.TensorSpec``. If TF-Agents is installed, the trajectory equals the result of TF-Agents' own
+        function for the same data, including names, and bounds of ``step_type`` and ``discount``.
 
     Raises:
         ImportError: TensorFlow is not installed.
@@ -651,13 +653,13 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
 
 
 def _mapped(change: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with every leaf changed; ``change`` takes the path of a leaf and the leaf."""
+    """Return the tree with every leaf replaced by ``change(path, leaf)``."""
     leaves = {key: change("/".join(map(str, path_of(key))), leaf) for key, leaf in flatten(tree).items()}
     return dict(unflatten(structure_of(tree), leaves))
 
 
 def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
-    """Return a trajectory of ``FieldSpec``, for a step and values of a policy."""
+    """Return a trajectory of ``FieldSpec`` for a step and the ``policy_info`` of a policy."""
 
     def spec(path: str, value: Any) -> FieldSpec:
         array = leaf(value)
@@ -669,7 +671,7 @@ def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
 
 
 def expected_by(observer: Any) -> tuple[Any, int]:
-    """Return the spec that an observer declares, or None, and the number of leading axes in its shapes."""
+    """Return the spec that an observer declares (or None), and the number of leading axes in its shapes."""
     ask = getattr(observer, "get_table_signature", None)
     if callable(ask):
         return ask(), 1
@@ -693,7 +695,7 @@ def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str
         found: The trajectory.
         outer: Number of leading axes of the specs.
         where: Name of the trajectory for messages.
-        free_info: Whether ``policy_info`` may hold any values if ``()`` is expected.
+        free_info: Whether ``policy_info`` may have any values if ``()`` is expected.
     """
     wanted, has = _leaves(expected), _leaves(found)
     if free_info and not any(path.startswith("policy_info") for path in wanted):
@@ -741,7 +743,7 @@ def create_trajectory_data_spec(rlds_data: Iterable[Any]) -> Trajectory:
 
     Raises:
         DataError: There are no steps. The error is also a ValueError.
-        MissingFieldError: The first step lacks features; the message names them. It is a ValueError too.
+        MissingFieldError: The first step lacks features; the message names them. The error is also a ValueError.
     """
     first, _ = _first_step(rlds_data)
     return spec_of(first, ())
@@ -752,9 +754,9 @@ def convert_rlds_to_trajectories(
 ) -> Iterator[Trajectory]:
     """Convert RLDS episodes to trajectories: pairs of adjacent steps, across the ends of episodes.
 
-    The steps of all episodes form one sequence, and a step of zeros with type first is appended, so there are as many
-    trajectories as steps. A step has type 0 if ``is_first`` is set, else 2 if ``is_last`` is set, else 1. An episode of
-    a single step gives types (2, 2). ``discount`` is 0.0 at a step that is last and terminal, else the given discount.
+    The steps of all episodes form one sequence, to which a step of zeros with type 0 (first) is appended, so there are
+    as many trajectories as steps. A step has type 0 if ``is_first`` is set, else 2 if ``is_last`` is set, else 1.
+    ``discount`` is 0.0 at a step that is last and terminal, else the given discount.
 
     Args:
         rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
@@ -790,11 +792,11 @@ def push_rlds_to_reverb(
     """Pass the trajectories of RLDS episodes to an observer, one by one.
 
     Args:
-        rlds_data: As in ``convert_rlds_to_trajectories``.
+        rlds_data: An iterable of episodes, as in ``convert_rlds_to_trajectories``.
         observer: Any callable with a trajectory as argument. It may declare a spec, by ``get_table_signature()`` like
             Reverb observers of TF-Agents (with the axis of the sequence in front), or in an attribute ``data_spec`` or
-            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with the spec first. A Reverb
-            table without a signature accepts any trajectory.
+            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with the spec before the call.
+            A Reverb table without a signature accepts any trajectory.
         policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
             receives the result of the function, as with TF-Agents.
 
@@ -802,10 +804,10 @@ def push_rlds_to_reverb(
         The number of trajectories.
 
     Raises:
-        SchemaError: A trajectory differs from the observer's spec; the message names the field. It is a ValueError. The
-            observer got all trajectories before this one.
-        DataError, MissingFieldError, EpisodeError: As ``convert_rlds_to_trajectories``. The observer got all
-            trajectories before the faulty pair.
+        SchemaError: A trajectory differs from the observer's spec; the message names the field. The error is also a
+            ValueError. The observer has received all earlier trajectories.
+        DataError, MissingFieldError, EpisodeError: An error of ``convert_rlds_to_trajectories``. The observer has
+            received all trajectories before the faulty pair.
     """
     _, steps = _first_step(rlds_data)
     expected, outer = expected_by(observer)

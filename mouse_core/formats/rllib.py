@@ -1,6 +1,6 @@
-"""Read the files of RLlib's ``JsonWriter``: a batch of samples in each line, with some packed columns (lz4, base64).
+"""Reads files of RLlib's ``JsonWriter``: each line is a batch of samples, some columns are packed (lz4, base64).
 
-A packed column is a pickle, which is read as data: it yields arrays, and functions that it names are never called.
+A packed column is a pickle. It is read as arrays only: functions that it names are never called.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ def read_rllib(
     """Read samples that RLlib wrote (``offline_data(output=...)``, ``JsonWriter``).
 
     ``done`` is 1 if ``terminateds`` is set, 2 if only ``truncateds`` is; ``dones`` of older releases count as terminal.
-    ``done`` is 1 if ``terminateds`` is set, 2 if only ``truncateds`` is; ``dones`` of older releases count as terminal.
-    A row continues an episode if ``eps_id``, ``agent_index`` and ``t`` do and, with ``new_obs``, if its observation
-    equals the ``new_obs`` before it. An episode that is interrupted by others becomes several. Other columns with
-    numbers for every step become ``metadata_<name>``: columns whose names begin with ``action`` move with the action,
-    the others stay with their observation. Unpacked numbers are int64 or float64.
+    A row continues an episode if ``eps_id`` and ``agent_index`` are the same, ``t`` is the next one, and its
+    observation equals the previous row's ``new_obs``, if stored. An episode that is interrupted by other rows becomes
+    several episodes. Other columns with numbers for every step become ``metadata_<name>``: columns whose names begin
+    with ``action`` move with the action, other columns stay with their observation. Unpacked numbers are int64 or
+    float64.
 
     Args:
         path: A file, or a folder whose files ``*.json`` are read in the order of their names.
         final: Treatment of the last transition of an episode without ``new_obs``: "drop" or "mark".
-        batch_rows: Largest number of rows of a batch; a line is read as a whole.
+        batch_rows: Largest number of rows of a batch; each line is read completely.
         policy: The policy whose samples are read, if lines have samples of several policies.
 
     Raises:
-        ConfigError: No file is found; or ``final`` or ``policy`` is needed and missing.
-        DataError: A line is damaged or was not written by RLlib, or a packed column holds anything but arrays of
+        ConfigError: No file is found, or ``final`` or ``policy`` is required and missing.
+        DataError: A line is damaged or was not written by RLlib, or a packed column contains anything but arrays of
             numbers. The message names the line.
         ImportError: lz4, which packed columns need, is not installed.
     """

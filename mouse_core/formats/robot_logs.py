@@ -1,10 +1,11 @@
-"""Recordings of robots, MCAP files and bags of ROS 2, as rows: topics are columns, and ticks of a clock are steps.
+"""Reads recordings of robots (MCAP files, bags of ROS 2) as rows: topics become columns, ticks of a clock become steps.
 
-The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times.
-After it, each column has the index of a message for every tick, and messages out of tolerance have raised an error. The
-second pass decodes the chosen messages, and keeps each value until its last tick.
+The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times: it
+finds the message of each column for every tick, and raises an error for messages out of tolerance. The second pass
+decodes these messages, and keeps each value until its last tick.
 
-The parts in order: recordings and their messages, layouts, decoding of messages, alignment to ticks, and the reader.
+The parts of this module in order: recordings and their messages, layouts, decoding of messages, alignment to ticks, and
+the reader.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from mouse_core.formats.layouts import Aligned, Paths, loaded, natural_key
 from mouse_core.images.pixels import decode_image
 from mouse_core.metadata import DatasetMetadata
 
-# Largest size of a record of an MCAP file, attachments included, and of a decompressed chunk.
+# Largest size of a record of an MCAP file, including attachments, and of a decompressed chunk.
 _MOST_RECORD, _MOST_CHUNK = 1 << 30, 1 << 28
 _PIECE = 1 << 20
 
@@ -76,14 +77,14 @@ class Channel(NamedTuple):
 
 
 Messages = Iterator[tuple[Channel, int, memoryview]]
-"""Messages in the order of the file: the channel, the time of recording in nanoseconds, and the bytes."""
+"""Messages in the order of the file: for each, the channel, the time of recording in nanoseconds, and the bytes."""
 
 
 def mcap_messages(path: str | os.PathLike[str]) -> Messages:
     """Yield all messages of an MCAP file.
 
     Raises:
-        DataError: A file that is damaged or truncated.
+        DataError: The file is damaged or truncated.
         ImportError: The package mcap is not installed.
     """
     try:
@@ -118,7 +119,7 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
 
 
 def _chunk_records(chunk: Any) -> Iterator[Any]:
-    """Yield the records of a chunk; mcap takes eight times as long, and would unpack any number of bytes."""
+    """Yield the records of a chunk; the package mcap takes eight times as long, without a limit on the size."""
     from mcap.data_stream import ReadDataStream
     from mcap.opcode import Opcode
     from mcap.records import Channel, Message, Schema
@@ -146,11 +147,11 @@ def _chunk_records(chunk: Any) -> Iterator[Any]:
 
 
 def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
-    """Return decompressed bytes, at most one more than ``most``.
+    """Return decompressed bytes, at most ``most + 1`` of them.
 
     Args:
         packed: Compressed bytes.
-        compression: "zstd", "lz4" (its frames), or "" for none.
+        compression: "zstd", "lz4" (its frame format), or "" for none.
         most: Expected number of bytes.
     """
     if not compression:
@@ -184,10 +185,10 @@ class Recording:
     packed: bool = False
 
     def messages(self, topics: Collection[str] | None = None) -> Messages:
-        """Yield the messages of some topics, by default of all, in the order of the files.
+        """Yield the messages of some topics (by default all topics) in the order of the files.
 
         Raises:
-            DataError: A damaged file.
+            DataError: A file is damaged.
         """
         for file in self.files:
             for channel, time, data in _sqlite_messages(file) if file.suffix == ".db3" else mcap_messages(file):
@@ -228,11 +229,11 @@ class Topic:
 
 
 def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
-    """Return the topics of an MCAP file or a bag of ROS 2, by name; for a folder, those of its first recording.
+    """Return the topics of an MCAP file or a bag of ROS 2, by name; for a folder, the topics of its first recording.
 
     Raises:
-        ConfigError: A path without a recording.
-        DataError: A damaged file.
+        ConfigError: The path has no recording.
+        DataError: A file is damaged.
     """
     topics: dict[str, tuple[Channel, int, int, int]] = {}
     for channel, time, _ in recordings_of(Path(path))[0].messages():
@@ -245,15 +246,15 @@ def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
 
 
 def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
-    """Return all recordings at a path: a file, a bag, or those in a folder, ordered by the numbers in their names.
+    """Return all recordings at a path: a file, a bag, or all in a folder, ordered by the numbers in their names.
 
     Args:
         root: The path.
         files: Pattern of the recordings of a folder.
 
     Raises:
-        ConfigError: A path without recordings.
-        DataError: A damaged description, or a link that leads out of the folder.
+        ConfigError: The path has no recordings.
+        DataError: A description is damaged, or a link leads out of the folder.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
@@ -309,7 +310,7 @@ def _sqlite_messages(file: Path) -> Messages:
             raise damaged(
                 file, f"expected a recording that was closed, found {left.name} beside it; 'ros2 bag reindex'"
             )
-        # Read-only and without locks: nothing is written beside the file.
+        # Opened read-only and without locks, so that nothing is written beside the file.
         address = f"file:{quote(os.path.abspath(file))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as opened:
             opened.setlimit(_LIMIT_LENGTH, _MOST_VALUE)
@@ -327,7 +328,7 @@ def _sqlite_messages(file: Path) -> Messages:
 
 
 def _tables(opened: sqlite3.Connection) -> list[str]:
-    """Return the names of plain tables; views and virtual tables run code of the file's author."""
+    """Return the names of plain tables; views and virtual tables could run code of the file's author."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
     found = [(name, " ".join(str(said).upper().split())) for name, said in opened.execute(query)]
     return [
@@ -375,7 +376,7 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that a message must have for this path."""
+        """Names of values that a message must have for this path."""
         return next((part for part in self.parts if is_names(part)), ())
 
 
@@ -399,7 +400,7 @@ class Column:
 
     @property
     def source(self) -> tuple[str, tuple[str, ...]]:
-        """The topic and names of its messages."""
+        """The topic, and the names that its messages must have."""
         return self.place.topic, self.place.names
 
 
@@ -410,19 +411,19 @@ class TopicLayout(Aligned):
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
     ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by the list
     ``name`` in the message, from messages that have both names. The path of a message stands for all its numbers in
-    order, without the header; the path of an image for its pixels; a text stays a text. Several paths are a list, or a
-    mapping from names.
+    order, without the header; the path of an image stands for its pixels; a text stays a text. Several paths are given
+    as a list, or as a mapping from names to paths.
 
     Every recording is an episode with a step for each tick of a clock. At a tick, each topic has the message that is
-    nearest in time, or the last one before (``match``), within ``tolerance``. A topic without such a message is an
-    error, or ends the episode (``gaps``). No older value replaces a missing one.
+    nearest in time, or the last message before the tick (``match``), within ``tolerance``. If a topic has no such
+    message, an error is raised or the episode ends (``gaps``); older values never replace missing ones.
 
     Args:
         observation: Observed values.
         action: Commanded values.
         reward: A number per step; without it, rewards are 0.
-        terminated: A flag; its value in the last step is whether the episode terminated.
-        truncated: A flag; its value in the last step is whether the episode was truncated.
+        terminated: A flag; its value in the last step states whether the episode terminated.
+        truncated: A flag; its value in the last step states whether the episode was truncated.
         metadata: Values of additional columns, ``metadata_<name>``.
         rate: Ticks per second.
         clock: Instead of ``rate``, a topic whose messages are the ticks.
@@ -432,8 +433,8 @@ class TopicLayout(Aligned):
         stamps: The time of a message: "log" for the time of recording, "header" for the time in its header, if any.
         gaps: The effect of a message out of tolerance: "refuse" raises an error, "cut" ends the episode and begins
             another one behind the gap.
-        trim: With ``gaps="refuse"``, the most seconds at both ends of a recording that are left out because a topic has
-            not begun or has ended. More raise an error.
+        trim: With ``gaps="refuse"``, the largest number of seconds that are left out at each end of a recording because
+            a topic has not begun or has already ended. A longer gap raises an error.
         episode: A number or flag: no episode while it is 0, and a new episode when it changes.
         alignment: Whether the action and reward at a tick leave its observation ("outgoing") or led to it ("arrived");
             or by ``action`` and ``reward``.
@@ -488,7 +489,7 @@ class TopicLayout(Aligned):
         """Return all columns; the name of the only path of a role is empty.
 
         Raises:
-            ConfigError: A path, tolerance or way to match that is invalid.
+            ConfigError: A path, a tolerance or ``match`` is invalid.
         """
         places = []
         for role in ROLES:
@@ -512,7 +513,7 @@ class TopicLayout(Aligned):
         return columns
 
     def _of(self, name: str, role: str, place: Place) -> Any:
-        """Return ``tolerance`` or ``match`` of a path: for its topic, else for its role."""
+        """Return ``tolerance`` or ``match`` for a path: the value for its topic, else for its role."""
         value = getattr(self, name)
         if not isinstance(value, Mapping):
             return value
@@ -547,7 +548,7 @@ def place_of(role: str, path: Any) -> Place:
     """Parse a path.
 
     Raises:
-        ConfigError: A value that is not a path.
+        ConfigError: The value is not a path.
     """
     match = _PATH.fullmatch(path) if isinstance(path, str) else None
     if match is None:
@@ -576,7 +577,7 @@ _LETTERS = {
     "bool": "?", "byte": "B", "char": "B", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
     "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
-# By way of a text such as "<i8", for int64 in place of longlong.
+# Converted through a text such as "<i8", so that the dtype is int64, not longlong.
 _DTYPES = {name: np.dtype(np.dtype(letter).str) for name, letter in _LETTERS.items()}
 TEXT = "string"
 _MOST_TEXT, _MOST_FIELDS, _MOST_COUNT, _MOST_DEPTH = 1 << 20, 10_000, 1 << 24, 32
@@ -590,7 +591,7 @@ _ENCODINGS = {"cdr": ("ros2msg", ""), "ros1": ("ros1msg", ""), "json": None}
 Decode = Callable[[Any], dict[str, Any]]
 """Decodes the bytes of a message to its fields by name: NumPy numbers and arrays, texts, messages, and lists of these.
 
-Numbers of JSON messages are Python numbers.
+Numbers in JSON messages become Python numbers.
 """
 
 
@@ -605,7 +606,7 @@ def decoder(name: str, encoding: str, schema: str, definition: str, given: Mappi
         given: Other definitions by type.
 
     Raises:
-        DataError: An unsupported encoding, or an invalid definition.
+        DataError: The encoding is not supported, or the definition is invalid.
     """
     if encoding not in _ENCODINGS:
         raise DataError(
@@ -638,7 +639,7 @@ def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> di
     """Decode a binary message; ROS 1 messages have no header and no alignment."""
     if is_ros1:
         return _MessageReader(definitions, memoryview(data), 0, "<", aligned=False).message(name)
-    # The first two bytes are the encoding of the rest, the next two its options.
+    # The first two bytes state the encoding of the rest, the next two its options.
     kind = bytes(data[:2])
     if len(data) < 4 or kind not in (b"\0\0", b"\0\1"):
         raise DataError(f"expected a message in plain CDR, found one that begins with {bytes(data[:4]).hex()!r}")
@@ -653,7 +654,7 @@ class _MessageReader:
         data: Bytes of the message.
         origin: Position of the first value; numbers are aligned relative to it.
         order: Byte order, "<" or ">".
-        aligned: Whether numbers are at multiples of their size.
+        aligned: Whether numbers begin at multiples of their size.
     """
 
     def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: Any, *, aligned: bool) -> None:
@@ -661,11 +662,14 @@ class _MessageReader:
         self._origin, self._aligned, self._position = origin, aligned, origin
 
     def message(self, name: str) -> dict[str, Any]:
-        """Read a message at the current position. It has at least one byte, which limits the length of a list."""
+        """Read a message at the current position.
+
+        A message has at least one byte, which limits the length of a list of messages.
+        """
         return {field: self._value(kind) for field, kind in self._definitions[name]}
 
     def _value(self, kind: Kind) -> Any:
-        """Read the value of a field: a single one, or a list."""
+        """Read the value of a field: a single value, or a list."""
         if kind.many is None:
             return self._single_value(kind.name)
         count = int(self._number("uint32")) if kind.many < 0 else kind.many
@@ -688,7 +692,7 @@ class _MessageReader:
         return first
 
     def _align(self, size: int) -> None:
-        """Move to the next multiple of ``size``: from 5 to 8 for a size of 4, since -5 % 4 is 3."""
+        """Move to the next multiple of ``size``: for a size of 4, from 5 to 8, since -5 % 4 is 3."""
         if self._aligned:
             self._position += -(self._position - self._origin) % size
 
@@ -727,7 +731,7 @@ class Kind(NamedTuple):
 
     Args:
         name: "string", a number type such as "float64", or the type of a message.
-        many: Number of values: None for a single one, -1 for a list of any length.
+        many: Number of values: None for a single value, -1 for a list of any length.
     """
 
     name: str
@@ -754,7 +758,7 @@ def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = No
         given: Definitions by type; they override ``COMMON``.
 
     Raises:
-        DataError: A missing or invalid definition.
+        DataError: A definition is missing or invalid.
     """
     if len(text) > _MOST_TEXT:
         raise DataError(f"{name}: expected a definition of at most {_MOST_TEXT} bytes, found {len(text)}")
@@ -775,7 +779,7 @@ def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = No
 def _add_definition(
     name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]
 ) -> None:
-    """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types that contain it."""
+    """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types around it."""
     if name in above or len(above) > _MOST_DEPTH:
         raise DataError(f"{name}: expected messages in messages at most {_MOST_DEPTH} deep, none of them in itself")
     if name in definitions:
@@ -794,7 +798,7 @@ def _add_definition(
 
 
 def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
-    """Parse the lines of a definition to fields; constants are left out, and an empty message has one dummy byte."""
+    """Parse the lines of a definition to fields; constants are left out, and an empty message gets one dummy byte."""
     fields = []
     for line in texts[name].splitlines():
         declaration = line.partition("#")[0].strip()
@@ -812,7 +816,7 @@ def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
 
 
 def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
-    """Return the type of a parsed field of message ``name``, with the full name ``package/Name`` of a message type."""
+    """Return the type of a parsed field of message ``name``; types of messages have the full name ``package/Name``."""
     count = None
     if match["many"]:
         fixed = match["count"] and not match["bound"]
@@ -883,7 +887,7 @@ COMMON: Mapping[str, str] = {
 """Definitions of common messages by type, for recordings of ROS 2 before Iron, which have no definitions."""
 
 
-# Encodings of images: dtype, channels, and whether blue comes before red.
+# Encodings of images: dtype, number of channels, and whether blue comes before red.
 _PIXELS = {
     "rgb8": ("u1", 3, False), "bgr8": ("u1", 3, True), "rgba8": ("u1", 4, False), "bgra8": ("u1", 4, True),
     "mono8": ("u1", 1, False), "8UC1": ("u1", 1, False), "8UC3": ("u1", 3, False), "8UC4": ("u1", 4, False),
@@ -911,7 +915,7 @@ def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> b
 
 
 def names_beside(message: Any) -> list[str] | None:
-    """Return the names that a message has for its lists of numbers, or None."""
+    """Return the names in a message for the items of its lists of numbers, or None."""
     for key in _NAMES:
         names = message.get(key) if isinstance(message, Mapping) else None
         if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
@@ -920,10 +924,10 @@ def names_beside(message: Any) -> list[str] | None:
 
 
 def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, ...]]:
-    """Return the value at a path, and the message's names for its numbers if the path has no names.
+    """Return the value at a path; and the message's names for its numbers, if the path has no names.
 
     Raises:
-        DataError: A path without a value, or with a value that cannot be a column.
+        DataError: The path has no value, or its value cannot be a column.
     """
     value: Any = message
     names: list[str] | None = None
@@ -963,7 +967,7 @@ def _step(value: Any, part: Any, place: Place) -> Any:
 
 
 def _by_name(values: Any, names: list[str], wanted: tuple[str, ...], place: Place) -> Any:
-    """Return the values with the names ``wanted``."""
+    """Return the items of a list with the names ``wanted``."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or len(values) != len(names):
         raise DataError(f"{place.text}: expected a value for each of {names[:20]}")
     if missing := [name for name in wanted if names.count(name) != 1]:
@@ -984,7 +988,7 @@ def _numbers(value: Any, place: Place) -> npt.NDArray[Any]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return numbers in their dtype and native byte order; numbers of JSON as 64-bit floats."""
+    """Return numbers in their dtype and native byte order; numbers from JSON as 64-bit floats."""
     try:
         numbers = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -1031,7 +1035,7 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
-    """Return bytes of a message; JSON messages have them in base64."""
+    """Return bytes in a message; JSON messages have them in base64."""
     try:
         data = np.frombuffer(base64.b64decode(data, validate=True), np.uint8) if isinstance(data, str) else data
         return np.asarray(data, np.uint8)
@@ -1070,7 +1074,8 @@ Times = npt.NDArray[np.int64]
 Source = tuple[str, tuple[str, ...]]
 """A topic, and the names that its messages must have."""
 
-# A damaged time would create ticks without end: this many may have no message, and this many more for each message.
+# A damaged time would create endless ticks. The number of ticks is limited to this number, plus this number for each
+# message.
 _MOST_EMPTY, _MOST_A_MESSAGE = 1 << 20, 1000
 
 
@@ -1081,7 +1086,7 @@ class StepBlock:
     Args:
         values: Values by column, one for each step.
         seconds: Time of each step since the episode's first step.
-        begins, ends: Whether the piece has the episode's first, or last, step.
+        begins, ends: Whether the piece has the episode's first step, and its last step.
     """
 
     values: Mapping[Column, list[Any]]
@@ -1096,10 +1101,11 @@ class AlignedRecording:
     Args:
         recording: The recording.
         layout: The layout.
-        names: Names beside the numbers of each path in the recordings before; this recording adds its own.
+        names: Names of the numbers of each path in earlier recordings; this recording adds its own.
 
     Raises:
-        DataError: A damaged file, a topic without messages, or a message out of tolerance that the layout refuses.
+        DataError: A file is damaged, a topic has no messages, or a message is out of tolerance and ``gaps`` is
+            "refuse".
     """
 
     def __init__(self, recording: Recording, layout: TopicLayout, names: dict[str, tuple[str, ...]]) -> None:
@@ -1125,7 +1131,7 @@ class AlignedRecording:
         return self._decoders[channel](data)
 
     def _read_times(self) -> tuple[dict[Source, Times], dict[Source, npt.NDArray[np.int64]], list[float]]:
-        """Return the times of each source's messages, their numbers among all messages, and the numbers of episodes."""
+        """Return the times of each source's messages, their positions among all messages, and their episode numbers."""
         times: dict[Source, list[int]] = {source: [] for source in self._places}
         ordinals: dict[Source, list[int]] = {source: [] for source in self._places}
         episode = next((column for column in self.columns if column.role == "episode"), None)
@@ -1156,7 +1162,7 @@ class AlignedRecording:
         return as_arrays, {source: np.array(some, np.int64) for source, some in ordinals.items()}, numbers
 
     def _aligned_ticks(self, numbers: list[float]) -> tuple[Times, list[tuple[int, int]]]:
-        """Return the ticks, and the first and stop tick of each episode."""
+        """Return the ticks; and for each episode its first tick and the tick behind its last."""
         order = {source: np.argsort(times, kind="stable") for source, times in self._times.items()}
         ascending = {source: self._times[source][places] for source, places in order.items()}
         with reading(str(self.recording.path)):
@@ -1188,7 +1194,7 @@ class AlignedRecording:
     def _check_gaps(
         self, ticks: Times, whole: npt.NDArray[np.bool_], running: npt.NDArray[Any], away: Mapping[Column, Times]
     ) -> None:
-        """Raise DataError for a value out of tolerance, unless between episodes or at the ends of the recording."""
+        """Raise DataError for a value out of tolerance, except between episodes and at the ends of the recording."""
         lacking = np.flatnonzero(~whole & (running != 0))
         complete = np.flatnonzero(whole)
         if not len(lacking) or not len(complete):
@@ -1209,7 +1215,7 @@ class AlignedRecording:
     def _raise_missing(
         self, lacking: Column | None, ticks: Times, tick: int, away: Mapping[Column, Times], hint: str
     ) -> None:
-        """Raise DataError for the column ``lacking``, by default the first one without a message at the tick."""
+        """Raise DataError for the column ``lacking``; by default for the first column without a message at the tick."""
         column = lacking or next(one for one in self.columns if self._indices[one][tick] < 0)
         seconds, since = away[column][tick] / 1e9, (ticks[tick] - ticks[0]) / 1e9
         which = "last one before" if column.match == "hold" else "nearest"
@@ -1225,11 +1231,11 @@ class AlignedRecording:
         """Yield all episodes in pieces.
 
         Args:
-            size: Returns the most steps of a piece, from the values of the first step.
+            size: Returns the largest number of steps of a piece, given the values of the first step.
         """
         steps = np.concatenate([np.arange(first, stop) for first, stop in self.runs])
         taken = {column: places[steps] for column, places in self._indices.items()}
-        # A step is complete once the last of its messages is read, and all steps before it are complete.
+        # A step is complete when the last of its messages is read and all steps before it are complete.
         needed = [self._ordinals[column.source][places] for column, places in taken.items()]
         ready = np.maximum.accumulate(np.max(needed, axis=0)).tolist()
         last_use = {
@@ -1267,7 +1273,7 @@ class AlignedRecording:
     def _read_values(
         self, wanted: Mapping[Column, Mapping[int, int]], held: Mapping[Column, dict[int, Any]]
     ) -> Iterator[int]:
-        """Decode the chosen values into ``held``; yield the number of each message that was read."""
+        """Decode the selected values into ``held``; yield the number of each message that was read."""
         seen = dict.fromkeys(self._places, 0)
         by_source: dict[Source, list[Column]] = {}
         for column in self.columns:
@@ -1304,7 +1310,7 @@ def _number(value: Any, place: Place) -> float:
 
 
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
-    """Return ticks at a rate, from the first message to the last; one tick is at the start of the last topic.
+    """Return ticks at a rate, from the first message to the last; one tick is at the first message of the latest topic.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
@@ -1314,11 +1320,11 @@ def ticks_of(times: Sequence[Times], rate: float) -> Times:
         rate: Ticks per second.
 
     Raises:
-        ValueError: Far more ticks than messages, from a damaged time.
+        ValueError: There are far more ticks than messages, as after a damaged time.
     """
     first, last = min(int(some.min()) for some in times), max(int(some.max()) for some in times)
     anchor = max(int(some.min()) for some in times)
-    # With Python integers, as a float does not resolve nanoseconds since 1970.
+    # Computed with Python integers, as floats do not resolve nanoseconds since 1970.
     before, after = int((anchor - first) * rate // 1e9), int((last - anchor) * rate // 1e9)
     if before + after > _MOST_EMPTY + _MOST_A_MESSAGE * sum(map(len, times)):
         raise ValueError(
@@ -1342,10 +1348,11 @@ def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[T
         tolerance: Largest distance, in seconds.
 
     Returns:
-        The index of the message, -1 for a tick without a message within the tolerance. And the distance in nanoseconds:
-        to the nearest message, or for "hold" to the last one before the tick (to the first, for a tick before it).
+        The index of the message, or -1 for a tick without a message within the tolerance; and the distance in
+        nanoseconds to the nearest message. For "hold", it is the distance to the last message before the tick, or to
+        the first message if none is before.
     """
-    # The last message up to the tick: of several at one time the last, -1 before the first.
+    # The last message up to the tick: the last of several at one time, -1 before the first message.
     last = np.searchsorted(times, ticks, side="right") - 1
     index = np.maximum(last, 0)
     if match == "nearest":
@@ -1363,7 +1370,7 @@ def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> l
     """Return the first tick of each episode and the tick behind its last; episodes have at least two ticks.
 
     Args:
-        whole: Whether all columns have a value at a tick.
+        whole: Whether all columns have a value at each tick.
         numbers: Number of the episode at each tick, 0 for none.
     """
     running = np.where(whole, numbers, 0)
@@ -1398,8 +1405,8 @@ def read_robot_logs(
         The rows. ``metadata["files"]`` has the recordings.
 
     Raises:
-        ConfigError: A missing or invalid layout, or a path without recordings.
-        DataError: A damaged file, messages that do not fit the layout, or a message out of tolerance; the error names
+        ConfigError: The layout is missing or invalid, or the path has no recordings.
+        DataError: A file is damaged, messages do not fit the layout, or a message is out of tolerance; the error names
             recording, topic and time.
     """
     check_batch_rows(batch_rows)
@@ -1483,7 +1490,7 @@ def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> 
 
 
 def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
-    """Return the columns of the ticks' observations, of the actions that leave them, and of those that led to them."""
+    """Return the columns of observations at ticks, of actions that leave these, and of actions that led to them."""
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)

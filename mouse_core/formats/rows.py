@@ -1,4 +1,4 @@
-"""Read datasets on disk, Arrow and Parquet files as rows, and validate every byte."""
+"""Reads datasets on disk, Arrow and Parquet files as rows, and validates every byte."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from mouse_core.formats.columns import bytes_a_row, rows_at_once
 from mouse_core.metadata import DatasetMetadata, joined_schemas, read_metadata
 from mouse_core.spec import check_choice
 
-# Limits of the sizes in a Parquet footer, so that a damaged footer allocates no gigabytes.
+# Limits of the sizes in a Parquet footer, so that a damaged footer does not allocate gigabytes.
 _MOST_STRING = 64 << 20
 _MOST_ITEMS = 1 << 22
-# A field of Thrift's compact protocol: a 32-bit number, in the field after the previous one.
+# First byte of a field in Thrift's compact protocol: a 32-bit number in the next field.
 _I32 = 0x15
 # Decoding lists of Parquet takes many times the memory of their values.
 _DECODED_BYTES = 4 << 20
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """Open a Parquet file, or a remote one with a method ``open``, with limits on the sizes in its footer."""
+    """Open a Parquet file, or a remote object with a method ``open``; limit the sizes in its footer."""
     return pq.ParquetFile(
         str(file) if isinstance(file, Path) else pa.PythonFile(file.open("rb"), mode="r"),
         page_checksum_verification=True,
@@ -47,8 +47,8 @@ def open_parquet(file: Path) -> pq.ParquetFile:
 def has_checksums(file: Path) -> bool:
     """Whether pages carry checksums, judged by the first page of every column.
 
-    The head of a page begins with its kind and its two sizes, each a byte and a number of variable length; the optional
-    field of the checksum comes next and begins with the same byte (Thrift's compact protocol).
+    The header of a page begins with its kind and its two sizes, each a byte and a number of variable length. The
+    optional checksum comes next, and begins with the same byte (Thrift's compact protocol).
     """
     with reading(file), open_parquet(file) as opened, file.open("rb") as stream:
         if not opened.metadata.num_row_groups:
@@ -106,7 +106,7 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 
 def _least_bytes(schema: pa.Schema) -> int:
-    """Return the least memory of a row in bytes, from the types; Parquet's storage may be far smaller."""
+    """Return the smallest memory of a row in bytes, from the types; rows in Parquet may be far smaller."""
     known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
     return sum(
         math.prod(shape) * kind.dtype.itemsize
@@ -127,9 +127,9 @@ def read_rows(
 ) -> RowStream:
     """Read a folder that ``save_to_disk`` wrote, an Arrow or Parquet file, or a folder of such files.
 
-    Every record batch is validated before use. Page checksums of Parquet files are verified where they exist, and the
-    checksum of the footer that this library writes. The schema of an Arrow file is compared with the recorded schema
-    beside it. Arrow files carry no checksums of values: damage that leaves valid values is not detected.
+    Every record batch is validated before use. For Parquet files, page checksums are verified if they exist, and so is
+    the checksum of the footer that this library writes. The schema of an Arrow file is compared with the recorded
+    schema beside it. Arrow files have no checksums of values, so damage that leaves valid values is not detected.
 
     Args:
         path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also in a
@@ -138,8 +138,8 @@ def read_rows(
         batch_rows: Most rows of a batch.
 
     Raises:
-        ConfigError: The path or a split does not exist, or the path holds no such data. A folder with data besides the
-            one dataset, or besides the files of one folder, is also an error, so that no data are left out silently.
+        ConfigError: The path or a split does not exist, the path has no such data, or a folder has other data besides
+            one dataset (so that no data are left out silently).
         DataError: A file is damaged, or its rows differ from the recorded checksums; shards are missing; or a dataset
             refers to files outside of its folder.
         SchemaError: The columns or the metadata of files contradict each other.
@@ -149,7 +149,7 @@ def read_rows(
     files = _files_of(found, splits, root)
     check_schemas(files)
     schema, metadata = joined_schemas((str(file), _schema_of(file), _description_of(file)) for file in files)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # these reads wait for the disk together
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # these reads wait for the disk at the same time
         counts = dict(zip(files, in_order(pool, _count, files), strict=True))
     check_counts(counts)
     derived = left_out(root)
@@ -172,7 +172,7 @@ def read_rows(
 
 
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
-    """Return the recorded digest of all rows if the files are all files of one folder, else None."""
+    """Return the recorded digest of all rows if ``files`` are all files of one folder, else None."""
     folder, *others = {file.parent for file in files}
     metadata = None if others or not whole else read_manifest(folder)
     return None if metadata is None else metadata.digest
@@ -191,7 +191,7 @@ def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None,
 
 
 def _mapped(files: Sequence[Path]) -> Any:
-    """Return the mapped files as a ``datasets.Dataset``, equal to that of ``load_from_disk``."""
+    """Return the mapped files as a ``datasets.Dataset``, equal to the result of ``load_from_disk``."""
     import datasets
 
     folder = files[0].parent
@@ -247,7 +247,7 @@ def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
         batch_rows: Most rows of a Parquet batch; batches of Arrow files are the stored ones.
 
     Raises:
-        DataError: The file is damaged, was cut, or continues after its end.
+        DataError: The file is damaged or truncated, or continues behind its end mark.
     """
     if file.suffix == ".parquet":
         yield from parquet_batches(file, batch_rows)

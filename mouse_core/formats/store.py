@@ -1,4 +1,4 @@
-"""Read the folder of a store, also while another process writes it."""
+"""Reads the folder of a store, even while another process writes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS = 1 << 16
 def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **reaching: Any) -> RowStream:
     """Read the rows of a store that its writer has flushed, in a folder or at an address; see ``DatasetStore.open``.
 
-    Each file of a folder is compared with its digest before it is opened. Every batch is validated.
+    Each file is compared with its digest before it is opened. Every batch is validated.
 
     Args:
         path: The folder, or the address.
@@ -32,7 +32,7 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
 
     Raises:
         ConfigError: No store is found, or an option is unknown.
-        DataError: A file is damaged or missing, or a newer release wrote it.
+        DataError: A file is damaged or missing, or was written by a newer release.
     """
     unknown = reaching.keys() - {"verify", *Reaching.__dataclass_fields__}
     if unknown:
@@ -78,11 +78,12 @@ def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) 
 
 
 def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the columns and types of a schema; columns that they lack are null."""
+    """Return rows with the columns and types of a schema; missing columns become null."""
     columns = []
     for field in schema:
         there = field.name in table.schema.names
         column = table.column(field.name) if there else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-        # Not cast where nothing changes: pyarrow's cast breaks slices of structs that hold nulls throughout.
+        # Columns of the right type are not cast, because pyarrow's cast breaks slices of structs in which all values
+        # are null.
         columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)

@@ -1,4 +1,4 @@
-"""TED, the layout of TorchRL: memory-mapped folders, HDF5 and checkpoints, read and written without torch."""
+"""Reads and writes TED, the layout of TorchRL, without torch: memory-mapped folders, HDF5 files and checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mouse_core.spec import check_choice, check_list
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion: without data it returns itself with the options bound, as TorchRL's hooks need it."""
+    """Decorate a conversion: called without data, it returns itself with the options bound, as TorchRL's hooks need."""
 
     @wraps(change)
     def convert(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -52,8 +52,8 @@ def H5Split(data: Mapping[str, Any]) -> Any:
     """Convert the nested layout to one dict for each trajectory, the groups of an HDF5 file.
 
     Args:
-        data: The result of ``TED2Nested``: lists with an array for each trajectory. Without data the function itself
-            is returned, as TorchRL's hooks need it.
+        data: The result of ``TED2Nested``: lists with an array for each trajectory. Called without data, the function
+            returns itself, as TorchRL's hooks need.
 
     Returns:
         The nested dict of each trajectory by name: ``traj_0``, ``traj_1`` and so on; with 11 trajectories ``traj_00``.
@@ -78,10 +78,10 @@ def H5Combine(data: Mapping[str, Any]) -> Any:
     """Convert the result of ``H5Split`` back to the nested layout, trajectories in the order of their numbers.
 
     Args:
-        data: The result of ``H5Split``. Without data the function itself is returned.
+        data: The result of ``H5Split``. Called without data, the function returns itself.
 
     Returns:
-        The nested layout, as from ``TED2Nested``.
+        The nested layout, as ``TED2Nested`` returns it.
 
     Raises:
         SchemaError: There are no trajectories, or their entries differ.
@@ -122,28 +122,28 @@ def TED2Flat(
 ) -> Any:
     """Convert TED steps to the flat layout, with every observation once: T + 1 observations for T steps.
 
-    An entry that the root and ``next`` both have becomes one array: trajectory after trajectory, each followed by the
-    ``next`` of its last step. Rewards and done flags, which only ``next`` has, and entries that only the root has keep
-    one value for each step. A full ring is written from its oldest step on.
+    An entry that is both at the root and in ``next`` becomes one array: trajectory after trajectory, each followed by
+    the ``next`` of its last step. Other entries keep one value for each step: rewards and done flags, which are only in
+    ``next``, and entries that are only at the root. A full ring is written from its oldest step on.
 
     Args:
         data: Nested dicts of arrays ``[n, ...]``, with ``done`` of shape ``[n]`` or ``[n, 1]``; or arrays
-            ``[n, environments, ...]``, with ``done`` of shape ``[n, environments, 1]``. Without data the function
-            itself is returned with these options, as TorchRL's hooks need it.
+            ``[n, environments, ...]``, with ``done`` of shape ``[n, environments, 1]``. Called without data, the
+            function returns itself with these options, as TorchRL's hooks need.
         shift: The position of the ring's cursor: the oldest step of a full ring, else the first unused position.
         is_full: Whether all ``n`` positions are used.
         done_key: The flag in ``next`` that ends a trajectory.
-        shift_key, is_full_key: Names for the cursor and whether the ring is full, in the result.
+        shift_key, is_full_key: Names of ``shift`` and ``is_full`` in the result.
         done_keys: Names of done flags, which are False at the root.
-        reward_keys: Names of the other entries that only ``next`` has.
+        reward_keys: Names of the other entries that are only in ``next``.
 
     Returns:
-        A nested dict of arrays, with the shift, whether the ring is full, and ``_storage_shape``.
+        A nested dict of arrays, with ``shift``, ``is_full`` and ``_storage_shape``.
 
     Raises:
-        SchemaError: Only ``next`` has an entry that is not in `reward_keys`, or lengths of arrays differ.
-        DataError: The flat layout cannot hold the data: a done flag is set at the root, or inside a trajectory a
-            ``next`` differs from the following root.
+        SchemaError: An entry is only in ``next`` and not in ``reward_keys``, or arrays have different lengths.
+        DataError: The flat layout cannot represent the data: a done flag is set at the root, or inside a trajectory a
+            step's ``next`` differs from the following root.
     """
     root, following = _root_and_next(data)
     done = _done_flags(following, done_key, "next")
@@ -188,13 +188,13 @@ def Flat2TED(
     Args:
         data: The result of ``TED2Flat``. Without data the function itself is returned with these options.
         done_key: The flag that ends a trajectory.
-        shift_key, is_full_key: Names of the cursor and whether the ring is full; without them the ring is full and
-            begins at 0.
+        shift_key, is_full_key: Names of ``shift`` and ``is_full``; without these entries the ring is full and begins at
+            0.
         done_keys: Names of done flags; at the root they become False.
-        reward_keys: Names of the other entries that belong in ``next`` only.
+        reward_keys: Names of the other entries that belong only in ``next``.
 
     Returns:
-        A nested dict of arrays. Unused positions of a ring have 0 where the flat layout has no value.
+        A nested dict of arrays. Unused positions of a ring are 0, because the flat layout has no values for them.
 
     Raises:
         SchemaError: There is no ``done``, or an array has another length than the number of steps or observations.
@@ -241,22 +241,22 @@ def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
         **options: The options of ``TED2Flat``.
 
     Returns:
-        A nested dict of lists: arrays ``[T + 1, ...]`` for entries that the root and ``next`` both have, ``[T, ...]``
-        for all others. The shift, whether the ring is full, and ``_storage_shape`` are added.
+        A nested dict of lists: arrays ``[T + 1, ...]`` for entries that are both at the root and in ``next``, ``[T,
+        ...]`` for all others. It also has ``shift``, ``is_full`` and ``_storage_shape``.
 
     Raises:
-        SchemaError, DataError: Errors of ``TED2Flat``.
+        SchemaError, DataError: An error of ``TED2Flat``.
     """
     flat = TED2Flat(data, **options)
     shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
     numbers = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
     n = numbers[_SHAPE][0]
-    # TED2Flat writes done under the name it has in `next`.
+    # TED2Flat writes done under its name in `next`.
     ends = _done_flags(_arrays_by_path(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
     used = n if numbers[is_full_key] else numbers[shift_key]
     ends[:, used - 1] = True
-    # Where a trajectory ends, one more observation follows. For ends of 0 1 0 1 the trajectories stop behind steps
-    # 2 and 4, and behind observations 3 and 6.
+    # At the end of a trajectory, one more observation follows. For end flags of 0 1 0 1, the trajectories stop behind 2
+    # and 4 steps, and behind 3 and 6 observations.
     extra_observations = ends.astype(np.int64)
     ends[:, -1] = True
     stops = np.flatnonzero(ends.reshape(-1)) + 1
@@ -281,7 +281,7 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
         A nested dict of arrays.
 
     Raises:
-        SchemaError: Errors of ``Flat2TED``.
+        SchemaError: An error of ``Flat2TED``.
     """
     names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
     numbers = {name: data[name] for name in names if name in data}
@@ -296,8 +296,8 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
 def observation_rows(ends: Bools) -> Int64s:
     """Return the row of the flat layout with the observation of each step of an environment, int64 ``[n]``.
 
-    Behind the last step of a trajectory one more row holds its final observation. For ends of 0 1 0 0 the observations
-    of the steps are rows 0 1 3 4, and row 2 is the final observation of the first trajectory.
+    Behind the last step of a trajectory, one more row has its final observation. For end flags of 0 1 0 0, the
+    observations of the steps are rows 0 1 3 4, and row 2 is the final observation of the first trajectory.
     """
     ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
     rows: Int64s = np.arange(len(ends)) + ended_before
@@ -307,7 +307,8 @@ def observation_rows(ends: Bools) -> Int64s:
 def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int64s]:
     """Return the number of used positions of a ring, and for each position the number of its step in flat order.
 
-    A full ring of 4 with the cursor at 1 was written in the order 1 2 3 0, so its positions have the steps 3 0 1 2.
+    Example: a full ring of 4 with the cursor at 1 was written in the order 1 2 3 0, so its positions have the steps 3 0
+    1 2.
     """
     shift = int(shift)
     used = n if is_full else shift
@@ -317,7 +318,7 @@ def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int6
 
 
 def _deinterleave(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Split flat observations into those of each step and the next ones, ``[lanes, n, ...]``; 0 where none follows."""
+    """Split flat observations into the observation of each step and the next one (or 0), ``[lanes, n, ...]``."""
     current, next_values = [], []
     first = 0
     for lane in ends:
@@ -359,12 +360,12 @@ def _interleave(
 
 
 def key_of(name: str | Sequence[str]) -> Key:
-    """Convert the name of an entry to a path of one name; a path stays as it is."""
+    """Convert the name of an entry to a path of one name; return a path unchanged."""
     return (name,) if isinstance(name, str) else tuple(name)
 
 
 def _root_and_next(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    """Return the arrays at the root, and those in ``next``, by path."""
+    """Return the arrays at the root, and the arrays in ``next``, by path."""
     if not isinstance(data.get("next"), Mapping):
         raise SchemaError(f"data: expected arrays by name and 'next' with some more, found {list(data)}")
     return _arrays_by_path({name: value for name, value in data.items() if name != "next"}), _arrays_by_path(
@@ -373,7 +374,7 @@ def _root_and_next(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
 
 
 def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
-    """Return the values of nested mappings by path, as ``mouse_core.nested.nest`` takes them."""
+    """Return the values of nested mappings by path, for ``mouse_core.nested.nest``."""
     found: dict[Key, Any] = {}
     for name, value in data.items():
         found |= by_path(value, (*path, name)) if isinstance(value, Mapping) else {(*path, name): value}
@@ -424,11 +425,11 @@ _DTYPES = {
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
 Lane = tuple[int, int]
-"""How many leading dimensions are time and environments, and the number of one environment among all."""
+"""Number of leading dimensions for time and environments, and the number of one environment among all."""
 
 
 def _of_lane(values: Any, lane: Lane | None) -> Any:
-    """Return the rows of one environment, of values ``[time, environments.., ...]``."""
+    """Return the rows of one environment from values ``[time, environments.., ...]``."""
     if lane is None:
         return values
     dimensions, number = lane
@@ -450,7 +451,7 @@ class MemmapArray:
     shape: tuple[int, ...]
 
     def read(self, first: int, end: int, lane: Lane | None = None) -> npt.NDArray[Any]:
-        """Read rows ``first..end - 1``, of one environment or of all.
+        """Read rows ``first..end - 1``, for one environment or for all.
 
         Raises:
             DataError: The file has become shorter.
@@ -475,7 +476,7 @@ class MemmapArray:
 
 
 def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
-    """Return the arrays of a folder by path (a nested tensor as its joined rows), and its other values.
+    """Return the arrays of a folder by path (nested tensors as joined rows), and the other values in it.
 
     Raises:
         DataError: A description or file is damaged or missing, or the size of a file differs from its description.
@@ -495,7 +496,7 @@ def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray]
     kind = str(described.get("_type", ""))
     if "NonTensor" in kind:
         if len(path) == 1:
-            # A file that is not JSON is a pickle, which is never opened: it can run code.
+            # A file that is not JSON is a pickle, which is never opened, because a pickle can run code.
             others[path[0]] = described.get("data")
         return
     if not any(name in kind for name in _KINDS):
@@ -555,7 +556,7 @@ def _noted_shape(value: Any, file: Path) -> tuple[int, ...]:
 
 
 class FolderEntries:
-    """A memory-mapped folder, or a TorchRL buffer's checkpoint that holds one.
+    """A memory-mapped folder, or a TorchRL buffer's checkpoint that contains one.
 
     Args:
         path: The folder.
@@ -574,7 +575,7 @@ class FolderEntries:
                 self.numbers[f"_{name}"] = read_json_object(file).get(name)
 
     def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
-        """Read rows ``first..end - 1`` of some entries, of one environment or of all."""
+        """Read rows ``first..end - 1`` of entries, for one environment or for all."""
         return [self._arrays[key].read(first, end, lane) for key in keys]
 
 
@@ -601,7 +602,7 @@ class FileEntries:
                 values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
                 self.numbers[path[0]] = values.reshape(item["shape"]).tolist()
             elif item["kind"] != "text" or item["shape"]:
-                # If this value were left out, its column would be missing without an error.
+                # Raised here, because leaving out the value would silently leave out a column.
                 raise damaged(
                     self.name,
                     f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
@@ -626,7 +627,7 @@ class Trajectories:
     Attributes:
         names: Names of the groups, in order.
         shapes: Empty, since each group has its own shapes.
-        numbers: Numbers beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
+        numbers: Numbers that the file has beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
     """
 
     def __init__(self, file: H5File, names: Sequence[str]) -> None:
@@ -647,15 +648,15 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
         root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
 
     Raises:
-        ConfigError: The path is none of these.
-        SchemaError: The file holds trajectories of another library.
+        ConfigError: The path has another kind of data.
+        SchemaError: The file has trajectories of another library.
         DataError: The data are damaged.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     file = root
     if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
-        # The checkpoint of a TorchRL buffer may hold an HDF5 file instead.
+        # The checkpoint of a TorchRL buffer may contain an HDF5 file instead.
         candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
         found = next((path for path in candidates if path.is_file()), None)
         if found is None:
@@ -677,7 +678,7 @@ def opened(root: Path) -> Iterator[Entries | Trajectories]:
 
 
 def _check_nested(file: Path, names: Sequence[str]) -> None:
-    """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names."""
+    """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names as in TED."""
     if "actions" in names and "done" not in names:
         raise SchemaError(
             f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
@@ -696,9 +697,9 @@ class StepBlock:
     """Consecutive steps of one environment.
 
     Args:
-        root, following: Values at the root and in ``next``, both under the same keys.
-        other: Values that only the root or only ``next`` has, by full key, and all done flags.
-        begins: Whether a trajectory is known to begin with a step.
+        root, following: Values at the root, and values in ``next``, both with the same keys.
+        other: Values that are only at the root or only in ``next``, by full key, and all done flags.
+        begins: Whether a trajectory is known to begin at each step.
     """
 
     root: Arrays
@@ -714,11 +715,11 @@ def steps_of(
 
     Args:
         found: The open folder or file.
-        batch_rows: Most steps of a block.
-        apart: Keys of ``next``, for a layout that stores each observation once.
+        batch_rows: Largest number of steps in a block.
+        apart: Keys that are only in ``next``, for a layout that stores each observation once.
 
     Raises:
-        SchemaError: The data are no steps of TED.
+        SchemaError: The data are not steps of TED.
         DataError: The lengths of arrays contradict each other.
     """
     if isinstance(found, Trajectories):
@@ -734,7 +735,7 @@ def steps_of(
 
 
 def environments(found: Entries | Trajectories) -> tuple[int, ...]:
-    """Return the shape of the environments; empty for one environment."""
+    """Return the shape of the dimensions for environments; empty for one environment."""
     if has_next(found):
         return _steps_shape(found.shapes, found.name)[1:]
     shape = found.numbers.get("_storage_shape") or [0]
@@ -742,7 +743,7 @@ def environments(found: Entries | Trajectories) -> tuple[int, ...]:
 
 
 def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
-    """Yield the steps of a file of the nested layout; trajectories end at the end of used positions."""
+    """Yield the steps of a file of the nested layout; the last trajectory ends at the last used position."""
     places, used = None, found.numbers.get("_len")
     if "_storage_shape" in found.numbers:
         steps = math.prod(environments(found)) * int(found.numbers["_storage_shape"][0])
@@ -779,7 +780,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
                 {key: found[key] for key in both},
                 {key: found["next", *key] for key in both},
                 {key: found[key] for key in other},
-                np.arange(end - begin) + number == 0,  # the very first step
+                np.arange(end - begin) + number == 0,  # the first step of all
             )
 
 
@@ -797,7 +798,7 @@ def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, 
 
 
 def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
-    """Return ranges of at most ``size`` positions, from the oldest step on: a full ring begins at its cursor.
+    """Return ranges of at most ``size`` positions, from the oldest step on; a full ring begins at its cursor.
 
     For 10 used positions with the cursor at 4, in ranges of 3: 4..7, 7..10, 0..3, 3..4.
     """
@@ -818,7 +819,7 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
     if done.shape[1] != 1:
         raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
-    ends = done.astype(bool).reshape(lanes, n)  # of steps that end a trajectory
+    ends = done.astype(bool).reshape(lanes, n)  # mask of steps that end a trajectory
     ends[:, (n if full else used) - 1] = True
     both, other = _by_length(entries, steps, steps + int(ends.sum()))
     before = 0  # the number of observations of earlier environments
@@ -858,10 +859,10 @@ def _lane(
     Args:
         entries: The entries.
         both, other: Keys with a value for each observation, and keys with a value for each step.
-        ends: Mask of steps that end a trajectory.
+        ends: Mask mask of steps that end a trajectory.
         rows: Row of the observation that each step leaves; the step leads to the next row.
         first_step: Number of the first step of the environment.
-        batch_rows: Most steps of a block.
+        batch_rows: Largest number of steps in a block.
     """
     begins = step_begins(ends, True)
     size = _piece(entries, [*both, *other], batch_rows)
@@ -879,7 +880,7 @@ def _lane(
 
 
 def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
-    """Return positions per environment, environments, used positions per environment, and whether the ring is full."""
+    """Return positions per environment, number of environments, used positions, and whether the ring is full."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -896,7 +897,7 @@ def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, b
 
 
 def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:
-    """Return the keys with a value for each observation, and those with a value for each step."""
+    """Return the keys with a value for each observation, and the keys with a value for each step."""
     for key, (found, *_) in entries.shapes.items():
         if found not in (steps, observations):
             raise damaged(
@@ -909,7 +910,7 @@ def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Ke
 
 
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
-    """Return how many steps are read at a time: at most ``batch_rows``, and at most 16 MB."""
+    """Return the number of steps to read at a time: at most ``batch_rows``, and at most 16 MB."""
     each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
     return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
@@ -933,20 +934,20 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     All layouts are recognised: plain steps, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A full ring
     is read from its oldest step on, and unused positions are left out. Environments are read one after another.
 
-    A key that the root and ``next`` both have belongs to a row's observation: ``observation`` keeps its name, and a key
-    such as ``pixels`` becomes ``observation.pixels``. Other keys become ``metadata_<key>``. Done is 1 where
-    ``terminated`` is set, else 2 where ``truncated`` is set.
-    Pickled values are never opened.
+    A key that is both at the root and in ``next`` belongs to the observation: ``observation`` keeps its name, and a key
+    such as ``pixels`` becomes ``observation.pixels``. Other keys become ``metadata_<key>``. ``done`` is 1 where
+    ``terminated`` is set, else 2 where ``truncated`` is set. Pickled values are never opened.
 
     Args:
         path: The folder or file.
-        one_hot: Whether actions are one-hot vectors to convert to numbers; by default if the first 1,024 are one-hot.
+        one_hot: Whether to convert actions from one-hot vectors to numbers; by default if the first 1,024 actions are
+            one-hot.
         batch_rows: Approximate number of rows of a batch.
 
     Raises:
         ConfigError: The path does not exist, or holds a TensorDict of an unsupported kind.
-        SchemaError: The data are no steps of TED: there is no reward, action or done; or they are trajectories of
-            ManiSkill, whose groups have the same names.
+        SchemaError: The data are not steps of TED, because reward, action or done is missing; or they are trajectories
+            of ManiSkill, whose groups have the same names.
         DataError: The data are damaged; the message names the file.
     """
     root = Path(path)
@@ -1004,7 +1005,7 @@ class _Naming:
         self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
 
     def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
-        """Return the columns of the observation left, of the observation reached, and of the arrived values."""
+        """Return three groups of columns: the observation before each step, the one after it, and the other results."""
         arriving: Columns = {}
         for key, values in _beside(piece).items():
             if key in _DONE:
@@ -1028,7 +1029,7 @@ class _Naming:
         return self._seen(piece.root), self._seen(piece.following), order
 
     def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
-        """Return a mask of steps that end a trajectory."""
+        """Return a mask mask of steps that end a trajectory."""
         ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
         return ended
 
@@ -1041,7 +1042,7 @@ class _Naming:
         columns: Columns = {}
         for key, values in arrays.items():
             if key == ("step_count",):
-                continue  # episode_step holds the same numbers
+                continue  # episode_step has the same numbers
             whole = () if key[0].startswith("observation") or is_metadata(key[0]) else ("observation",)
             columns[".".join((*whole, *key))] = values
         return columns
@@ -1067,7 +1068,7 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 
 
 def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
-    """Return ``other`` of a block by keys without ``next``, without done flags at the root, which are False."""
+    """Return ``other`` of a block with ``next`` removed from keys, and without the done flags at the root."""
     return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
 
 
@@ -1091,8 +1092,8 @@ def read_checkpoint(
             positions are left out.
 
     Raises:
-        ConfigError: The path does not exist, or holds no checkpoint.
-        SchemaError: The data are no steps of TED.
+        ConfigError: The path does not exist, or has no checkpoint.
+        SchemaError: The data are not steps of TED.
         DataError: The data are damaged; the message names the file.
     """
     root = Path(path)
@@ -1142,7 +1143,7 @@ def write_ted(
         stream: The rows, with alignment "arrived".
         path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
         layout: "ted" (plain steps), "flat" (every observation once) or "nested" (an array for each trajectory).
-        columns: The columns to write besides action, reward and done; by default all.
+        columns: The columns to write in addition to action, reward and done; by default all.
 
     Returns:
         The number of steps that were written.
@@ -1150,9 +1151,9 @@ def write_ted(
     Raises:
         ConfigError: Something is at ``path``, another process is writing it, or the layout is unknown.
         StorageError: Files cannot be written; no part of them remains.
-        SchemaError: The rows have the other alignment, or a column holds texts.
-        DataError: Values are null, rows differ in length, or an episode continues after a done code, which the layout
-            cannot store.
+        SchemaError: The rows have the alignment "outgoing", or a column has texts.
+        DataError: Values are null, rows differ in length, or an episode continues after a done code; the layout cannot
+            store these.
     """
     target = Path(path)
     check_choice("layout", layout, _ROW_LAYOUTS)
@@ -1189,10 +1190,10 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
 
 
 def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-    """Yield the entries that rows add to, with the added values.
+    """Yield the entries to which rows add values, with these values.
 
-    The rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" store each
-    observation once: all four rows if they begin an episode; otherwise row 0 was written before.
+    For example, rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" store
+    each observation once: of all four rows if they begin an episode; otherwise row 0 was written before.
     """
     for name, values in rows.items():
         if name.startswith(_SEEN):
@@ -1211,7 +1212,7 @@ def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterat
 
 
 def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values in TorchRL's shape: with a trailing 1 if a step has one number."""
+    """Return values in TorchRL's shape, with a trailing dimension of 1 if a step has one number."""
     return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
 
 
@@ -1221,7 +1222,8 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
     An episode of one row has no step and is left out.
 
     Yields:
-        The rows, whether the episode begins with the first, whether it ends with the last, and whether the stream ends.
+        The rows, whether the episode begins at the first row, whether it ends at the last row, and whether the stream
+        ends.
     """
     names: set[str] = set()
     begins, step = True, 0
@@ -1261,21 +1263,21 @@ def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
 
 
 class FolderWriter:
-    """Writes a folder, entry by entry, a piece at a time.
+    """Writes a memory-mapped folder, entry by entry, in pieces.
 
     Args:
         folder: An existing, empty folder.
-        nested: Whether entries are nested tensors, with a row for each trajectory.
+        nested: Whether entries are nested tensors, in which each trajectory is a row.
     """
 
     def __init__(self, folder: Path, *, nested: bool) -> None:
         self._folder, self._nested = folder, nested
         self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._lengths: dict[Key, list[int]] = {}  # lengths of trajectories; the last trajectory may continue
+        self._lengths: dict[Key, list[int]] = {}  # lengths of trajectories; the last may continue
         self._streams: dict[Key, Any] = {}
 
     def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry; ``ends`` is whether a trajectory ends with them."""
+        """Add values to an entry; ``ends`` states whether a trajectory ends with them."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
             place.mkdir(parents=True, exist_ok=True)
@@ -1323,11 +1325,11 @@ class FolderWriter:
 
 
 class _FileWriter:
-    """Writes an HDF5 file, entry by entry, a piece at a time.
+    """Writes an HDF5 file, entry by entry, in pieces.
 
     Args:
         path: The file.
-        nested: Whether each trajectory has a group of its own.
+        nested: Whether each trajectory is a separate group.
     """
 
     def __init__(self, path: Path, *, nested: bool) -> None:
@@ -1377,26 +1379,26 @@ def write_checkpoint(
     """Write steps as the checkpoint of a TorchRL buffer, which the buffer's ``loads`` reads.
 
     "flat" (``FlatStorageCheckpointer``), "nested" (``NestedStorageCheckpointer``) and "h5" (``H5StorageCheckpointer``)
-    store each observation once; "ted" (``TensorStorageCheckpointer``) stores plain steps. TorchRL's buffer must have
-    the same checkpointer and ``capacity`` positions. The state of samplers and transforms is not written.
+    store each observation once; "ted" (``TensorStorageCheckpointer``) stores plain steps. The TorchRL buffer that loads
+    it must have the same checkpointer and ``capacity`` positions. The state of samplers and transforms is not written.
 
     Args:
-        steps: A replay buffer with rows in the form of TED, which must not be written to meanwhile; or nested dicts of
-            arrays ``[n, ...]``, or ``[n, environments, ...]``: observations at the root and in ``next``.
+        steps: A replay buffer with rows in the form of TED, to which nothing may be added meanwhile; or nested dicts of
+            arrays ``[n, ...]`` or ``[n, environments, ...]``, with observations at the root and in ``next``.
         path: A new folder.
         layout: "ted", "flat", "nested" or "h5".
         capacity: Number of positions along time; by default ``n``. For a replay buffer, its own capacity.
-        cursor: For ``capacity`` steps, the position to write next, which holds the oldest step. For a replay buffer,
-            its own cursor.
-        batch_size: The buffer's batch size, which ``loads`` sets; for a replay buffer, by default its own.
-        done_keys, reward_keys: As for ``TED2Flat`` and for TorchRL's checkpointer.
+        cursor: If there are ``capacity`` steps, the position to write next, where the oldest step is. For a replay
+            buffer, its own cursor.
+        batch_size: The batch size that ``loads`` sets in the buffer; for a replay buffer, by default its own.
+        done_keys, reward_keys: The same options as for ``TED2Flat`` and TorchRL's checkpointer.
 
     Returns:
-        The number of steps that were written, of all environments.
+        The number of steps that were written, over all environments.
 
     Raises:
         ConfigError: Something is at ``path``, the layout is unknown, or the capacity or cursor is out of range.
-        SchemaError, DataError: As for ``TED2Flat``: the layout cannot store the data.
+        SchemaError, DataError: The layout cannot store the data, as for ``TED2Flat``.
         StorageError: Files cannot be written; no part of them remains.
         ImportError: h5py is not installed, for "h5".
     """
@@ -1408,7 +1410,7 @@ def write_checkpoint(
         arrays, capacity, cursor = _of_steps(steps, capacity, cursor)
     used, *lanes = _steps_shape({key: values.shape for key, values in arrays.items()}, "steps")
     shape, count = (capacity, *lanes), used * math.prod(lanes)
-    if used < capacity:  # unused positions hold zeros
+    if used < capacity:  # unused positions are zeros
         arrays = {
             key: np.concatenate([values, np.zeros((capacity - used, *values.shape[1:]), values.dtype)])
             for key, values in arrays.items()
@@ -1452,7 +1454,7 @@ def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
         raise ConfigError("write_checkpoint: expected steps, found an empty buffer")
     shape = (rows // lanes, lanes) if storage.ndim > 1 else (rows,)
     slots = np.arange(rows)
-    if hasattr(storage, "batch"):  # a list of rows
+    if hasattr(storage, "batch"):  # the storage is a list of rows
         batch = storage.batch(slots)
         found = by_path(batch) if isinstance(batch, Mapping) else {}
     else:

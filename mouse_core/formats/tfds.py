@@ -1,8 +1,8 @@
 """RLDS datasets in the form of TensorFlow Datasets, read without TensorFlow.
 
 A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
-an episode: a tf.train.Example with the values of all its steps one after the other. The parts in order: Examples,
-metadata and features, stores that read shards in place, and the reader and the writer.
+an episode: a tf.train.Example with the values of all its steps one after the other. The parts of this module in order:
+Examples, metadata and features, stores that read shards in place, and the reader and the writer.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def masked_crc32c(data: Any) -> int:
 
 
 NamedRecords = Iterator[tuple[bytes, str]]
-"""Records, each with its name for messages."""
+"""Records, each with the name that messages use."""
 
 
 def record_places(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[tuple[int, int, str]]:
-    """Yield first byte and length of the data of each record of a TFRecord file, and the record's name for messages.
+    """Yield, for each record of a TFRecord file, the first byte and length of its data, and its name for messages.
 
     The length of the data (8 bytes) and its CRC (4 bytes) precede the data; the CRC of the data (4 bytes) follows. At
     each yield, the file's position is the first byte of the data.
@@ -117,7 +117,7 @@ def array_records(path: str | os.PathLike[str]) -> NamedRecords:
     """Yield the records of an ArrayRecord file.
 
     Raises:
-        DataError: A damaged file.
+        DataError: The file is damaged.
         ImportError: The package is not installed.
     """
     try:
@@ -125,7 +125,7 @@ def array_records(path: str | os.PathLike[str]) -> NamedRecords:
     except ImportError as error:
         raise ImportError("ArrayRecord files need their package: pip install array_record") from error
     with reading(path):
-        # Only a file that ends with the reader's own mark is passed to the reader.
+        # The reader gets a file only if it ends with the mark of its format.
         _check_array_record(Path(path))
         with closing(ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0,max_parallelism:0")) as reader:
             for number in range(reader.num_records()):
@@ -195,7 +195,7 @@ def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
 
 
 def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the first byte and the end of each byte string of a feature; see ``feature_places``."""
+    """Return the positions of the first byte and the end of each byte string of a feature; see ``feature_places``."""
     found: list[tuple[int, int]] = []
     for number, first, last in _messages(read, start, stop):
         if number != 1:
@@ -212,7 +212,7 @@ def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Featu
             return [data[begin:end] for inner, begin, end in _messages(read, first, last) if inner == 1]
         if number in (2, 3):
             fields = [field for field in _fields(read, first, last) if field[0] == 1]
-            plain = 5 if number == 2 else 0  # the kind of a field with one number; a field of kind 2 has several
+            plain = 5 if number == 2 else 0  # wire type of a field with one number; a field of wire type 2 has several
             if any(kind not in (2, plain) for _, kind, _, _ in fields):
                 raise DataError(f"expected numbers of the kinds 2 and {plain}, found fields {fields[:4]}")
             octets = b"".join(data[begin:end] for _, _, begin, end in fields)
@@ -221,7 +221,7 @@ def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Featu
 
 
 def _fields(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, kind, and first byte and end of the value, of each field of a message."""
+    """Yield number, wire type, and first byte and end of the value, of each field of a message."""
     place = start
     while place < stop:
         head = read(place, min(place + _HEAD, stop))
@@ -243,7 +243,7 @@ def _fields(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int, 
 
 
 def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of each field of a message of messages, texts or bytes."""
+    """Yield number, first byte and end of each field of a message, if all fields are messages, texts or bytes."""
     for number, kind, begin, end in _fields(read, start, stop):
         if kind != 2:
             raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
@@ -297,7 +297,7 @@ def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 _MAX_VALUE_BYTES = 1 << 28
 _MOST_JSON = 64 << 20
-# Kind, dtype and shape of features that have one of each.
+# Kind, dtype and shape by class of feature, for classes in which these are fixed.
 _PLAIN: dict[str, tuple[str, str, tuple[int | None, ...]]] = {
     "text": ("text", "", ()),
     "classLabel": ("tensor", "int64", ()),
@@ -315,7 +315,7 @@ class Leaf:
         dtype: Type of the values; empty for text.
         shape: Shape of one value; None for a size that varies.
         encoding: "none", "bytes" or "zlib" for tensors.
-        ragged: Number of levels of sequences of any length around the values.
+        ragged: Number of nested levels of variable-length sequences around the values.
     """
 
     name: str
@@ -488,9 +488,9 @@ def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
 
 
 def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
-    """Return the shape of each of ``n`` values that have ``numbers`` numbers together; None if no shape fits.
+    """Return the common shape of ``n`` values with ``numbers`` numbers in total; None if no shape fits.
 
-    One size may vary: two values of shape ``(None, 3)`` with 12 numbers have the shape ``(2, 3)``.
+    One size may be unknown: two values of shape ``(None, 3)`` with 12 numbers have the shape ``(2, 3)``.
     """
     known = n * math.prod(size for size in shape if size is not None)
     if None not in shape:
@@ -522,7 +522,7 @@ def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
 
 def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
     try:
-        # TFDS stores pictures of float32 as the four bytes of every number.
+        # TFDS stores images of float32 as the four bytes of every number.
         four, sizes = leaf.dtype == "float32", leaf.shape if len(leaf.shape) == 3 and None not in leaf.shape else None
         wanted = None if sizes is None else (*sizes[:2], 4 if four else sizes[2])
         pixels = decode_image(data, shape=wanted, dtype="uint16" if leaf.dtype == "uint16" else "uint8")  # type: ignore[arg-type]
@@ -540,7 +540,7 @@ def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) ->
     """Return sequences of values as ``[n, length, ...]`` if all have one length, else as an array of objects."""
     where = f"feature {leaf.name!r}"
     if leaf.name in features:
-        # An outermost sequence has no lengths beside it.
+        # The record has no separate lengths for an outermost sequence.
         flat, lengths = features[leaf.name], None
     else:
         flat = features.get(f"{leaf.name}/ragged_flat_values", [])
@@ -584,7 +584,7 @@ def episode_pieces(
     # Encoded values are decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if is_encoded(leaf)}
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
-    # Approximately, as some sizes are not known.
+    # An approximation, as some sizes are not known.
     each = [math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in encoded.values()]
     size = rows_at_once(sum(each), most=batch_rows)
     for first in range(0, count, size):
@@ -605,7 +605,7 @@ def is_encoded(leaf: Leaf) -> bool:
 
 
 def is_of_step(leaf: Leaf) -> bool:
-    """Whether each step has a value of its own."""
+    """Whether a feature has one value for each step."""
     return leaf.name.startswith(STEPS)
 
 
@@ -632,10 +632,10 @@ class Records:
     Args:
         files: The shards.
         shard: Number of the shard of each record, int32 ``[n]``.
-        offset: First byte of its data in the shard, int64 ``[n]``.
-        length: Number of bytes of its data, int64 ``[n]``.
-        steps: Number of steps, int64 ``[n]``. Without ``is_last`` at the last step, ``count`` steps are
-            ``-1 - count``: 5 such steps are -6.
+        offset: Position of the first byte of each record's data in its shard, int64 ``[n]``.
+        length: Number of bytes of each record's data, int64 ``[n]``.
+        steps: Number of steps of each record, int64 ``[n]``; stored as ``-1 - count`` if ``is_last`` is not set at the
+            last step (-6 for 5 steps).
     """
 
     files: tuple[Path, ...]
@@ -645,7 +645,7 @@ class Records:
     steps: npt.NDArray[np.int64]
 
     def where(self, record: int) -> str:
-        """Return the name of a record for messages: its shard, its number in it, and its position."""
+        """Return the name of a record for messages: its shard, its number in the shard, and its position."""
         shard = int(self.shard[record])
         number = record - int(np.searchsorted(self.shard, shard))
         return f"{self.files[shard]}, record {number} at byte {int(self.offset[record]) - 12}"
@@ -655,7 +655,7 @@ def index_records(folder: Path, splits: Sequence[Split]) -> Records:
     """Return the records of some splits from an index; changed shards are scanned, and the index is written.
 
     The index lies in ".mouse" in the folder of the dataset, or, if that is read-only, in the folder of caches
-    (``remote.mirror.cache_folder``). A shard has changed if its size or modification time has.
+    (``remote.mirror.cache_folder``). A shard counts as changed if its size or modification time differs.
 
     Raises:
         DataError: A shard is damaged; the message names it and the record.
@@ -678,7 +678,7 @@ def index_records(folder: Path, splits: Sequence[Split]) -> Records:
 
 
 _Bounds = dict[tuple[str, int, int], npt.NDArray[np.int64]]
-"""Offset, length and steps of each record, int64 ``[n, 3]``, by name, size and time of a shard."""
+"""Offset, length and steps of each record of a shard, int64 ``[n, 3]``, by the shard's name, size and time."""
 
 
 def _said(file: Path) -> tuple[str, int, int]:
@@ -746,7 +746,7 @@ def _write(place: Path, known: _Bounds) -> None:
 
 
 def _read(place: Path) -> _Bounds:
-    """Read the index; return an empty one if no whole index of this version exists."""
+    """Read the index; return an empty one if no complete index of this version exists."""
     try:
         state = read_checkpoint(place)
     except (StateError, StorageError):
@@ -763,7 +763,7 @@ _MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
 
 
 def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
-    """Return the features that are pictures of steps, by the names of their columns."""
+    """Return the features that are images of steps, by the names of their columns."""
     found = {}
     for name, leaf in leaves.items():
         first, *rest = name.removeprefix("steps/").split("/")
@@ -781,7 +781,7 @@ class RecordFiles(DecodedFiles):
     Args:
         records: The records.
         leaves: Features of the records.
-        schema: The columns; pictures are image files.
+        schema: The columns; images are image files.
         final, last_step: See ``read_tfds``.
         verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record.
 
@@ -886,7 +886,7 @@ class RecordFiles(DecodedFiles):
                 raise DataError(f"feature {leaf.name!r}: expected {self._steps[record]} values, found {len(places)}")
             found = [known.read(*place) for place in places[row:stop]]
             if stop > len(places):
-                # The row that marks a missing observation; other pictures repeat the row before.
+                # The row that marks a missing observation has no image; other images repeat the row before.
                 shape = [size or 1 for size in leaf.shape] or [1, 1, 3]
                 missing = name.startswith("observation")
                 found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
@@ -899,11 +899,11 @@ class RecordFiles(DecodedFiles):
 def _record_at(
     records: Records, opened: Callable[[int], IO[bytes]], verified: npt.NDArray[np.bool_], record: int
 ) -> _Known:
-    """Return the positions of the features of a record; compare its CRC unless it is verified."""
+    """Return the positions of the features of a record; compare its CRC unless it was compared before."""
     begin, length = int(records.offset[record]), int(records.length[record])
 
     def read(first: int, stop: int) -> bytes:
-        file = opened(int(records.shard[record]))  # stays open as long as this name exists, even if the cache drops it
+        file = opened(int(records.shard[record]))  # this reference keeps the file open, even if the cache drops it
         return reader(file.fileno(), begin)(first, stop)
 
     if not verified[record]:
@@ -915,7 +915,7 @@ def _record_at(
 
 
 def _seen(piece: Stack) -> Stack:
-    """Return a piece with a mapping of observations, also if all observations are pictures."""
+    """Return a piece with a mapping of observations, even if all observations are images."""
     return replace(piece, values={"observation": {}, **piece.values})
 
 
@@ -955,19 +955,20 @@ def read_tfds(
 ) -> RowStream:
     """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
 
-    Pictures are decoded. The CRCs of TFRecord files are verified.
+    Images are decoded. The CRCs of TFRecord files are verified.
 
     ``to_store()`` of TFRecord files returns a store that reads its rows from these files. The positions of records are
-    found once and kept. A record is read when a batch needs its rows; only pictures of the batch are read and decoded.
+    found once and kept. A record is read when a batch needs its rows; only images of the batch are read and decoded.
     The CRC of a record is compared at its first read, which reads the whole record.
 
     Args:
-        path: The folder with ``features.json``, or a folder above it that holds no other dataset.
+        path: The folder with ``features.json``, or a folder above it that contains no other dataset.
         splits: Names of the splits to read, in this order; by default all splits.
-        final: See ``read_rlds``; needed for episodes whose steps end without ``is_last``, and for transitions.
+        final: See ``read_rlds``; required if the steps of an episode end without ``is_last``, or if ``last_step`` is
+            "transition".
         last_step: See ``read_rlds``: "transition" if the action and the reward of an episode's last step are valid.
         verify: Whether a store compares the CRC of a record when its rows are first read, which reads the whole record.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Returns:
         The rows; ``metadata`` is the content of ``dataset_info.json``.
@@ -1028,7 +1029,7 @@ def store_of(
         **options: Options of the store.
 
     Raises:
-        ConfigError: As for ``read_tfds``, or the files are not TFRecord files.
+        ConfigError: An error of ``read_tfds``, or the files are not TFRecord files.
     """
     folder, _, leaves, _, kind, chosen = _described(path, splits)
     if kind != "tfrecord":
@@ -1122,7 +1123,7 @@ def write_tfds(
 ) -> None:
     """Write rows as an RLDS dataset in ArrayRecord files, by TFDS; ``tfds.builder_from_directory`` opens it.
 
-    Pictures are written as PNG, and float64 values are encoded, so that no value is rounded.
+    Images are written as PNG, and float64 values are encoded, so that no value is rounded.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
@@ -1134,7 +1135,7 @@ def write_tfds(
 
     Raises:
         ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: Files cannot be written; no part of them remains.
+        StorageError: Files cannot be written; partial files are removed.
         DataError: There are no rows, or values are null.
         ImportError: tensorflow-datasets or array_record is not installed.
     """
@@ -1202,7 +1203,7 @@ def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return steps in the form that TFDS accepts without TensorFlow: pictures as files."""
+    """Return steps in the form that TFDS accepts without TensorFlow, with images as encoded files."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Verify recorded data: compare all files and rows with the checksums from the time they were written."""
+"""Verifies recorded data: compares all files and rows with the checksums that were recorded when they were written."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
 from mouse_core.store.disk.folder import NAME, looks_like_store
 
-# Checks that a format itself provides, and that its reader performs.
+# Checksums that a format itself provides, and that its reader compares.
 _KEPT = {
     "tfds": "a checksum for every record",
     "ogbench": "a CRC-32 for every array",
     "dopamine": "a CRC-32 for every file",
 }
-# Parts that these checks do not cover.
+# Parts of the data that these checksums do not cover.
 _NOT_COVERED = {
     "parquet": "names and footer",
     "tfds": "features.json and dataset_info.json",
@@ -39,10 +39,10 @@ class Verified:
     Args:
         path: The path that was verified.
         rows: Number of rows.
-        digest: Digest of all rows; see ``rows_digest``. None for several datasets, each with its own digest, that were
-            verified by their files.
-        compared: Description of the checksums that were compared; empty if there were none: a changed value would then
-            stay undetected.
+        digest: Digest of all rows; see ``rows_digest``. None for several datasets that were verified by their files, as
+            each has its own digest.
+        compared: Description of the checksums that were compared. It is empty if there were none; then a changed value
+            stays undetected.
         left: Description of the parts without checksums; empty for none.
         not_flushed: Number of further rows in the folder of a store. Readers see them after the next ``flush()`` of the
             writer, or after the folder was opened with mode "a".
@@ -59,22 +59,22 @@ class Verified:
 def verify(
     path: str | os.PathLike[str], *, digest: str | None = None, progress: bool = False, **options: Any
 ) -> Verified:
-    """Read recorded data of any format to the end, and compare them with recorded checksums.
+    """Read recorded data of any format completely, and compare them with recorded checksums.
 
-    ``convert`` and ``RowStream.save`` record the checksum of every file, in Parquet files inside the file. These files
-    are compared as bytes. Other data are read to the end, so that the reader compares the checksums of the format.
-    Images that rows name by path are read too, and count in the digest as in ``convert``. In the folder of a
-    ``DatasetStore.open``, which may be written at the same time, every file is compared with its checksums.
+    ``convert`` and ``RowStream.save`` record the checksum of every file; a Parquet file contains its own checksum. Such
+    files are compared byte by byte. Other data are read completely, so that the reader compares the checksums of the
+    format. Images that rows name by path are read too, and are part of the digest as in ``convert``. In the folder of a
+    store, which another process may be writing, every file is compared with its checksums.
 
     Args:
         path: A file or folder, or any other source that ``open`` takes.
-        digest: The digest that the rows must have, from ``convert``, ``rows_digest`` or an earlier ``verify``.
+        digest: The expected digest of the rows, from ``convert``, ``rows_digest`` or an earlier ``verify``.
         progress: Whether to show progress bars.
         **options: Options of ``open``.
 
     Raises:
-        ConfigError: As ``open``.
-        DataError: Files or rows differ from the written ones; the message names all such files.
+        ConfigError: An error of ``open``.
+        DataError: Files or rows differ from what was written; the message names all such files.
     """
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):
@@ -87,7 +87,7 @@ def verify(
     files = [Path(file) for some in splits.values() for file in some]
     by_files = bool(known) and set(known) == {file.parent for file in files}
     rows, found = stream.rows, None
-    if by_files and len(known) == 1 and not options.get("splits"):  # no digest of a part of the splits is recorded
+    if by_files and len(known) == 1 and not options.get("splits"):  # a digest covers all splits
         found = known[files[0].parent].digest
     if rows is None or not by_files or (digest is not None and found is None):
         rows, found = _read_through(stream, progress)
@@ -107,7 +107,7 @@ def verify(
 
 
 def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
-    """Verify the folder of a store, or a remote one."""
+    """Verify a store in a folder or at an address."""
     shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
     if found is not None and found.wrong:
@@ -125,13 +125,13 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
 
 
 def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
-    """Raise DataError unless rows have the given digest, if one was given."""
+    """Raise DataError if a digest was given and the rows have another one."""
     if digest is not None and found != digest.strip().lower():
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
 
 def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
-    """Compare the files of a remote store with their checksums; return None for a dataset that is no store."""
+    """Compare the files of a remote store with their checksums; return None for a dataset that is not a store."""
     from mouse_core.remote.clients import Reaching
     from mouse_core.store.remote.files import Place
     from mouse_core.store.remote.uploading import check_elsewhere
@@ -142,7 +142,7 @@ def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Check
 
 
 def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -> set[Path]:
-    """Raise DataError unless all files are as written; return the files that contain their own checksums."""
+    """Raise DataError if a file has changed; return the files that contain their own checksums."""
     beside = [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
     files = [file for file in beside if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for manifest in known.values() for file in manifest.files.values())

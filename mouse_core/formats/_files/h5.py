@@ -1,7 +1,8 @@
 """HDF5 files: reading in a separate process, and writing piece by piece.
 
 The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
-process. So another process reads, with limits of time and memory, and its failures become errors here.
+process. So another process reads the file, with limits of time and memory, and its failures become errors of this
+process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 
 PATIENCE = 15.0
-"""Seconds in which the library must answer a request; a request reads at most about 64 MB."""
+"""Seconds that the library may take for a request; a request reads at most about 64 MB."""
 
 _CHUNK_BYTES = 256 << 10
 _CHILD = Path(__file__).with_name("h5_child.py")
@@ -33,7 +34,7 @@ _CHILD = Path(__file__).with_name("h5_child.py")
 class H5File:
     """An HDF5 file open for reading; a context manager.
 
-    A reader of another kind of array trees in a separate process derives from this class and sets the program.
+    Readers of other array trees that use a separate process derive from this class, and set the program.
 
     Args:
         path: The file.
@@ -59,7 +60,7 @@ class H5File:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # The process computes nothing, and idle threads would take address space.
+            # Libraries start no threads in the process, as idle threads would only take address space.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         try:
@@ -114,7 +115,7 @@ class H5File:
                 chunk; both have ``attributes``.
 
         Raises:
-            DataError: The file is damaged, or datasets claim more than is stored.
+            DataError: The file is damaged, or a dataset's shape needs more bytes than are stored.
         """
         trees: list[dict[str, Any]] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
         return trees

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
-"""Limit of the address space in bytes, libraries included; a chunk that is read must fit."""
+"""Limit of the address space in bytes, including libraries; each chunk that is read must fit."""
 
 DEPTH = 16
 
@@ -26,11 +26,11 @@ def _bound_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):
-        pass  # a system without such limits
+        pass  # this system has no such limits
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute's value in JSON's types."""
+    """Return an attribute's value as a JSON value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if hasattr(value, "tolist"):
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_stored(dataset: Any) -> None:
-    """Raise ValueError if less is stored than the shape states: missing bytes would be read as zeros."""
+    """Raise ValueError if fewer bytes are stored than the shape needs; missing bytes would be read as zeros."""
     shape = dataset.shape
     if dataset.chunks:
         expected = math.prod(-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
@@ -106,7 +106,7 @@ class Opened:
         return found
 
     def _dataset(self, dataset: Any) -> dict[str, Any]:
-        """Describe a dataset, after comparing its claims with the stored bytes."""
+        """Return the description of a dataset, after comparing its shape with the stored bytes."""
         dtype, shape = dataset.dtype, dataset.shape
         if shape is None:
             return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
@@ -120,12 +120,12 @@ class Opened:
         _check_stored(dataset)
         described = str(ragged) if ragged is not None else dtype.str
         if dtype.names is not None or dtype.subdtype is not None:
-            described = str(dtype)  # except untyped bytes, which are also |V
+            described = str(dtype)  # except untyped bytes, whose dtype is also |V
         chunk = dataset.chunks[0] if dataset.chunks else 0
         return {"kind": kind, "shape": list(shape), "dtype": described, "chunk": chunk}
 
     def read(self, dataset: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-        """Read rows of a dataset: return their description, and the pieces of their bytes."""
+        """Read rows of a dataset; return their description, and their bytes in pieces."""
         import numpy as np
 
         if not isinstance(dataset, self._h5py.Dataset):
@@ -151,7 +151,7 @@ class Opened:
         return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
 
     def _lacking_filters(self, dataset: Any) -> list[str]:
-        """Return the dataset's compression filters that are missing here, even with hdf5plugin installed."""
+        """Return the dataset's compression filters that this installation lacks, even with hdf5plugin."""
         described, available = dataset.id.get_create_plist(), self._h5py.h5z.filter_avail
         filters = [described.get_filter(number) for number in range(described.get_nfilters())]
         if not all(available(one[0]) for one in filters):
@@ -203,7 +203,7 @@ def serve(path: str, opened: Callable[[str], Any]) -> None:
     """Answer requests until there are no more.
 
     Args:
-        path: The first file; a request names others.
+        path: The first file; requests may name further files.
         opened: Opens a file; the result has the methods of ``Opened``.
     """
     _bound_memory()

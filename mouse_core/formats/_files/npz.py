@@ -1,4 +1,5 @@
-"""Trees of arrays in files of ``numpy.savez``, whose names with slashes form groups; and pickles of arrays, as data."""
+"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, without running them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ import numpy.typing as npt
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
 
-# Opcodes of NumPy's pickles of arrays. Only GLOBAL, STACK_GLOBAL and REDUCE look up and call names, which stand for
-# functions of this module.
+# Opcodes of NumPy's pickles of arrays. Only GLOBAL, STACK_GLOBAL and REDUCE look up and call functions by name; here
+# the names stand for functions of this module.
 _OPCODES = re.compile(
     r"PROTO|FRAME|STOP|MARK|GLOBAL|STACK_GLOBAL|REDUCE|BUILD|MEMOIZE|PUT|BINPUT|LONG_BINPUT|GET|"
     r"BINGET|LONG_BINGET|NONE|NEWTRUE|NEWFALSE|INT|BININT|BININT1|BININT2|LONG|LONG1|FLOAT|"
@@ -39,11 +40,11 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a dict that ``numpy.save`` pickled.
 
     Args:
-        data: The pickle: an array of objects without dimensions, which holds the dict.
+        data: The pickle: an array of objects without dimensions, whose value is the dict.
         where: Prefix of messages.
 
     Raises:
-        DataError: The pickle holds anything but arrays of numbers by name.
+        DataError: The pickle contains anything but arrays of numbers by name.
     """
     found = _loaded(data, where)
     items = found.items if isinstance(found, _Array) and found.shape == () else None
@@ -64,7 +65,7 @@ def pickled_values(data: bytes, *, where: str) -> Any:
         where: Prefix of messages.
 
     Raises:
-        DataError: The pickle holds anything else.
+        DataError: The pickle contains anything else.
     """
     return _values(_loaded(data, where), where, 0)
 
@@ -104,7 +105,7 @@ def _check(data: bytes, where: str) -> None:
 
 
 class _DType:
-    """A dtype of a pickle; the state holds the byte order."""
+    """A dtype in a pickle; its state has the byte order."""
 
     def __init__(self, name: Any) -> None:
         self.name = str(name)
@@ -116,7 +117,7 @@ class _DType:
 
 
 class _Array:
-    """An array of a pickle; the state holds version, shape, dtype, order, and bytes or a list."""
+    """An array in a pickle; its state has version, shape, dtype, order, and bytes or a list."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
@@ -141,7 +142,7 @@ class _Array:
         name = self.dtype.name if self.dtype is not None else ""
         if name[:1] not in "biuf" or not name[1:].isdigit() or int(name[1:]) not in (1, 2, 4, 8):
             raise DataError(f"{where}: expected an array of numbers, found dtype {name!r:.40}")
-        assert self.dtype is not None  # it had a name
+        assert self.dtype is not None  # the dtype was created by name
         dtype = np.dtype(f"{self.dtype.order}{name}")
         count = 1
         for size in self.shape:  # whole numbers of any size
@@ -159,10 +160,10 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads a pickle with functions of this module in place of the four names that arrays need."""
+    """Loads a pickle; the four names that arrays need stand for functions of this module."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # New functions each time, so that attributes that a pickle sets do not stay.
+        # New functions for each pickle, so that attributes that a pickle sets do not stay.
         if module in _CODES and name == "_reconstruct":
             return lambda *_: _Array()
         if module in _NUMERIC and name == "_frombuffer":
@@ -175,10 +176,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the shape of an array, whether it is in Fortran order, and its dtype, from its header in ``numpy.save``.
+    """Read the header of ``numpy.save``: the shape of the array, whether it is in Fortran order, and its dtype.
 
     Raises:
-        DataError: The array has another version than 1.0 or 2.0; the message begins with ``where``.
+        DataError: The format version is not 1.0 or 2.0; the message begins with ``where``.
     """
     version = npy.read_magic(file)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -283,12 +284,12 @@ class NpzTree:
                 raise damaged(self.path, f"expected at most {_MOST_ARRAYS} arrays, found {len(members)}")
             wrong = [name for name in members if not name.endswith(_SUFFIX)]
             if wrong or len(set(members)) < len(members):
-                # Writers of npz files write one array at a time, each once.
+                # Writers of npz files write each array once, one after another.
                 raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:
-        """Read begun arrays, or all arrays if ``others``, to their end, where their CRC is compared."""
+        """Read arrays to their end, where their CRC is compared: begun arrays, or all arrays if ``others``."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)
@@ -351,7 +352,7 @@ class NpzTree:
                 rows, last = NpyRows(self._files[path], where=f"{self.path}, {path}"), None
             if not rows.shape:
                 return rows.read(1).reshape(())
-            # Ranges of observations overlap by one row, which is not read again.
+            # Ranges of observations overlap by one row; the row is kept instead of being read again.
             begun = last if first < rows.place else None
             rows.skip(max(min(first, len(rows)) - rows.place, 0))
             values = rows.read(max(stop - max(first, rows.place), 0))

@@ -1,7 +1,7 @@
-"""Selection of the data files of a folder that make up its rows: all of its data, or none.
+"""Selects the data files of a folder that make up its rows: all data files, or an error.
 
-A folder that holds data besides the files that belong together raises an error instead of being read in part, since
-the intended files are unknown.
+A folder with other data beside the files of one dataset raises an error instead of being read in part, because the
+intended files are unknown.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DREAMERV3 = re.compile(r"(\d{8}T\d{6}(?:F\d+)?)-([0-9A-Za-z]+)-([0-9A-Za-z]+)-(\
 MCAP, BAG = b"\x89MCAP0\r\n", "metadata.yaml"
 KEPT = ".mouse"
 STATE, SPLITS = "state.json", "dataset_dict.json"
-# Two spellings of shard names: `train-00000-of-00002`, with the Hub's older ones ending in a hash.
+# Names of shards: `train-00000-of-00002`; older ones of the Hub also end in a hash.
 _SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
-# Files that `Dataset.map` and similar methods write beside their source: derived rows.
+# Files with derived rows that `Dataset.map` and similar methods write beside their source.
 _CACHE = re.compile(r"cache-[0-9a-f]+(_\d{5}_of_\d{5})?\.arrow")
 # Recorded data of any format that is read, finished or not. Files whose names begin with a dot are no data.
 _UNFINISHED = r"(\.(partial|incomplete|tmp|part|gz|zst))?"
@@ -36,7 +36,7 @@ _DATA = re.compile(
     re.IGNORECASE,
 )
 _SHOWN = 6
-# Suffixes of files, which the name of a folder never has on purpose.
+# Suffixes of files; a folder with such a name is most likely a mistake.
 _FILE = re.compile(
     r"\.(7z|arrow|array_record|avro|bz2|csv|db3?|duckdb|feather|gz|h5|hdf5?|ipc|json|jsonl|lance|mat|mcap|md|memmap|mp4|ndjson|"
     r"np[yz]|orc|parquet|parq|pickle|pkl|pq|pth?|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|txt|xlsx?|xml|xz|ya?ml|zip|zst)",
@@ -48,8 +48,8 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
     """Return the files of every split in order.
 
     Raises:
-        ConfigError: The folder holds no such data, or other data beside them.
-        DataError: Descriptions are damaged, or refer to files outside of their folder; or shards are missing.
+        ConfigError: The folder has no such data, or other data beside them.
+        DataError: A JSON description is damaged or refers to files outside of its folder, or shards are missing.
     """
     if root.is_file() and root.suffix in SUFFIXES:
         return {"train": [root]}
@@ -71,16 +71,16 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
 
 
 def kept_beside(root: Path, kind: str) -> Path:
-    """Return the folder for derived files of a dataset: ".mouse" in its folder, or in the caches if that is read-only.
+    """Return the folder for derived files of a dataset: ".mouse" in its folder, or a cache folder if that is read-only.
 
     Args:
         root: The dataset's folder.
-        kind: Name of such datasets in the folder of caches.
+        kind: Name of the kind of dataset, for the cache folder.
     """
     beside = root / KEPT
     if beside.exists() or os.access(root, os.W_OK):
         return beside
-    from mouse_core.remote.mirror import cache_folder  # loaded if the dataset's folder is read-only
+    from mouse_core.remote.mirror import cache_folder  # imported only if the dataset's folder is read-only
 
     return cache_folder() / kind / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
@@ -97,7 +97,7 @@ def check_folder_name(path: Path, *, wanted: str) -> None:
 
 
 def is_there(root: Path) -> bool:
-    """Whether a path holds Arrow or Parquet data, complete or not."""
+    """Whether a path has Arrow or Parquet data, complete or not."""
     if root.is_file():
         return root.suffix in SUFFIXES
     return any((root / name).is_file() for name in (STATE, SPLITS)) or any(_data_files(root))
@@ -171,7 +171,7 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
         counts = sorted({int(match["count"]) for match in matches})
         numbers = sorted(int(match["number"]) for match in matches)
         if len(counts) > 1 or numbers != list(range(counts[0])):
-            # Files of two writers, or an incomplete set of one: the rows would differ from the written rows.
+            # The files come from two writers, or are not complete: the rows would differ from the written rows.
             raise DataError(
                 f"{files[0].parent}: expected the files {split}-00000-of-N to the last of N, found N in {counts[:4]} "
                 f"and the numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
@@ -184,7 +184,7 @@ def _folder(folder: Path) -> list[Path]:
 
 
 def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
-    """Return the names that a description lists, checked to be different names of files in its folder."""
+    """Return the names in a description, after checking that they are different names of files in its folder."""
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
             raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")

@@ -14,7 +14,7 @@ import zipfile
 from typing import Any
 
 DEPTH = 16
-# A larger array is rejected if fewer than one chunk in a thousand exists.
+# Arrays above this size are rejected if fewer than one chunk in a thousand exists.
 MOST_ABSENT_BYTES, MOST_ABSENT = 1 << 30, 1000
 MOST_CACHED_BYTES = 32 << 20
 # Codecs that only convert bytes to numbers; "pickle" and "json2" would create objects.
@@ -77,7 +77,7 @@ class Opened:
         return {"kind": "group", "items": items, "attributes": {}}
 
     def read(self, array: Any, path: str, first: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-        """Read rows, decoded together with other rows of the same chunks, which the next request probably needs."""
+        """Read rows, and cache the other decoded rows of the same chunks for the next request."""
         import numpy as np
 
         held, values = self.decoded.get(path, (0, None))
@@ -98,7 +98,7 @@ class Opened:
 
 
 def _check_blosc() -> None:
-    """Make numcodecs check the length of chunks: Blosc would read beyond the end of a cut chunk."""
+    """Make numcodecs check the length of chunks, because Blosc would read beyond the end of a truncated chunk."""
     import numcodecs.blosc  # type: ignore[import-untyped]
     import numpy as np
 
@@ -106,7 +106,7 @@ def _check_blosc() -> None:
 
     def checked(self: Any, buf: Any, out: Any = None) -> Any:
         found = np.frombuffer(buf, np.uint8)
-        said = int.from_bytes(found[12:16].tobytes(), "little")  # size of all bytes, at the end of Blosc's header
+        said = int.from_bytes(found[12:16].tobytes(), "little")  # total size, at the end of Blosc's header
         if len(found) < 16 or said != len(found):
             raise ValueError(f"expected a chunk of {said} bytes, found {len(found)}")
         return decode(self, buf, out)
@@ -115,7 +115,7 @@ def _check_blosc() -> None:
 
 
 def _chunks(names: list[str]) -> dict[str, int]:
-    """Count the files at or below each folder except descriptions; for an array, these are its chunks."""
+    """Count the files at or below each folder, except metadata files; the files of an array are its chunks."""
     found: dict[str, int] = {}
     for name in names:
         *folders, last = name.split("/")
@@ -127,7 +127,7 @@ def _chunks(names: list[str]) -> dict[str, int]:
 
 
 def _names(root: str) -> list[str]:
-    """Return all files in a folder; ValueError for a link that leads out, and for a pipe, which would block."""
+    """Return all files in a folder; raise ValueError for a link to outside, and for a pipe, which would block."""
     base, found = os.path.realpath(root), []
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -154,7 +154,7 @@ def _codecs(described: Any) -> list[str]:
 
 
 def _array(array: Any, stored: dict[str, int]) -> dict[str, Any]:
-    """Describe an array, after comparing its claims with the stored bytes."""
+    """Return the description of an array, after comparing its shape with the stored bytes."""
     described = array.metadata.to_dict()
     used = [name for key in ("filters", "compressor", "codecs") for name in _codecs(described.get(key))]
     pictures = [name for name in used if name.startswith("imagecodecs_")]

@@ -1,4 +1,4 @@
-"""A LeRobotDataset on disk: its metadata, from the folder ``meta``, the frames of its episodes, and its videos."""
+"""Reads a LeRobotDataset on disk: its metadata (in the folder ``meta``), the frames of its episodes, and its videos."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from mouse_core.video.index import LARGEST_SIDE, VideoIndex, index_video, pyav
 
 Floats = npt.NDArray[np.float64]
 
-# Seconds between a time and its frame that LeRobot allows.
+# Largest distance in seconds between a time and its frame that LeRobot allows.
 _TOLERANCE = 1e-4
 
 
@@ -49,26 +49,26 @@ def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: f
 
     Args:
         times: Times in seconds, with float32 precision.
-        tick: Unit of the video's times in seconds. A tick of 1/1000 s rounds 30 frames a second, and a tick of 1/15360
-            s does not.
+        tick: Unit of the video's times in seconds. A tick of 1/1000 s rounds the times of 30 frames per second, and a
+            tick of 1/15360 s does not.
         frames_per_second: Frames per second of the recording.
         tolerance: Seconds that the caller allows; by default LeRobot's value.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
     allowed = (_TOLERANCE if tolerance is None else tolerance) + rounded + np.abs(times) * 2.0**-23
-    # The default is always too small for a neighbouring frame to fit.
+    # The default is always so small that no neighbouring frame fits.
     return np.minimum(allowed, 0.25 / frames_per_second) if tolerance is None else allowed
 
 
 def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
-    """Return the index of the frame nearest to each time; frames are shown at the ascending times ``shown``."""
+    """Return the index of the nearest frame for each time; frames are shown at the ascending times ``shown``."""
     behind = np.clip(np.searchsorted(shown, times), 1, max(1, len(shown) - 1))
     return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
 
 
 def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
-    """Return the message for a frame that is too far in time, with the tolerance that would accept it."""
+    """Return the error text for a frame whose time is too far away, with the tolerance that would accept it."""
     away = abs(found - time)
     hint = (
         f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
@@ -103,7 +103,7 @@ class Camera:
         self._file: Path | None = None
         self._container: Any = None
         self._frames: Iterator[Any] = iter(())
-        # The current frame and the next frame, each with its time, or None; and the time of the frame before.
+        # The current frame and the next frame, each with its time, or None; and the time of the previous frame.
         self._held: tuple[float, Any] | None = None
         self._ahead: tuple[float, Any] | None = None
         self._passed = -np.inf
@@ -120,7 +120,7 @@ class Camera:
 
         Raises:
             ImportError: PyAV is not installed.
-            DataError: The video is damaged, has another size, lacks a frame, or has pixels of more bits.
+            DataError: The video is damaged, has another size, lacks a frame, or has pixels with more bits.
         """
         found = np.empty((len(times), *self.shape), self.dtype)
         with reading(file):
@@ -154,7 +154,7 @@ class Camera:
         if frame is None or frame.time is None:
             return None
         if frame.is_corrupt:
-            # Frames that refer to this frame, some of them earlier ones, are also wrong, and it is unknown which.
+            # Frames that depend on this frame, possibly earlier ones, are also wrong, and it is unknown which ones.
             raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
         return float(frame.time), frame
 
@@ -172,7 +172,7 @@ class Camera:
         return frame
 
     def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
-        """Return the pixels of a frame; greys are the recorded numbers."""
+        """Return the pixels of a frame; greys are returned as the recorded numbers."""
         bits = max(component.bits for component in frame.format.components)
         grey = frame.format.name.startswith("gray")
         if bits <= 8 or (not grey and self.dtype == np.uint8):
@@ -196,7 +196,7 @@ def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int
     """Return ``(H, W, C)`` of frames from a shape and the names of its dimensions.
 
     Raises:
-        DataError: The shape is not the shape of a picture.
+        DataError: The shape is not a shape of images.
     """
     sizes = list(shape) if isinstance(shape, list) else []
     if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= LARGEST_SIDE for size in sizes):
@@ -209,20 +209,20 @@ def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int
     return height, width, channels
 
 
-# A video and a frame as one number: (video + 1) * 2**32 + frame. 0 is no frame.
+# Video number and frame number as one code: (video + 1) * 2**32 + frame. The code 0 means no frame.
 _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset; a video's index is read or created when its first frame is searched.
+    """The videos of a dataset; a video's index is read or created when a frame of it is first searched.
 
-    The time of a frame in its video is the time at which the episode begins there, plus the row's "timestamp".
+    The time of a frame in its video is the time at which the episode begins in the video, plus the row's "timestamp".
 
     Args:
         root: The dataset's folder.
         described: The metadata.
         cameras: The features with videos.
-        decode: Whether to decode all frames, and count frames that cannot be decoded as missing.
+        decode: Whether to decode all frames; frames that cannot be decoded then count as missing.
         tolerance: See ``allowance``.
     """
 
@@ -239,7 +239,7 @@ class Videos:
         videos = described.episodes.videos
         self._names = sorted({name for key in cameras for name, _ in videos[key]})
         places = {name: place for place, name in enumerate(self._names)}
-        # By camera: for each episode the number of its video, and the time at which the episode begins there.
+        # By camera: for each episode the number of its video, and the time at which the episode begins in it.
         self._where = {
             key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
             for key in cameras
@@ -270,7 +270,7 @@ class Videos:
             self._digests[video] = index.digest
             wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
             lost = np.flatnonzero(~there)
-            # For each episode the frame with the largest distance.
+            # For each episode, the frame with the largest distance in time.
             lost = lost[np.argsort(-np.abs(shown[found[lost]] - wanted[lost]), kind="stable")]
             places, first = np.unique(episode[mine[lost]], return_index=True)
             for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
@@ -285,7 +285,7 @@ class Videos:
                     yield int(episode[mine[at]]), broken[int(found[at])], None
 
     def settle(self, skipped: Collection[int]) -> None:
-        """Number the videos of the episodes that are kept; ``files`` lists only these."""
+        """Number the videos of the episodes that are kept; ``files`` lists only these videos."""
         there = self._described.episodes.lengths > 0
         there[list(skipped)] = False
         used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
@@ -298,7 +298,7 @@ class Videos:
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
-        """Return the numbers of frames for ``frames_column``; arguments as in ``missing``."""
+        """Return the codes of frames for ``frames_column``; arguments as in ``missing``."""
         made = np.empty(len(times), np.int64)
         for run, video, _, found in self._runs(key, episode, times):
             made[run] = (self._number[video] + 1) * _FRAMES + found
@@ -313,7 +313,7 @@ class Videos:
         return made
 
     def _runs(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[slice, int, VideoIndex, Int64s]]:
-        """Yield runs of frames of one video: slice of the frames, video, index, and numbers of frames in the video."""
+        """Yield runs of frames of one video: slice of the frames, video, its index, and the frame numbers in it."""
         of = self._where[key][0][episode]
         cuts = (np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()
         for first, stop in zip([0, *cuts], [*cuts, len(of)], strict=True):
@@ -325,7 +325,7 @@ class Videos:
     def _found(
         self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
     ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
-        """Return the wanted times in a video, the nearest frames, and whether these are within the tolerance."""
+        """Return the requested times in a video, the nearest frames, and whether these are within the tolerance."""
         wanted = self._where[key][1][episode] + times
         found = nearest(shown, wanted)
         rate = self._described.frames_per_second
@@ -366,14 +366,14 @@ def _check_shape(index: VideoIndex, feature: Feature) -> None:
 
 
 def frames_column(codes: Int64s) -> pa.StructArray:
-    """Return the column ``{video, frame}`` of numbers from ``Videos.codes``."""
+    """Return the column ``{video, frame}`` from the codes that ``Videos.codes`` returned."""
     none = codes == 0
     parts = [pa.array(part.astype(np.int32), mask=none) for part in (codes // _FRAMES - 1, codes % _FRAMES)]
     return pa.StructArray.from_arrays(parts, fields=list(FRAME))
 
 
 INDEX = ("episode_index", "frame_index", "index")
-"""Columns with the numbers of episode and frame."""
+"""Columns with the episode number and the frame number."""
 TIME = "timestamp"
 """The column with the time of a row in its episode, in seconds, at which its frames of videos are shown."""
 
@@ -389,9 +389,9 @@ class Frames:
         where: The dataset's name in error messages.
         described: The dataset's description.
         final: "drop" or "mark".
-        cameras: Whether to read pictures.
-        videos: Whether to read pictures in videos, too.
-        in_place: Whether video frames become numbers (``Videos.codes``) instead of being decoded.
+        cameras: Whether to read images.
+        videos: Whether to read images in videos, too.
+        in_place: Whether video frames become codes (``Videos.codes``) instead of being decoded.
     """
 
     def __init__(
@@ -440,7 +440,7 @@ class Frames:
         return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
     def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
-        """Yield each row without a picture of a camera, or with one of another shape, and the reason."""
+        """Yield each row whose image of a camera is missing or has another shape, with the reason."""
         feature = self.described.features[key]
         return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
 
@@ -452,7 +452,7 @@ class Frames:
         return {key: encoded_images(batch.column(key)) for key in keys}
 
     def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
-        """Return rows with pictures as their types say; a marked row gets a time one frame later."""
+        """Return rows, with images in the form of the schema; a row for a missing observation is one frame later."""
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
@@ -469,24 +469,24 @@ class Frames:
 
     @memo
     def encoded(self) -> dict[str, str]:
-        """Columns of image files by feature; rows have their bytes until ``batch``."""
+        """Columns of image files by feature; until ``batch``, rows have their bytes."""
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
-        """Columns of video frames by feature; rows have numbers of frames until ``batch``."""
+        """Columns of video frames by feature; until ``batch``, rows have codes of frames."""
         return {key: column_of(key) for key in self.pictures if self._is_code(key)}
 
     def _is_code(self, key: str) -> bool:
         return self.in_place and self.described.features[key].dtype == "video"
 
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
-        """Raise DataError if rows of a file are not the frames with the numbers ``rows``."""
+        """Raise DataError unless the rows of a file are the frames with the numbers ``rows``."""
         for _, why in self.unlike(batch, rows, file):
             raise damaged(file, why)
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Yield the position of each episode with a row that is not the frame ``rows`` states, and the reason."""
+        """Yield the position of each episode with a row that is not the frame stated in ``rows``, and the reason."""
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
         wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
@@ -510,7 +510,7 @@ class Frames:
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
-        """Yield each row without numbers of a feature's shape, and the reason."""
+        """Yield each row whose numbers do not have the shape of a feature, and the reason."""
         for key in keys:
             feature, column = self.described.features[key], batch.column(key)
             values = read_values(column)
@@ -536,7 +536,7 @@ class Frames:
 
         Args:
             batch: Rows of a file.
-            pictures: Pictures by feature, which are part of the result.
+            pictures: Images by feature, to add to the result.
             file: The file, for messages.
             keys: The features; None: all features in files of frames.
             called: Returns the name of a row, for messages.
@@ -544,7 +544,7 @@ class Frames:
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
             feature = self.described.features[key]
-            if feature.dtype == "image":  # part of `pictures`
+            if feature.dtype == "image":  # given in `pictures`
                 continue
             values = read_values(batch.column(key))
             if feature.dtype == "language":
@@ -564,7 +564,7 @@ class Frames:
     # ------------------------------------------------------------------ columns
 
     def seen(self, frames: Columns) -> Columns:
-        """Return the columns of the observations of frames, and columns that stay with these."""
+        """Return the columns of the observations of frames, and the columns that stay with the observations."""
         seen: Columns = {}
         for key, values in frames.items():
             if is_action(key):
@@ -575,7 +575,7 @@ class Frames:
         return seen if state is None or state.ndim > 1 else {**seen, "observation.state": state[:, None]}
 
     def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
-        """Return the columns of the actions of frames and their results; ``last`` marks the last frames of episodes."""
+        """Return the columns of actions and their results; ``last`` is a mask of the last frames of episodes."""
         brought: Columns = {key: values for key, values in frames.items() if is_action(key)}
         action = brought.get("action")
         if action is not None and action.ndim == 1 and action.dtype.kind == "f":
@@ -588,13 +588,14 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """Return the rows with a column of episode numbers; ``ordinals`` counts the episodes that have rows."""
+        """Return the rows with a column of episode numbers; ``ordinals`` are positions among episodes that have rows.
+        """
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo
     def _numbers(self) -> npt.NDArray[np.int64]:
         """Numbers of the episodes that have rows."""
-        # With final="drop", an episode of one frame loses its transition; its first row stays.
+        # With final="drop", an episode of one frame has no transition, only its first row.
         there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
         return self.episodes.index[there]
@@ -612,11 +613,11 @@ class Frames:
         )
 
     def fields(self, columns: Mapping[str, str]) -> list[Field]:
-        """Return the fields of pictures whose columns do not hold pixels, by feature; a null becomes zeros."""
+        """Return the fields of images whose columns do not have pixels, by feature; a null becomes zeros."""
         made = []
         for key, column in columns.items():
             feature = self.described.features[key]
-            # For colours, the shape comes from the files, and requesting another shape resizes frames.
+            # For colours, the shape comes from the files; a field with another shape would resize frames.
             shape = feature.shape if feature.shape[2] == 1 else None
             dtype = "uint16" if feature.wide else None
             made.append(Field(column, dtype=dtype, shape=shape, image=True, fill=0, flat=False))
@@ -637,11 +638,11 @@ def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
     try:
         return pa.array([value], data_type)
     except (pa.ArrowException, TypeError, ValueError):
-        return pa.nulls(1, data_type)  # reading it raises the error
+        return pa.nulls(1, data_type)  # reading the file later raises the error
 
 
 def _fits(values: Values, feature: Feature) -> bool:
-    """Whether all rows have the shape of their feature; a number fits a shape of one value."""
+    """Whether all rows have the shape of their feature; single numbers fit a shape of one value."""
     if values.nulls or values.numbers is None:
         return False
     return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows
@@ -655,7 +656,7 @@ def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.in
 
 
 def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.Schema:
-    """Return a schema in which some columns have the type ``kind``."""
+    """Return a schema in which the given columns have the type ``kind``."""
     named = set(columns)
     return pa.schema([pa.field(one.name, kind) if one.name in named else one for one in schema])
 
@@ -666,7 +667,7 @@ def pixel(feature: Feature) -> np.dtype[Any]:
 
 
 def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return 2 for a truncated frame, else 1 for a done frame, else 2 for the last frame of an episode."""
+    """Return done codes: 2 for a truncated frame, else 1 for a done frame, else 2 for the last frame of an episode."""
     flags = [frames.get(key, np.zeros(len(last), bool)) for key in ("next.done", "next.truncated")]
     done, truncated = (values.reshape(len(last)).astype(bool) for values in flags)
     return np.where(truncated, 2, np.where(done, 1, np.where(last, 2, 0))).astype(np.int64)
@@ -688,8 +689,8 @@ class Feature:
     Args:
         key: Name of the feature in LeRobot.
         dtype: "float32", "video", "image", "string", "language" and so on.
-        shape: Shape of a value; of pictures ``(H, W, C)``.
-        wide: Whether pictures have 16 bits a pixel: depth, or greys of more than 8 bits.
+        shape: Shape of a value; ``(H, W, C)`` for images.
+        wide: Whether images have 16 bits per pixel, as depth, or greys of more than 8 bits, have.
     """
 
     key: str
@@ -703,7 +704,7 @@ class FrameFile(NamedTuple):
 
     Args:
         name: Path of the file, below the dataset's folder.
-        first, stop: Position of its first episode among all episodes, and the position behind its last episode.
+        first, stop: Position of the file's first episode among all episodes, and the position behind its last episode.
         rows: The frames in the file, by their numbers among all frames.
     """
 
@@ -719,10 +720,10 @@ class Episodes:
 
     Args:
         index: Number of each episode, int64 ``[n]``.
-        lengths: Number of frames of each, int64 ``[n]``.
+        lengths: Number of frames of each episode, int64 ``[n]``.
         files: The files of frames, in the order of episodes.
-        videos: For each camera and episode the path of the video, below the dataset's folder, and the time in seconds
-            at which the episode begins there.
+        videos: For each camera and episode, the path of the video (below the dataset's folder) and the time in seconds
+            at which the episode begins in the video.
     """
 
     index: Int64s
@@ -736,15 +737,15 @@ class Episodes:
         return np.cumsum(self.lengths)
 
     def places(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the episode position of each frame, and the frame's number in that episode.
+        """Return the position of each frame's episode, and the frame's number in the episode.
 
-        For episodes of 2 and 3 frames, frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
+        Example: with episodes of 2 and 3 frames, the frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
         """
         episode = np.searchsorted(self.ends, rows, side="right")
         return episode, rows - (self.ends - self.lengths)[episode]
 
     def called(self, rows: Int64s, row: int) -> str:
-        """Return the name of frame ``rows[row]`` for error messages."""
+        """Return the name of the frame ``rows[row]`` for error messages."""
         (place,), (number,) = self.places(rows[row : row + 1])
         return f"frame {number} of episode {self.index[place]}"
 
@@ -760,7 +761,7 @@ class Description:
         tasks: Texts of tasks by number.
         stats: Content of ``meta/stats.json``.
         info: Content of ``meta/info.json``.
-        lost: A sentence for each part of the metadata that could not be read.
+        lost: One sentence for each part of the metadata that could not be read.
     """
 
     features: Mapping[str, Feature]
@@ -780,7 +781,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
         skip_broken: Whether to leave out episodes that ``meta`` does not list or whose files cannot be read.
 
     Raises:
-        ConfigError: The folder holds no dataset, or one of another version of the format.
+        ConfigError: The folder has no dataset, or the dataset has an unsupported version of the format.
         DataError: The metadata are damaged; the message names the file.
     """
     file = root / "meta" / "info.json"
@@ -823,7 +824,7 @@ def check_action(described: Description, where: str) -> None:
 
 
 def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
-    """Return the bytes of a frame in memory, with all pictures, or those of some features."""
+    """Return the number of bytes of a frame in memory, with the images of all features, or of ``some`` features."""
     total = 0
     for key, feature in described.features.items():
         picture = feature.dtype in ("video", "image")
@@ -833,7 +834,7 @@ def bytes_a_frame(described: Description, pictures: Container[str] | None = None
 
 
 def dimensions(described: Description) -> dict[str, list[str]]:
-    """Return the dataset's names for the dimensions of columns, by column."""
+    """Return the dataset's names of dimensions, by column."""
     found = {}
     for key, feature in described.features.items():
         names = described.info["features"][key].get("names")
@@ -942,8 +943,8 @@ def _ordered(
 
     Args:
         where: Name of the metadata for messages.
-        index, lengths: Number of each episode, and of its frames.
-        data: The file with the frames of each.
+        index, lengths: Number of each episode, and its number of frames.
+        data: The file with the frames of each episode.
         videos: See ``Episodes``.
     """
     order = np.argsort(np.array(index), kind="stable")
@@ -990,7 +991,7 @@ def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]
 
 
 def _lines(file: Path, numbers: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the lines of a file; the entries ``numbers`` of each are whole numbers from 0 on."""
+    """Return the JSON objects in the lines of a file; their entries ``numbers`` must be integers from 0."""
     entries = []
     for place, line in enumerate(read_bytes(file, most_bytes=_MOST_LINES).splitlines()):
         if line.strip():

@@ -1,6 +1,6 @@
-"""LeRobotDatasets at an address: metadata are read at once, and frames when their rows are read.
+"""Reads LeRobotDatasets at an address: the metadata at once, and frames when a batch needs their rows.
 
-Parquet stores values encoded, as in ``store.remote.rows``. Frames are read in chunks: a chunk is decoded and
+Values in Parquet are encoded, so frames are read in chunks (as in ``store.remote.rows``): a chunk is decoded and
 converted to rows when the first of its rows is read. Videos are not read.
 """
 
@@ -41,18 +41,18 @@ from mouse_core.store.remote.rows import DecodedFiles, FileRows, ParquetObjects,
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
-# Frames of a chunk: the rows of a record batch, or fewer if they are large.
+# Number of frames of a chunk: the rows of a record batch, or fewer if rows are large.
 MOST_FRAMES, _MOST_BYTES = 8192, 16 << 20
 # Largest number of frames for each byte of a file, even if all frames are equal.
 _MOST_A_BYTE = 1000
 _META = "meta"
-# Metadata files, for a server that lists no files.
+# Paths of metadata files, for a server that cannot list files.
 _KNOWN = ("info.json", "stats.json", "tasks.parquet", "tasks.jsonl", "episodes.jsonl")
 _MOST_ASKED = 10_000
 
 
 def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **options: Any) -> DatasetStore:
-    """Return a store of the dataset at an address, whose frames stay there.
+    """Return a store of the dataset at an address, which downloads frames when they are read.
 
     Args:
         url: The address.
@@ -104,7 +104,7 @@ def described_in(client: FolderClient) -> list[ObjectInfo]:
 
 
 def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
-    """Yield metadata files of a web server: those with known names, and files of episodes until one is missing."""
+    """Yield metadata files of a web server: files with known names, and files of episodes until one is missing."""
     for name in _KNOWN:
         yield from _there(client, f"{_META}/{name}")
     chunk = number = 0
@@ -139,7 +139,8 @@ class LeRobotFiles(DecodedFiles):
     ) -> None:
         self._again = place, infos, described, final, cameras
         self.frames = Frames(place.client.url, described, final=final, cameras=cameras, videos=False)
-        # For each file the number of its first frame among all, and the edges of its chunks, counted in the file.
+        # For each file, the number of its first frame among all frames, and the edges of its chunks as frame numbers in
+        # the file.
         counts = np.array([len(file.rows) for file in described.episodes.files], np.int64)
         for info, count in zip(infos, counts.tolist(), strict=True):
             if count > _MOST_A_BYTE * info.size:
@@ -165,7 +166,7 @@ class LeRobotFiles(DecodedFiles):
         return ParquetObjects(self.objects)
 
     def decode(self, chunk: int, name: str) -> pa.Array:
-        """See ``DecodedFiles``; columns of numbers are decoded together, a column of pictures alone."""
+        """Decode columns of numbers together, and a column of images alone; see ``DecodedFiles``."""
         pictures = {column_of(key): key for key in self.frames.pictures}
         if name in pictures:
             keys, names = [pictures[name]], {name}
@@ -183,8 +184,8 @@ class LeRobotFiles(DecodedFiles):
     def _laid_out(self, chunk: int, keys: Sequence[str]) -> Columns:
         """Return the rows of a chunk with the columns of some features.
 
-        The frame before the chunk has the last action, and the frame behind it shows whether the episode continues. The
-        rows of these two frames are left out.
+        The frame before the chunk is read for its action, and the frame behind it shows whether the episode continues.
+        The rows of these two frames are left out.
         """
         number, at = self.of(chunk)
         begin, end = self._cuts[number][at : at + 2]
@@ -207,7 +208,7 @@ class LeRobotFiles(DecodedFiles):
         count = int(self.files[self.of(chunk)[0]].rows[at])
         skipped = int(bool(step))
         laid = {name: np.concatenate([one[name] for one in made])[skipped : skipped + count] for name in made[0]}
-        # The frame that each row shows; a marked row counts as the frame before it.
+        # The frame of each row; a row that marks a missing observation counts as the frame before it.
         shown = first + np.arange(begin, end)
         ends = np.isin(shown, self._extra)
         shown, marked = np.repeat(shown, 1 + ends), np.repeat(np.zeros(len(shown), bool), 1 + ends)
@@ -218,7 +219,7 @@ class LeRobotFiles(DecodedFiles):
         return laid
 
     def _stored(self, number: int, name: str, low: int, high: int) -> pa.Array:
-        """Return the stored values of a column, of frames ``low..high - 1`` of a file."""
+        """Return the stored values of a column for the frames ``low..high - 1`` of a file."""
         metadata = self._opened.file(number).metadata
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         if sum(counts) != self._cuts[number][-1]:
@@ -226,7 +227,7 @@ class LeRobotFiles(DecodedFiles):
             raise damaged(self.objects.shown(number), f"expected {expected} frames, found {sum(counts)}")
         edges = np.concatenate([[0], np.cumsum(counts)])
         groups = range(int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high)))
-        # The next chunk reads rows of the same group again.
+        # The next chunk reads rows of the same row group, so it is kept.
         parts = [self.kept((number, group, name), partial(self._column, number, group, name)) for group in groups]
         found = pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
         return found.slice(low - int(edges[groups[0]]), high - low)

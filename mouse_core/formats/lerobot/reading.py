@@ -1,4 +1,4 @@
-"""Reading LeRobotDatasets of versions 3 and 2: Parquet files, episodes and camera videos."""
+"""Reads LeRobotDatasets of versions 3 and 2: Parquet files, episodes and camera videos."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ _MOST_SAID = 20
 
 
 class Looking:
-    """The check of all episodes, and its findings by their position in the dataset.
+    """The check of all episodes before reading; findings are sorted by their position in the dataset.
 
     Args:
         root: The dataset's folder.
         frames: The conversion of frames to rows.
         videos: The videos of cameras.
         cameras: The features with videos.
-        skip_broken: Whether broken episodes are left out; otherwise a broken episode is an error.
+        skip_broken: Whether broken episodes are left out; otherwise a broken episode raises an error.
 
     Raises:
         ImportError: A video has no index yet, and PyAV is not installed.
         DataError: An episode lacks rows, times or frames, or its files are damaged or missing; the message names file
-            and episode. With ``skip_broken``: all episodes are broken.
+            and episode. With ``skip_broken``, the error is raised only if all episodes are broken.
     """
 
     def __init__(self, root: Path, frames: Frames, videos: Videos, cameras: list[str], *, skip_broken: bool) -> None:
@@ -90,7 +90,7 @@ class Looking:
         everything = [place for place in range(first, stop) if episodes.lengths[place]]
         try:
             found = _table(file)
-            if self._skip and found.num_rows > len(rows):  # rows of an unfinished episode
+            if self._skip and found.num_rows > len(rows):  # these rows belong to an unfinished episode
                 found = found.slice(0, len(rows))
             if found.num_rows != len(rows):
                 raise damaged(file, f"expected {len(rows)} frames, as meta/episodes has it, found {found.num_rows}")
@@ -118,7 +118,7 @@ class Looking:
                 self._break(place, why, cause, key)
 
     def _look_at_values(self, file: Path, rows: Int64s) -> None:
-        """Find episodes of a file with values of other shapes than their features have."""
+        """Find episodes of a file whose values do not have the shapes of their features."""
         frames, begin = self._frames, 0
         for batch in parquet_batches(file, BATCH_ROWS, columns=frames.stored):
             batch = batch.slice(0, len(rows) - begin)
@@ -131,7 +131,7 @@ class Looking:
                 self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
-        """Find rows whose times are not those of a steady recording."""
+        """Find rows whose times do not fit a recording at a constant rate."""
         rate = self._frames.described.frames_per_second
         off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
         self.untimely += len(off)
@@ -177,16 +177,16 @@ def _table(file: Path) -> pa.RecordBatch:
     return found
 
 
-# Cached rows of another version are created again.
+# Version of cached rows; rows of another version are created again.
 _VERSION = 1
 
 
 def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:
-    """Return the rows as a mapped ``datasets.Dataset``, or in memory as a table if they cannot be written.
+    """Return the rows as a memory-mapped ``datasets.Dataset``, or as a table in memory if they cannot be written.
 
-    The rows are written the first time: to ".mouse" in the dataset's folder, or, if that is read-only, to "lerobot" in
-    the folder of caches (``remote.mirror.cache_folder``). The name contains digests of the options and of sizes and
-    times of the dataset's files. If only videos have other times, and all videos have the frames of before, the rows
+    The first call writes the rows to ".mouse" in the dataset's folder, or, if that is read-only, to "lerobot" in the
+    cache folder (``remote.mirror.cache_folder``). The file's name contains digests of the options and of sizes and
+    times of the dataset's files. If only the times of videos changed, and all videos have the same frames, the rows
     stay valid.
 
     Args:
@@ -197,7 +197,7 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
     asked_for = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:8]
     of_rows = f"rows-{asked_for}-{_files_digest(root, 'meta', 'data')}"
     place = kept_beside(root, "lerobot") / f"{of_rows}-{_files_digest(root, 'videos')}"
-    if not place.exists() and not asked["skip_broken"]:  # missing frames may exist by now
+    if not place.exists() and not asked["skip_broken"]:  # frames that were missing may exist now
         for other in place.parent.glob(f"{of_rows}-*"):
             if _has_its_videos(other, root):
                 with suppress(OSError):
@@ -208,21 +208,21 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
             place.parent.mkdir(parents=True, exist_ok=True)
             # Files of version 2 have few rows each, and mapping many small record batches is slow.
             stream.replace(batches=lambda: blocks(stream)).save(place, videos=False)
-        except (OSError, StorageError, ConfigError):  # no room, or another process is writing the rows
+        except (OSError, StorageError, ConfigError):  # the disk is full, or another process is writing the rows
             return stream.to_table()
         for other in place.parent.glob(f"rows-{asked_for}-*"):
             if other.name != place.name:
                 shutil.rmtree(other, ignore_errors=True)
     try:
         return _mapped(place)
-    except (DataError, ConfigError):  # damaged, or left by a machine that stopped
+    except (DataError, ConfigError):  # damaged, or left incomplete by a machine that stopped
         with suppress(OSError):
             shutil.rmtree(place)
         return read().to_table()
 
 
 def _has_its_videos(place: Path, root: Path) -> bool:
-    """Whether all videos have the digests that the kept rows noted."""
+    """Whether all videos have the digests that were recorded with the kept rows."""
     try:
         base = os.path.realpath(base_of(root))
         listed = read_metadata(_mapped(place)).videos
@@ -242,12 +242,12 @@ def _mapped(place: Path) -> Any:
     if wrong:
         raise DataError("; ".join(wrong))
     mapped = read_rows(place).mapped
-    assert mapped is not None  # rows in an Arrow file can be mapped
+    assert mapped is not None  # rows in an Arrow file can be memory-mapped
     return mapped()
 
 
 def _files_digest(root: Path, *folders: str) -> str:
-    """Return a digest of the files in some folders, which changes with paths, sizes and modification times."""
+    """Return a digest of the paths, sizes and modification times of the files in ``folders``."""
     found = []
     for folder in folders:
         for place, _, names in os.walk(root / folder, followlinks=True):
@@ -277,17 +277,18 @@ def read_lerobot(
     """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
 
     Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
-    ``next.reward`` and ``next.done`` become ``reward`` and ``done``, others ``metadata_<name>``. Done is 1 at
-    ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without these. Without ``next.reward``,
-    reward is 0. Every frame of a video is decoded once, in order; pictures in Parquet stay image files.
+    ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``
+    is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without either. Without
+    ``next.reward``, ``reward`` is 0. Every frame of a video is decoded once, in order; images in Parquet stay image
+    files.
 
-    A store, from ``to_store()``, has no pixels: its rows name frames of the videos, which stay where they are, and
-    batches decode these (``mouse_core.video``). Each row's frame, at its "timestamp", is searched first, and an episode
-    that lacks one is an error.
+    A store, from ``to_store()``, has no pixels: its rows refer to frames of the videos, which stay in place, and
+    batches decode these frames (``mouse_core.video``). The frame of each row, at the row's "timestamp", is searched
+    first; an episode that lacks a frame raises an error.
 
-    Depth and greys of more than 8 bits are the recorded numbers, uint16, in a column with the name of the camera.
-    Columns of language are JSON text. The stream's ``metadata`` have ``tasks``, texts by the numbers in
-    ``metadata_task_index``, and ``info`` and ``stats`` as stored.
+    Depth and greys of more than 8 bits stay the recorded numbers, uint16, in a column with the name of the camera.
+    Columns of language are JSON text. The stream's ``metadata`` have ``tasks`` (texts by the numbers in
+    ``metadata_task_index``), and the stored ``info`` and ``stats``.
 
     At an address, frames are read when their rows are read, and videos are not read. ``to_store()`` returns a store
     that reads from the address.
@@ -295,19 +296,19 @@ def read_lerobot(
     Args:
         path: The dataset's folder, or its address.
         final: Treatment of the last action of an episode, whose next observation is not stored: "drop" or "mark".
-        cameras: Whether to read pictures; videos need the extra ``video``.
-        videos: Content of columns of videos: "pixels", or "frames", which are ``{video, frame}``; by default pixels in
-            the stream and frames in a store.
+        cameras: Whether to read images; videos need the extra ``video``.
+        videos: Content of the columns of videos: "pixels", or "frames", which are values ``{video, frame}``. By default
+            pixels in the stream, and frames in a store.
         skip_broken: Whether to leave out episodes that lack rows, times or frames, whose values have other shapes than
             their features, or whose files are damaged; ``notes`` name them. All files are read first, and for pixels
-            all frames are decoded. From an interrupted recording, complete episodes are read.
+            all frames are decoded. From an interrupted recording, all complete episodes are read.
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
-        batch_rows: Approximate number of rows of a batch; fewer if they are large.
+        batch_rows: Approximate number of rows of a batch; fewer if rows are large.
         **reaching: For an address: arguments of ``mouse_core.remote.Reaching``.
 
     Raises:
-        ConfigError: The path holds no dataset, or another version of the format, or ``final`` is missing.
+        ConfigError: The path has no dataset, the format has another version, or ``final`` is missing.
         SchemaError: There is no feature ``action``, or its type cannot be read.
         DataError: A file is damaged; the message names it.
     """
@@ -377,18 +378,18 @@ def store_of(
     make: Callable[..., DatasetStore] = DatasetStore,
     **options: Any,
 ) -> DatasetStore:
-    """Return a store of a dataset in a folder, whose videos stay where they are; see ``RowStream.to_store``.
+    """Return a store of a dataset in a folder, which reads videos in place; see ``RowStream.to_store``.
 
     Args:
         path: The folder.
         final, cameras, skip_broken, tolerance: See ``read_lerobot``.
-        make: Makes the store.
+        make: Creates the store.
         **options: Options of the store.
     """
     root = Path(path)
     check_final(final, where=str(root))
     options["image_roots"] = [base_of(root), *options.get("image_roots", ())]
-    store = make(**options)  # a wrong option is an error before all files are read
+    store = make(**options)  # checked first, so that a wrong option raises an error before all files are read
     asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken, "tolerance": tolerance}
     return store.from_dataset(kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked)))
 
@@ -467,7 +468,7 @@ class _Reader:
         return self.frames.schema(types, first)
 
     def _files(self) -> list[FrameFile]:
-        """Return the files of frames with an episode to read, all of which exist."""
+        """Return the files of frames with an episode to read, after checking that all of them exist."""
         lengths, skipped = self.frames.episodes.lengths, self.frames.skipped
         files = [
             one
@@ -482,7 +483,7 @@ class _Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
-        ordinal = -1  # the episode of the last row so far
+        ordinal = -1  # episode of the last row so far
         with ExitStack() as opened:
             cameras = {}
             for key in frames.pictures:
@@ -546,7 +547,7 @@ class _Reader:
         times: npt.NDArray[np.float64],
         file: Path,
     ) -> Columns:
-        """Return frames of videos by camera: pixels, or numbers of frames."""
+        """Return frames of videos by camera: pixels, or codes of frames."""
         if self.videos is not None:
             named = {key: self.videos.codes(key, episode, times) for key in self.frames.codes}
             return named | {key: self.videos.pixels(key, episode, times) for key in cameras}

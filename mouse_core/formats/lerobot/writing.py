@@ -47,15 +47,15 @@ from mouse_core.video.writing import VideoCodec, VideoWriter
 Stats = dict[str, npt.NDArray[Any]]
 
 _SHARES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-# For pictures with a side of 300 or more pixels, only every k-th pixel is used, so that about 150 pixels a side remain.
+# Of images with a side of 300 or more pixels, only every k-th pixel is used, so that a side has about 150 pixels.
 _LARGE, _KEPT = 300, 150
 
 
 class EpisodeStats:
-    """Statistics of one episode; numbers are kept in memory, and for pixels only counts.
+    """Statistics of one episode; the memory holds its numbers, but only counts of its pixels.
 
     Args:
-        pictures: The features that are pictures.
+        pictures: The features that are images.
     """
 
     def __init__(self, pictures: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ class EpisodeStats:
         self._frames += len(next(iter(frames.values())))
 
     def result(self) -> dict[str, Stats]:
-        """Return min, max, mean, std, count and quantiles by feature; for pictures ``[C, 1, 1]``, bytes as 0 to 1."""
+        """Return min, max, mean, std, count and quantiles by feature; for images ``[C, 1, 1]``, with pixels in 0..1."""
         found = {key: _of_numbers(np.concatenate(parts)) for key, parts in self._held.items()}
         for key, counts in self._pixels.items():
             found[key] = _of_pixels(counts, self._frames)
@@ -97,7 +97,7 @@ def _of_numbers(values: npt.NDArray[Any]) -> Stats:
 
 
 def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the frequency of each value in each channel, ``[C, values]``."""
+    """Return the number of occurrences of each value in each channel, ``[C, values]``."""
     step = max(pixels.shape[1:3])
     step = 1 if step < _LARGE else step // _KEPT
     small, values = pixels[:, ::step, ::step], int(np.iinfo(pixels.dtype).max) + 1
@@ -116,7 +116,7 @@ def _of_pixels(counts: npt.NDArray[np.int64], frames: int) -> Stats:
 
 
 def aggregated(episodes: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """Return the statistics of all episodes; quantiles are means over episodes, as in LeRobot, all others are exact."""
+    """Return the statistics of all episodes; quantiles are means over episodes, as in LeRobot, all else is exact."""
     total: dict[str, Stats] = {}
     for episode in episodes:
         for key, new in episode.items():
@@ -141,7 +141,7 @@ def _together(one: Stats, other: Stats) -> Stats:
 
 _RATE = 30.0
 _CHUNK = 1000
-# Columns of numbers that LeRobot has, and the columns of rows with the same numbers.
+# LeRobot's columns of episode, frame and time numbers, and the columns of rows with the same numbers.
 _NUMBERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _OWN = {f"metadata_{name}" for name in _NUMBERS}
 
@@ -166,16 +166,16 @@ def write_lerobot(
     Columns with the names of features keep them. ``observation`` becomes ``observation.state``,
     ``observation_images_top`` ``observation.images.top``, ``observation_<name>`` ``observation.<name>`` and
     ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
-    new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics, of every episode and of all,
-    are computed as LeRobot does, but from all pictures instead of a sample.
+    new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics of each episode and of all
+    episodes are computed as in LeRobot, but from all images instead of a sample.
 
-    The folder appears when it is complete on the disk and its frames were read back.
+    The folder gets its name only when it is complete on the disk and its frames were read back.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
             "arrived".
         path: The dataset's folder; nothing may exist there.
-        images: Encoding of pictures, as in ``formats.converting.convert``, but not "raw".
+        images: Encoding of images, as in ``formats.converting.convert``, but not "raw".
         frames_per_second: Rate of the recording; by default from the metadata of the rows, else 30.
         robot_type: Name of the robot; by default from the metadata.
         task: Text of the task for rows without a task; by default the name of their environment.
@@ -183,8 +183,8 @@ def write_lerobot(
         progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: Something is at ``path``, another process is writing it, or an option is invalid.
-        StorageError: Files cannot be written; no part of them remains.
+        ConfigError: ``path`` exists, another process is writing it, or an option is invalid.
+        StorageError: Files cannot be written; partial files are removed.
         SchemaError: The rows have the alignment "outgoing".
         DataError: Rows are null, or marked as missing before the end of an episode, or only some rows have a column.
         ImportError: PyAV is not installed, for videos.
@@ -230,12 +230,12 @@ def _stream(rows: Any) -> RowStream:
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """Return the rows with pixels, and by feature the column of pictures, their shape and type, and their encoding."""
+    """Return the rows with pixels; and for each feature of images its column, the shape and dtype, and the encoding."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
         raise ConfigError("images: expected videos, png or jpeg, as LeRobot has pictures, found 'raw'")
-    # Frames of videos are decoded, too, because LeRobot stores the frames of an episode in sequence.
+    # Frames of videos are decoded as well, because LeRobot stores the frames of an episode in sequence.
     wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
     try:
         found = pictures_of(stream, wanted)
@@ -249,7 +249,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
 
 
 def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
-    """Raise DataError if a row that is not marked as missing lacks a picture."""
+    """Raise DataError if a row that is not marked as missing lacks an image."""
     marked = batch.column(MISSING).fill_null(0) if MISSING in batch.schema.names else None
     seen = pa.nulls(batch.num_rows).is_null() if marked is None else pc.equal(marked, 0)
     for name in columns:
@@ -259,13 +259,13 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
 
 
 class _Writer:
-    """Writer of a new dataset, episode by episode; an episode is never split across files.
+    """Writes a new dataset, episode by episode; an episode is never split across files.
 
     Args:
         root: The dataset's folder.
         metadata: The metadata of the rows.
         cameras: See ``_with_pixels``.
-        rate: Frames a second.
+        rate: Frames per second.
         task: Text of the task for rows without a task.
         most_bytes: Approximate largest size of a file of frames; a video may be twice as large.
     """
@@ -288,7 +288,7 @@ class _Writer:
         self.episodes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Stats]] = []
         self.frames = self.left = 0
-        # The open episode: its frames, their tasks, and its begin in videos.
+        # The open episode: its number of frames, their tasks, and the time at which it begins in each video.
         self._length, self._tasks, self._begins = 0, set[int](), dict[str, int]()
         self._counted = EpisodeStats(cameras)
         self._data: Any = None
@@ -327,7 +327,7 @@ class _Writer:
         self._close_videos()
 
     def _end_episode(self) -> None:
-        """Record an episode; an episode of a single row has no frame, and is left out."""
+        """Record the end of an episode; an episode of a single row has no frame, and is left out."""
         length, counted = self._length, self._counted
         self._length, self._counted = 0, EpisodeStats(self.cameras)
         if not length:
@@ -350,7 +350,7 @@ class _Writer:
         self.frames += length
 
     def _numbered(self, frames: Columns) -> Columns:
-        """Return frames by feature, with the columns of numbers that LeRobot has."""
+        """Return frames by feature, with LeRobot's columns of episode, frame and time numbers."""
         done = frames.pop("done")
         count, index = len(done), self._length + np.arange(len(done))
         task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
@@ -379,7 +379,7 @@ class _Writer:
         }
 
     def _check_features(self, frames: Columns) -> None:
-        """Raise DataError unless frames have the features of the first ones."""
+        """Raise DataError unless frames have the same features as the first frames."""
         found = {key: self._feature(key, values) for key, values in frames.items()}
         if not self.features:
             if not any(map(is_action, found)):
@@ -431,7 +431,7 @@ class _Writer:
         self._length += batch.num_rows
 
     def _begin_episode(self) -> None:
-        """Begin an episode, in new files if the open ones are large."""
+        """Begin an episode, in new files if the open files are large."""
         self._tasks = set()
         if self._data is None or self._sink.tell() >= self.most_bytes:
             self._close_data()
@@ -539,7 +539,7 @@ class _Writer:
         """Return the digest of all frames, after reading them back.
 
         Raises:
-            DataError: The files hold other frames than the written ones.
+            DataError: The files contain other frames than were written.
         """
         found, wanted = RowDigest(self._schema), self._digest.hexdigest()
         for name in self._names:
@@ -557,13 +557,13 @@ def _place(name: str, number: int) -> dict[str, int]:
 
 
 def _discard(writer: Any) -> None:
-    """Close a file that may be incomplete."""
+    """Close a file, which may be incomplete."""
     with suppress(OSError, pa.ArrowException):
         writer.close()
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Yield whether an episode begins, and the next frames; without columns while the episode has one row.
+    """Yield whether an episode begins, and the next frames; the frames have no columns while the episode has one row.
 
     An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
