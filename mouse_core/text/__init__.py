@@ -1,7 +1,7 @@
-"""Text data for training language models, before rollouts exist and alongside them.
+"""Text data for training language models: tokenised texts, chats, preference pairs and KL penalties.
 
-Texts are tokenised once, stored on disk, and delivered as any other rows. Tokenizers are those of the package
-``tokenizers``, which ``pip install 'mouse-data[text]'`` installs, or callables like those of ``transformers``.
+Texts are tokenised once, stored on disk, and delivered like other rows. Tokenizers come from the package ``tokenizers``
+(``pip install 'mouse-data[text]'``), or are callables like the tokenizers of ``transformers``.
 """
 
 from mouse_core.text.kl import AdaptiveKLController, ConstantKLController, kl_estimates, kl_penalized_rewards

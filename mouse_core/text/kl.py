@@ -1,7 +1,7 @@
 """The KL divergence of a policy from its reference: estimates, a penalty in rewards, and its coefficient.
 
-The functions are pure, over the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities are of
-the sampled tokens, ``[..., L]``, with tokens along the last axis; results have the same dtype.
+The functions are pure and use the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities belong
+to sampled tokens, ``[..., L]``, with tokens along the last axis; results have the same dtype.
 """
 
 from __future__ import annotations
@@ -20,40 +20,39 @@ from mouse_core.spec import check_choice, check_count, check_number
 Array = Any
 
 ESTIMATORS = ("k1", "k2", "k3")
-"""The estimates of a divergence that ``kl_estimates`` knows."""
+"""Names of the estimators of ``kl_estimates``."""
 
-# How far the relative error counts in one update of the coefficient.
+# Limit of the relative error in one update of the coefficient.
 _LARGEST_ERROR = 0.2
 
 
 def kl_estimates(
     logprobs: Array, reference_logprobs: Array, mask: Array | None = None, *, estimator: str = "k1"
 ) -> Array:
-    """Estimates of the divergence KL(policy, reference) from the tokens that the policy sampled, one for each token.
+    """Return an estimate of the divergence KL(policy, reference) for each token that the policy sampled.
 
     With d = log policy - log reference of a token:
 
     == ================ ==============================================================================
-    k1 ``d``            unbiased; of single tokens it may be negative
-    k2 ``d * d / 2``    never negative, of little variance, biased; its gradient is that of the divergence
-    k3 ``e^-d - 1 + d`` unbiased and never negative; what GRPO adds to its loss
-    == ================ ==============================================================================
+    k1 ``d`` unbiased; may be negative for single tokens k2 ``d * d / 2`` never negative, low variance, biased; its
+    gradient is the divergence's gradient k3 ``e^-d - 1 + d`` unbiased and never negative; GRPO adds this one to its
+    loss == ================ ==============================================================================
 
     Schulman, "Approximating KL divergence" (2020); Shao et al., "DeepSeekMath" (2024), equation 4, for k3 in GRPO.
 
     Args:
         logprobs: Log-probabilities of the tokens under the policy, floating ``[..., L]``.
-        reference_logprobs: The same under the reference, ``[..., L]``.
+        reference_logprobs: Log-probabilities of the same tokens under the reference, ``[..., L]``.
         mask: The mask of the tokens that the policy sampled, bool ``[..., L]``; other values are ignored, also NaN.
             None: all tokens.
         estimator: "k1", "k2" or "k3".
 
     Returns:
-        ``[..., L]``; 0 outside of the mask, and so are gradients.
+        Estimates ``[..., L]``; values and gradients are 0 outside of the mask.
 
     Raises:
         ConfigError: The estimator is unknown.
-        SchemaError: An argument is no array, shapes differ, log-probabilities are not floating, or the mask is not
+        SchemaError: An argument is not an array, shapes differ, log-probabilities are not floating, or the mask is not
             bool.
 
     Example:
@@ -72,7 +71,7 @@ def kl_estimates(
     xp = namespace(logprobs)
     ratio = logprobs - reference_logprobs
     if mask is not None:
-        # Masked before the subtraction: the difference of two infinities is NaN, for which NumPy warns.
+        # Masked before the subtraction, because NumPy warns when the difference of two infinities is NaN.
         nothing = xp.zeros_like(logprobs)
         ratio = xp.where(mask, logprobs, nothing) - xp.where(mask, reference_logprobs, nothing)
     if estimator == "k1":
@@ -93,10 +92,10 @@ def kl_penalized_rewards(
 
     The reward of a whole answer is added to its last token in the mask, where the text ends. Ziegler et al.,
     "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
-    from human feedback" (2020). The sum over the tokens is the reward of an answer that RLOO compares.
+    from human feedback" (2020). The sum over the tokens is the reward of the answer, as RLOO uses it.
 
     Args:
-        rewards: One for each answer, ``[...]``, or for each token, ``[..., L]``.
+        rewards: One reward for each answer, ``[...]``, or for each token, ``[..., L]``.
         logprobs, reference_logprobs, mask: As in ``kl_estimates``. Gradients are not stopped.
         coef: The weight of the divergence, such as the ``coef`` of a controller.
         estimator: As in ``kl_estimates``.
@@ -105,7 +104,7 @@ def kl_penalized_rewards(
         Rewards of tokens, ``[..., L]``, 0 outside of the mask. An answer without a token in the mask has no reward.
 
     Raises:
-        ConfigError, SchemaError: As ``kl_estimates``; SchemaError also for rewards of another shape.
+        ConfigError, SchemaError: An error of ``kl_estimates``, or rewards have another shape (SchemaError).
 
     Example:
         Two tokens and a token of padding; the first is likelier under the policy than under the reference:
@@ -130,7 +129,8 @@ def kl_penalized_rewards(
     given = xp.astype(rewards, kl.dtype)
     counts = xp.ones_like(kl, dtype=xp.bool) if mask is None else mask
     if tuple(rewards.shape) != shape:
-        # A mask's last token is where the count of its tokens is full: of [1 0 1 0], counts [1 1 2 2], the third.
+        # The last token of a mask is where the running count reaches the total: for [1 0 1 0], counts [1 1 2 2], the
+        # third.
         so_far = xp.cumulative_sum(xp.astype(counts, xp.int32), axis=-1)
         counts = counts & (so_far == so_far[..., -1:])
         given = given[..., None]
@@ -169,13 +169,14 @@ class AdaptiveKLController:
     Args:
         coef: The current weight of the divergence; above 0, as 0 would never change.
         target: The target divergence, in nats; above 0.
-        horizon: The number of answers over which the coefficient changes by the whole relative error; at least 1.
+        horizon: The number of answers over which the coefficient changes by the full relative error; at least 1.
 
     Raises:
         ConfigError: A number is out of range.
 
     Example:
-        Twice the target counts as 20% too much, and 10 answers of a horizon of 100 are a tenth of it:
+        A divergence of twice the target is clipped to 20% too much; 10 answers with a horizon of 100 apply a tenth of
+        it:
 
         >>> from mouse_core.text import AdaptiveKLController
         >>> AdaptiveKLController(0.1, target=6.0, horizon=100).update(12.0, count=10)
@@ -195,12 +196,12 @@ class AdaptiveKLController:
         """Return the controller after the update with some answers.
 
         Args:
-            kl: Their divergences in nats, one for each answer (the sum over its tokens, as a rule), or the mean of
-                them; also tensors on any device, with gradients or without.
+            kl: The divergences of the answers in nats, one for each answer (usually the sum over its tokens), or their
+                mean; tensors on any device are accepted, with or without gradients.
             count: The number of answers; None: the number of values in ``kl``.
 
         Raises:
-            ConfigError: ``kl`` has no number or one that is not finite; or ``count`` is below 1, or at least five
+            ConfigError: ``kl`` is empty or has a number that is not finite; or ``count`` is below 1, or at least five
                 horizons, after which the coefficient could be 0.
         """
         found = np.asarray(host_array(widened(kl)), np.float64)

@@ -1,4 +1,4 @@
-"""Recipes that convert texts to rows of tokens, padded or with a row for each token; and the tokenizers of recipes."""
+"""Recipes that convert texts to padded rows of tokens, or to one row for each token; and the tokenizers of recipes."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Encoder(Protocol):
         ...
 
     def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
-        """Return the ids of each text, and each token's begin and end in the text, as rows of two."""
+        """Return the ids of each text, and each token's begin and end in the text, ``[L, 2]``."""
         ...
 
 
 class _OfTokenizers:
-    """A tokenizer of the package ``tokenizers``; a copy, as truncation is a setting of the tokenizer."""
+    """A copy of a tokenizer of the package ``tokenizers``, because truncation is a setting of the tokenizer."""
 
     def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
         made = _copied(tokenizer)
@@ -103,7 +103,7 @@ class _OfTransformers:
         self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
     ) -> list[list[int]]:
         options = {} if add_special_tokens else {"add_special_tokens": False}
-        # Without a length it is not said what was left at 512, as a tokenizer of transformers would.
+        # Without a length, truncation is off; otherwise tokenizers of transformers would truncate at their own limit.
         made = self._tokenizer(list(texts), truncation=max_length is not None, max_length=max_length, **options)
         try:
             found: list[list[int]] = made["input_ids"]
@@ -168,7 +168,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
 def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
     """Return the identity of a tokenizer, and a function that loads it.
 
-    The identity needs no loading: a tokenizer's file is read, and no more.
+    The identity does not need the loaded tokenizer: only its file is read.
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
@@ -210,7 +210,7 @@ def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
             raise ImportError("files of tokenizers need tokenizers: pip install 'mouse-data[text]'") from error
         try:
             return _OfTokenizers(Tokenizer.from_str(read.decode()), said)
-        except Exception as error:  # of no class of its own
+        except Exception as error:  # not an object of a class
             raise ConfigError(
                 f"tokenizer: expected the JSON of a tokenizer in {str(file)!r}, found: {error}"
             ) from error
@@ -257,7 +257,7 @@ _Made = TypeVar("_Made")
 _LARGEST_ID = 2**31 - 1
 Ids = Sequence[int] | npt.NDArray[np.int64]
 JSON = pa.json_()
-"""The type of columns whose values have any shape, such as chats: each value is JSON, so a text is in quotes."""
+"""Type of columns whose values have any form, such as chats: each value is JSON, so texts are in quotes."""
 
 
 class InRow(DataError):
@@ -280,7 +280,7 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
     """Apply a function to each row.
 
     Raises:
-        InRow: The function fails for a row; the first such row.
+        InRow: The function raises an error for a row; the first such row is named.
     """
     made = []
     for row, value in enumerate(values):
@@ -299,12 +299,12 @@ def values_of(
     Args:
         texts: The rows.
         column: The column, if there is one.
-        may_be_text: Whether a text that is not the JSON of messages is a plain text; otherwise every text is the JSON
-            of the value.
+        may_be_text: Whether a text that is not the JSON of messages counts as a plain text; otherwise every text must
+            be JSON.
         may_be_none: Whether rows may lack a value.
 
     Raises:
-        InRow: A row lacks a required value, or its text is no JSON; the first such row.
+        InRow: A row lacks a required value, or its text is not JSON; the first such row is named.
     """
     if column is None:
         return [None] * texts.num_rows
@@ -353,7 +353,7 @@ def check_id(name: str, token: Any) -> None:
 
 
 def checked_keep(keep: Any, taken: Sequence[str | None]) -> dict[str, str]:
-    """Return the columns to keep; ConfigError for a name that is already used."""
+    """Return the columns to keep; raise ConfigError for a name that is already used."""
     if not isinstance(keep, Mapping):
         raise ConfigError(f"keep: expected dtypes by column, as in {{'rewards': 'float32'}}, found {keep!r:.80}")
     for name in keep:
@@ -368,10 +368,10 @@ def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
 
 
 class PaddedRecipe:
-    """A recipe of padded rows: checks of its arguments, and the columns and fields of its rows.
+    """Base class of recipes for padded rows: it checks arguments, and defines the columns and fields of rows.
 
-    A row has for each of ``_sides``, with which the names begin, the lists ``_lists``, each ``max_length`` long; then
-    ``_numbers``; then the columns in ``keep``.
+    For each prefix in ``_sides``, a row has the lists ``_lists``, each of length ``max_length``; then follow
+    ``_numbers``, and the columns in ``keep``.
     """
 
     _sides: ClassVar[tuple[str, ...]] = ("",)
@@ -397,7 +397,7 @@ class PaddedRecipe:
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
-        """The columns that are read for tokens."""
+        """The columns from which tokens are created."""
         raise NotImplementedError
 
     @property
@@ -407,14 +407,14 @@ class PaddedRecipe:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of lists of one length, the numbers, and the kept columns."""
+        """The columns of a row: lists of one length, the numbers, and the kept columns."""
         kinds = [pa.int32() if name.endswith("input_ids") else pa.uint8() for name in self._names]
         lists = {name: pa.list_(kind, self.max_length) for name, kind in zip(self._names, kinds, strict=True)}
         return pa.schema({**lists, **self._numbers, **_kept_types(self.keep)})
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The lists, int64 ``[L]``, the numbers, int64, and the kept columns."""
+        """The fields of a batch: the lists, int64 ``[L]``; the numbers, int64; and the kept columns."""
         own = [Field(name, dtype="int64") for name in (*self._names, *self._numbers)]
         return [*own, *self._more_fields, *(Field(name, dtype=dtype) for name, dtype in self.keep.items())]
 
@@ -425,12 +425,12 @@ class PaddedRecipe:
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of ``columns`` with the kept columns of the texts."""
+        """Return rows with ``columns`` and the kept columns of the texts."""
         return batch_of(self.schema, [*columns, *(texts[name] for name in self.keep)])
 
 
 def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Return all ids, concatenated, and the number of ids of each text."""
+    """Return the concatenated ids of all texts, and the number of ids of each text."""
     try:
         wide = _joined(ids)
     except (OverflowError, TypeError, ValueError) as error:
@@ -463,16 +463,16 @@ def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
 
 
 def token_places(lengths: npt.NDArray[np.int64], width: int, side: str) -> npt.NDArray[np.bool_]:
-    """Return the places of tokens in padded rows, ``[n, width]``.
+    """Return the mask of positions with tokens in padded rows, ``[n, width]``.
 
-    For 2 tokens in 5 places they are 0 and 1 with padding on the right, 3 and 4 with padding on the left.
+    For 2 tokens in 5 positions, these are 0 and 1 with padding on the right, 3 and 4 with padding on the left.
     """
     step = np.arange(width)
     return step < lengths[:, None] if side == "right" else step >= width - lengths[:, None]
 
 
 def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.Array]:
-    """Return ids ``[n, length]`` and their mask, as columns of lists."""
+    """Return padded ids ``[n, length]`` and their mask, as columns of lists."""
     flat, lengths = flat_of(ids)
     if lengths.size and lengths.max() > length:
         raise DataError(f"tokenizer: expected at most max_length={length} ids of a text, found {lengths.max()}")
@@ -490,17 +490,19 @@ def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 
 @runtime_checkable
 class Recipe(Protocol):
-    """Converts texts to rows of tokens. Its ``repr`` contains all settings that affect the rows, as for a dataclass.
+    """Converts texts to rows of tokens.
+
+    Its ``repr`` must contain all settings that affect the rows, as for a dataclass.
 
     The classes of this module are recipes. A custom recipe is a frozen dataclass with these four methods.
     """
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Names and types of the columns that the recipe reads.
+        """Return names and types of the columns that the recipe reads.
 
-        ``pa.json_()`` is for values of any shape: ``rows`` receives the JSON of each value, for a text a JSON string
-        (``'"hi"'``), and null for a missing value.
+        ``pa.json_()`` is the type for values of any form: ``rows`` then receives the JSON of each value (for a text a
+        JSON string, ``'"hi"'``), and null for a missing value.
         """
         ...
 
@@ -515,7 +517,7 @@ class Recipe(Protocol):
         ...
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Convert texts to rows; a pure function, which may leave out texts."""
+        """Convert texts to rows. This must be a pure function; it may leave out texts."""
         ...
 
 
@@ -524,7 +526,7 @@ class Texts(PaddedRecipe):
     """Converts every text to a row, padded to one length: ``input_ids`` and ``attention_mask``, ``[B, L]`` in a batch.
 
     Args:
-        max_length: L, the tokens of a row; longer texts are truncated by the tokenizer.
+        max_length: Number of tokens in a row, L; the tokenizer truncates longer texts.
         text: The column of the texts.
         pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
         padding_side: The padded side. Generation needs "left".
@@ -556,20 +558,20 @@ class Texts(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts(PaddedRecipe):
-    """Converts every prompt and answer to a row, as ``PromptData`` of TorchRL; ``prompt_rindex`` is the prompt's end.
+    """Converts every prompt with its answer to a row, as ``PromptData`` of TorchRL.
 
-    A row is the tokens of ``prompt + separator + label``; ``prompt_rindex``, int64 ``[B]``, is the index of the last
-    token of the prompt tokenised alone, without the tokens that the tokenizer appends to every text. ``labels`` are
-    ``input_ids`` under a second name, without further memory.
+    A row has the tokens of ``prompt + separator + label``. ``prompt_rindex``, int64 ``[B]``, is the index of the
+    prompt's last token when the prompt is tokenised alone, without the tokens that the tokenizer appends to every text.
+    ``labels`` is a second name of ``input_ids`` and takes no further memory.
 
     Args:
-        max_length: L, the tokens of a row.
+        max_length: Number of tokens in a row, L.
         prompt: The column of the prompts.
         label: The column of the answers.
         separator: The text between prompt and answer.
         pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
         eos_id: The id of the end of an answer; by default the tokenizer's id of the end of a text, if it has one.
-        only_whole: Whether to leave out full rows that do not end in ``eos_id``, as their texts may be truncated.
+        only_whole: Whether to leave out full rows that do not end with ``eos_id``, as their texts may be truncated.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Columns of numbers that rows keep, by name with their dtypes.
 
@@ -618,16 +620,17 @@ class Prompts(PaddedRecipe):
 class Pairs(PaddedRecipe):
     """Converts every prompt with a chosen and a rejected answer to a row, as ``PairwiseDataset`` of TorchRL.
 
-    A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask`` and the same of ``rejected_data``, each
-    ``[B, L]``; ``as_pairs`` nests them. Tokens are those of ``prompt + separator + answer``.
+    A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask`` and the same fields of ``rejected_data``, each
+    ``[B, L]``; ``as_pairs`` nests them. The tokens come from ``prompt + separator + answer``.
 
     Args:
-        max_length: L, the tokens of a row; longer texts are truncated by the tokenizer.
+        max_length: Number of tokens in a row, L; the tokenizer truncates longer texts.
         prompt: The column of the prompts.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         separator: The text between prompt and answer.
-        min_words: The fewest words of an answer; pairs with a shorter answer, and pairs of equal answers, are left out.
+        min_words: Smallest number of words of an answer; pairs with a shorter answer, and pairs of equal answers, are
+            left out.
         pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Columns of numbers that rows keep, by name with their dtypes.
@@ -677,14 +680,14 @@ class Pairs(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Converts tokens to rows, and texts to episodes, so that batches are windows ``[B, S]`` or packed texts.
+    """Converts each token to a row, and each text to an episode, for batches of windows ``[B, S]`` or packed texts.
 
     ``input_ids`` is the token; ``done`` is 1 at the last token of a text. A text without tokens has no rows.
 
     Args:
         text: The column of the texts.
-        max_length: The most tokens of a text; the tokenizer truncates longer texts. None: no limit.
-        eos_id: The id that is appended to every text that does not already end in it; None: no id.
+        max_length: Largest number of tokens of a text; the tokenizer truncates longer texts. None: no limit.
+        eos_id: The id to append to every text that does not already end with it; None: no id.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
 
     Raises:
@@ -708,7 +711,7 @@ class Tokens:
 
     @property
     def schema(self) -> pa.Schema:
-        """A token, and whether it is the last one of its text."""
+        """The columns of a row: a token, and whether it is the last token of its text."""
         return pa.schema([("input_ids", pa.int32()), ("done", pa.int8())])
 
     @property
@@ -728,9 +731,9 @@ class Tokens:
 
 
 def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[int]) -> int:
-    """Return the end of a prompt in a text: its end alone, without tokens that the tokenizer appends to every text.
+    """Return the index of a prompt's last token, without the tokens that the tokenizer appends to every text.
 
-    For the prompt ``[bos, 3, eos]``, the text ``[bos, 3, 4, eos]`` and the empty text ``[bos, eos]`` it is 1.
+    For the prompt ``[bos, 3, eos]``, the text ``[bos, 3, 4, eos]`` and the empty text ``[bos, eos]``, the index is 1.
     """
     end = len(alone) - 1
     is_added = end > 0 and empty[-1:] == [alone[end]] and (len(whole) <= end + 1 or whole[end] != alone[end])

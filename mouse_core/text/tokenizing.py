@@ -1,4 +1,4 @@
-"""tokenize: converts texts of files, datasets, tables and iterables to a store of tokens, once for each recipe."""
+"""``tokenize`` converts texts of files, datasets, tables and iterables to a store of tokens, once for each recipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHUNK = 512
 _TICK = 2.0
 
 _OF_JSON, _OF_TEXT, _COMPRESSED = (".jsonl", ".ndjson"), (".txt",), (".gz", ".zst")
-# The longest line: a longer one is no text, and may come from a small compressed file.
+# Largest length of a line; longer lines are not text, and may come from a small compressed file.
 _LONGEST_LINE = 256 << 20
 
 _Columns = Mapping[str, pa.DataType]
@@ -123,7 +123,7 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 def _of_lines(files: list[Path], name: str) -> list[Path]:
-    """Return the files of lines; none if there are files of other formats, as texts beside them are mere notes.
+    """Return the files with lines; none if there are files of other formats, as text files beside these are only notes.
 
     Raises:
         ConfigError: Files of other formats lie beside files of JSON lines.
@@ -152,7 +152,7 @@ class _Lines:
     def __iter__(self) -> Iterator[Any]:
         for path in self._paths:
             read = json.loads if _suffix(path) in _OF_JSON else _text_of
-            # With "detect", the suffix of the name determines the compression.
+            # With "detect", the suffix of a file's name determines the compression.
             with reading(path), pa.input_stream(path, compression="detect") as raw:
                 file = io.BufferedReader(raw)
                 for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
@@ -182,14 +182,14 @@ def _of_dataset(dataset: Any, columns: _Columns) -> Source:
         return [dataset._fingerprint, *found] if found else []
 
     def rows() -> Iterator[pa.RecordBatch]:
-        # Only the columns that are read, in the order of an indices mapping.
+        # Only the requested columns, in the order of an indices mapping.
         wanted = [name for name in columns if name in dataset.column_names]
         chosen = dataset.select_columns(wanted).with_format("arrow") if wanted else dataset.with_format("arrow")
         for table in chosen.iter(CHUNK):
             check_rows(table, f"the dataset {dataset._fingerprint}", whole=False)
             yield from table.combine_chunks().to_batches()
 
-    name = f"the dataset {dataset._fingerprint}"  # by which it is noted, too
+    name = f"the dataset {dataset._fingerprint}"  # also identifies the recorded texts
     return Source(name, partial(_checked, name, columns, rows), stamp if files else None)
 
 
@@ -228,7 +228,7 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
 
 
 def _as_json(found: pa.Array) -> pa.Array:
-    """Convert values to JSON, without the null fields of structs, as every row of a struct has all keys."""
+    """Convert values to JSON, without the null fields of structs, as Arrow gives every struct all keys."""
     if isinstance(found.type, pa.JsonType):
         return found.storage.cast(pa.string()).cast(JSON)
     return _array_of([_without_nulls(one) for one in found.to_pylist()], JSON)
@@ -257,10 +257,10 @@ def _array_of(values: list[Any], wanted: pa.DataType) -> pa.Array:
 
 
 def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Convert objects to record batches: texts, if one column is read, or dicts.
+    """Convert objects (dicts, or texts if one column is read) to record batches.
 
     Raises:
-        DataError: An object is neither; a row lacks a required value; or no row has a column.
+        DataError: An object is neither a dict nor such a text, a row lacks a required value, or no row has a column.
     """
     alone = next(iter(columns)) if len(columns) == 1 else None
     kind = list if alone is not None and columns[alone] == JSON else str
@@ -298,20 +298,20 @@ def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterato
         raise DataError(f"{name}: expected a column {missing!r}, found none in {row} rows; the first has {keys!s:.200}")
 
 
-# Chunks that wait for each worker.
+# Number of chunks that wait for each worker.
 _AHEAD = 4
 
 
 def encoded(
     batches: Iterator[pa.RecordBatch], recipe: Recipe, encode: Encoder, num_workers: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that a recipe makes of each batch, in order; the first error ends the iterator.
+    """Yield the rows that a recipe creates from each batch, in order; the first error ends the iterator.
 
     Args:
         batches: Texts, taken a few batches ahead.
         recipe: The recipe.
         encode: The tokenizer.
-        num_workers: Number of processes; 0: one thread, so that no tokenizer is called twice at a time.
+        num_workers: Number of processes; 0: one thread, so that a tokenizer is never called by two threads at once.
 
     Raises:
         ConfigError: The recipe or the tokenizer cannot be pickled for processes.
@@ -331,7 +331,7 @@ def encoded(
 
 
 def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield batches with the number of their first row."""
+    """Yield pairs of the number of a batch's first row and the batch."""
     row = 0
     for batch in batches:
         yield row, batch
@@ -387,7 +387,7 @@ def tokenize(
 ) -> Tokenized:
     """Tokenise texts into a store on disk, or return the existing store of the same texts.
 
-    In ``folder`` each combination of texts, tokenizer and recipe has a separate store, named by a digest of the three.
+    In ``folder``, each combination of texts, tokenizer and recipe has a separate store, named by a digest of all three.
     If one of them changes, a new store is created; the old store stays until you delete it. A store is complete or
     absent. After an interruption at any moment, the same call continues, and keeps the finished files. Several
     processes with the same call wait for the process that creates the store.
@@ -401,35 +401,34 @@ def tokenize(
 
     Args:
         source: Texts, or dicts of texts by column, in a list or another iterable that can be iterated over more than
-            once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines
-            (``.jsonl``), a text file with one text in each line (``.txt``), either of them compressed (``.gz`` or
-            ``.zst``), a Parquet or Arrow file, a folder of such files, or a folder saved by ``datasets``. Empty lines
-            are left out.
-        tokenizer: A ``tokenizers.Tokenizer``, of whose truncation and padding options only the truncated side and the
-            id of padding are used; the path of its JSON file, or of a folder with a ``tokenizer.json``, as
-            ``transformers`` saves it (with the tokens for padding and the end of texts in ``tokenizer_config.json``);
-            or a callable like the tokenizers of ``transformers``:
-            ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
+            once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines (``.jsonl``)
+            or a text file with one text in each line (``.txt``), both possibly compressed (``.gz`` or ``.zst``); a
+            Parquet or Arrow file; a folder of such files; or a folder saved by ``datasets``. Empty lines are left out.
+        tokenizer: A ``tokenizers.Tokenizer`` (of its truncation and padding options, only the truncated side and the id
+            of padding are used); the path of its JSON file, or of a folder with ``tokenizer.json``, as ``transformers``
+            saves it (``tokenizer_config.json`` has the tokens for padding and for the end of texts); or a callable like
+            the tokenizers of ``transformers``: ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: The folder of the stores; created if it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, a recipe of ``mouse_core.text.chat``, or a custom recipe.
-        split: The split to read, for files with splits; by default all.
+        split: The split to read, for files with splits; by default all splits.
         num_workers: The number of processes that tokenise; 0: a thread of this process. Each process imports the main
             module, so a script needs ``if __name__ == "__main__":``.
-        version: A text that is part of the digest, for changes that the digest does not detect. A function is
-            identified by its code, its defaults, its closure, and the globals, functions and classes of its module that
-            it reads; an object by its class, with everything that its methods read, and by its pickle; a custom recipe
-            by its class and its ``repr``. For installed packages, the code of functions and the names of classes count;
-            imports inside of a call do not. Objects that cannot be pickled, such as a lock or a file, need a version.
+        version: A text that is part of the digest, for changes that the digest does not detect. The digest of a
+            function covers its code, its defaults, its closure, and the globals, functions and classes of its module
+            that it uses. The digest of an object covers its class, everything that its methods use, and its pickle; the
+            digest of a custom recipe covers its class and its ``repr``. In installed packages, only the code of
+            functions and the names of classes count; imports inside of a call are ignored. Objects that cannot be
+            pickled, such as a lock or a file, need a version.
         progress: Whether to show a progress bar.
 
     Returns:
         The location of the store; ``to_store()`` opens it.
 
     Raises:
-        ConfigError: A file does not exist; ``tokenizer`` is no tokenizer; ``source`` can be iterated over only once; no
-            id of padding is known; or the tokenizer cannot be identified without a ``version``.
+        ConfigError: A file does not exist; ``tokenizer`` is not a tokenizer; ``source`` can be iterated over only once;
+            the id of padding is unknown; or the tokenizer cannot be identified without a ``version``.
         DataError: A file is damaged, a row has no text, a column is missing, or the source has no row.
-        WorkerError: A process that tokenised was ended.
+        WorkerError: A worker process ended early.
         ImportError: The tokenizer is a file, and ``tokenizers`` is not installed.
         StorageError: The store cannot be written; the next call continues with the finished files.
     """
@@ -459,7 +458,7 @@ def tokenize(
             reopened = target.is_dir()  # another process may have created the store
             if not reopened:
                 _make(texts, digest, load(), target, recipe, num_workers, progress)
-    # A process may have been killed after the store had received its name.
+    # A process may have been killed after the store got its final name.
     remove(_unfinished(target))
     store = DatasetStore.open(target, verify=False)
     beside = root / f"{name}.json"
@@ -496,7 +495,7 @@ def _make(
     try:
         convert(stream, target, to="store", shard_bytes=_SHARD_BYTES, progress=progress)
     except DataError:
-        # The store of corrected texts has another name, so no later call continues from these files.
+        # After the texts are corrected, the store has another name, so no later call would continue from these files.
         remove(_unfinished(target))
         raise
 
@@ -516,7 +515,7 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """Return the number of texts and their digest: from a cache, if they are unchanged files."""
+    """Return the number of texts and their digest; for unchanged files, from a cache."""
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

@@ -1,4 +1,4 @@
-"""Requests of the page and the viewer's answers: objects for JSON, and pictures."""
+"""Answers of the viewer to requests of the page: JSON objects and images."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from mouse_core.view.pictures import shown as shown_value
 from mouse_core.view.thinning import thinned
 
 Asked = dict[str, str]
-"""The query of a request: values by name."""
+"""Query of a request: values by name."""
 
 _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096
-# Number of dimensions that are shown of wider fields.
+# Largest number of dimensions of a field that are shown.
 _MOST_DIMENSIONS = 64
 # Largest size of a window in bytes.
 _MOST_BYTES = 1 << 29
 _KEPT = 4
 _BOUNDARIES = ("stream", "episode", "task")
-# Seconds for which an answer counts episodes; the longer time if the answer needs a certain episode.
+# Seconds for counting episodes before an answer; the longer time applies if the answer needs a certain episode.
 _A_WHILE, _LONGER = 0.15, 1.5
 _MOST_ROWS = 500
-# Size of the grid of a plot; each cell has at most one point.
+# Number of rows and columns in the grid of a plot; each cell has at most one point.
 _ACROSS, _UP = 120, 60
 _MOST_TASKS = 1000
 
 
 def source_of(shown: Shown, asked: Asked) -> BatchSource:
-    """Return the shown source of batches: the given one, or one with the options of the page.
+    """Return the source of batches to show: the caller's source, or a source with the options of the page.
 
     Raises:
-        ConfigError: No source accepts the options.
+        ConfigError: The options of the page are invalid for a source.
     """
     if shown.batches is not None:
         return shown.batches
@@ -184,7 +184,8 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
     """Return the fields of one window of a plan, ``[1, ...]``, as in the batch."""
     if source.packed is not False:
         raise ConfigError("batches: expected windows side by side, found packed windows, which this page cannot show")
-    # A user's function may read all windows of a batch; all other stages change each window independently.
+    # A user's function may read all windows of a batch, so it needs the complete batch; all other stages change each
+    # window independently.
     alone = source.batch_plan.map is None
     nbytes = source.layout(1 if alone else plan).nbytes * source.views
     if nbytes > _MOST_BYTES:
@@ -201,7 +202,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
-    """Return the offsets around the anchor, in steps or seconds, of each field; empty without windows by field."""
+    """Return the offsets of each field from the anchor, in steps or seconds; empty without windows by field."""
     around = source.batch_plan.windows
     if around is None:
         return {}
@@ -212,13 +213,13 @@ def _offsets(source: BatchSource) -> dict[str, list[float]]:
 
 
 def _columns(values: npt.NDArray[Any], has_steps: bool) -> list[list[float | None]]:
-    """Return the first dimensions of a window's field, each step by step; None for numbers that are not finite."""
+    """Return the first dimensions of a window's field as lists over steps; numbers that are not finite become None."""
     flat = values.reshape(values.shape[0] if has_steps and values.ndim else 1, -1)[:, :_MOST_DIMENSIONS]
     return [finite(column) for column in flat.astype(np.float64).T]
 
 
 def finite(values: npt.NDArray[Any]) -> list[float | None]:
-    """Return numbers for JSON: None for numbers that are not finite."""
+    """Return numbers for JSON; numbers that are not finite become None."""
     found: Any = values.astype(object)
     found[~np.isfinite(values)] = None
     listed: list[float | None] = found.tolist()
@@ -232,7 +233,7 @@ def _steps(mask: npt.NDArray[Any]) -> list[bool]:
 
 
 def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
-    """Return the episode of a row, and the row's step in it; None if it is not counted yet."""
+    """Return the episode of a row, and the row's step in the episode; None if the episode is not counted yet."""
     with shown.lock:
         starts = shown.episodes.columns()["start"]
         counted = shown.episodes.counted
@@ -261,7 +262,7 @@ class Answers:
             "findings": self.findings,
             "window": lambda asked: window(self._at(asked), asked),
         }
-        """The answers that are objects for JSON."""
+        """The answers that are JSON objects, by name."""
         self.pictures: Mapping[str, Callable[[Asked], tuple[bytes, str]]] = {
             "image": self.image,
             "window-image": lambda asked: (window_picture(self._at(asked), asked), "image/png"),
@@ -272,7 +273,7 @@ class Answers:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """Return the title and the columns; includes rows appended since."""
+        """Return title and columns of each source, after including rows that were appended meanwhile."""
         found = []
         for one in self._shown:
             one.refresh()
@@ -298,7 +299,7 @@ class Answers:
     # ------------------------------------------------------------------ what is wrong
 
     def findings(self, asked: Asked) -> Any:
-        """Return the progress and the findings of the inspection of a source; ``start`` begins it."""
+        """Return the progress and findings of a source's inspection; the query ``start`` starts the inspection."""
         one = self._at(asked)
         found = one.inspection
         if found is None:
@@ -323,7 +324,7 @@ class Answers:
     # ------------------------------------------------------------------ episodes
 
     def episodes(self, asked: Asked) -> Any:
-        """Return some rows of the sorted and filtered list of episodes; first count episodes for a short time."""
+        """Return some rows of the sorted and filtered list of episodes, after counting episodes for a short time."""
         one = self._at(asked)
         first = whole(asked, "first", 0, 0, 1 << 60)
         count = whole(asked, "count", 100, 0, _MOST_ROWS)
@@ -343,10 +344,10 @@ class Answers:
             }
 
     def points(self, asked: Asked) -> Any:
-        """Return two columns of the episodes that meet the filters, as a moderate number of points of a plot.
+        """Return two columns of the filtered episodes as a moderate number of points of a plot.
 
-        If several episodes lie in one cell of the plot, only the first is a point. Texts become their positions among
-        all texts of the column, and the answer contains these texts, too.
+        If several episodes lie in one cell of the plot, only the first becomes a point. Texts become their positions
+        among the sorted texts of the column, and the answer contains these texts.
         """
         one = self._at(asked)
         with one.lock:
@@ -368,7 +369,7 @@ class Answers:
             }
 
     def episode(self, asked: Asked) -> Any:
-        """Return the rows of an episode by its number, and its line in the list; None until it is counted."""
+        """Return the row range of an episode and its line in the list, by its number; None until it is counted."""
         one = self._at(asked)
         number = whole(asked, "episode", 0, 0, 1 << 60)
         one.refresh()
@@ -397,9 +398,9 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Return curves of some dimensions of a column over some rows, thinned without losing spikes and gaps.
+        """Return curves of some dimensions of a column over a range of rows, thinned without losing spikes and gaps.
 
-        Steps are counted from the row ``begin``; ``from`` and ``to`` limit the shown part.
+        Steps are counted from the row ``begin``; ``from`` and ``to`` limit the visible part.
         """
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")
@@ -422,7 +423,7 @@ class Answers:
         }
 
     def step(self, asked: Asked) -> Any:
-        """Return the values of a row, as texts by column, without pictures."""
+        """Return the values of a row, as texts by column, without images."""
         one, row, _ = self._rows(asked)
         columns = [column for column in described(one.snapshot) if column["kind"] != "image"]
         values = one.snapshot.rows([row], {column["name"] for column in columns})
@@ -435,7 +436,7 @@ class Answers:
         }
 
     def image(self, asked: Asked) -> tuple[bytes, str]:
-        """Return a picture of a row, as a file, and its media type."""
+        """Return an image of a row, as a file, and its media type."""
         one, row, _ = self._rows(asked)
         return picture(one.snapshot, asked.get("column", ""), row)
 
@@ -451,7 +452,7 @@ def query_of(asked: Asked) -> Query:
 
 
 def spread(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return the points of a plot that represent all: the first in each cell of a grid, ascending."""
+    """Return the indices of points that represent a plot: the first point in each cell of a grid, ascending."""
     (there,) = np.nonzero(np.isfinite(x) & np.isfinite(y))
     if len(there) <= _ACROSS * _UP // 2:
         return there

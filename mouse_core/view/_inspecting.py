@@ -16,7 +16,7 @@ from mouse_core.formats.base import RowStream
 from mouse_core.inspect import ColumnReport, Report, inspect
 from mouse_core.inspect.report import facts, heading, tables
 
-# Largest number of plots of a report on the page, and of dimensions of a column in one plot.
+# Largest number of plots in a report on the page, and largest number of dimensions of a column in one plot.
 _MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024
 
 
@@ -24,7 +24,7 @@ class Inspection:
     """A report of a source and its state: not started, running, done or failed.
 
     Args:
-        stream: Opens the rows anew for each call.
+        stream: Returns a new stream of the rows at each call.
         ignore: Codes of findings to leave out.
     """
 
@@ -53,7 +53,7 @@ class Inspection:
         self._thread.start()
 
     def forget(self) -> None:
-        """Drop the report of earlier rows."""
+        """Drop the report, which describes earlier rows."""
         self.report = None
 
     def wait(self) -> None:
@@ -88,11 +88,11 @@ class Inspection:
 
 
 class _Ended(Exception):
-    """Raised in the inspection's thread once the viewer is closed."""
+    """Raised in the inspection's thread after the viewer was closed, to stop the inspection."""
 
 
 def report_content(report: Report) -> dict[str, Any]:
-    """Return a report as an object for JSON, for the page: facts, findings, tables, and plots."""
+    """Return a report for the page as a JSON object with facts, findings, tables and plots."""
     return {
         "rows": report.rows,
         "heading": heading(report),
@@ -104,7 +104,7 @@ def report_content(report: Report) -> dict[str, Any]:
 
 
 def _plots(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield histograms, with ``edges`` ``[n + 1]`` and ``counts`` ``[n]``; counts by name; ranges of dimensions."""
+    """Yield plots: histograms (``edges`` ``[n + 1]``, ``counts`` ``[n]``), counts by name, and ranges of dimensions."""
     if report.episodes is not None and report.episodes.count:
         for title, found in (("steps of episodes", report.episodes.lengths), ("returns", report.episodes.returns)):
             yield {"title": title, "edges": list(found.edges), "counts": list(found.counts)}

@@ -17,21 +17,21 @@ from mouse_core.view.columns import described, read_numbers
 from mouse_core.view.opening import shown_of
 from mouse_core.view.pictures import picture
 
-# Number of rows that are sent together, of numbers and of pictures.
+# Number of rows that are sent together, for numbers and for images.
 _ROWS, _PICTURES = 1 << 14, 64
 
 
 def to_rerun(*stores: Store, names: Sequence[str] = (), path: str | os.PathLike[str] | None = None) -> None:
-    """Send the episodes of stores to Rerun: to its viewer, which is started, or to a file for it.
+    """Send the episodes of stores to Rerun: start its viewer, or write a file for it.
 
-    Every column of numbers is an entity ``name/column`` with a scalar for each dimension; every column of pictures is
+    Every column of numbers is an entity ``name/column`` with a scalar for each dimension; every column of images is
     an entity of images. The timelines are ``row``, ``episode`` and ``step``, the step within the episode. Missing
-    values are NaN; pictures that are missing, or cannot be decoded, are left out.
+    values are NaN; images that are missing, or cannot be decoded, are left out.
 
     Args:
         *stores: The stores; all of their rows are read.
         names: Names of the stores.
-        path: The file to write, which ends in ``.rrd``; None: the viewer.
+        path: The file to write, which must end with ``.rrd``; None: start the viewer.
 
     Raises:
         ConfigError: No store is given, an argument is not a store, or the file has another suffix.

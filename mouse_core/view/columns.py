@@ -1,4 +1,4 @@
-"""Displayed values of columns: numbers by dimension, pictures and texts, read as they are stored."""
+"""Values of columns for display, read in their stored form: numbers by dimension, images and texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 
 _COUNTED = ("reward", "done", "time")
-# The numbers of tasks, of which a dataset may say the texts; and the name that these go by.
+# Column of task numbers, and the name of the column with the texts of tasks.
 _TASK_NUMBERS = ("task_index", "metadata_task_index")
 _TASK = "task"
-# Values of this many rows are looked up together, which bounds what a table of many chunks costs.
+# Number of rows whose values are looked up together; it limits the cost for tables of many chunks.
 _ROWS = 1 << 20
 
 
@@ -35,7 +35,7 @@ def kind_of(kind: ColumnType) -> str:
 
 
 def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
-    """The Arrow types of a snapshot's columns, each as the first segment that has values of it."""
+    """Return the Arrow types of a snapshot's columns, each from the first segment with values in this column."""
     found: dict[str, pa.DataType] = {}
     for segment in snapshot.segments:
         for name, data_type in segment.types.items():
@@ -45,11 +45,11 @@ def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
 
 
 def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
-    """Name, type, kind, width and names of dimensions of every column, those of the standard fields first.
+    """Return name, type, kind, width and names of dimensions of every column, with columns of standard fields first.
 
     Args:
         snapshot: The rows.
-        dimensions: What the dimensions of columns are called, by column; of another number they do not count.
+        dimensions: Names of dimensions, by column; they are ignored if their number does not match.
     """
     types = columns_of(snapshot)
     fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -77,7 +77,7 @@ def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None
             }
         )
     for name, reader in snapshot.readers.items():
-        # Fields of images that lie in no column of pictures, as those of videos.
+        # Fields of images without a column of images, such as frames of videos.
         if reader.spec.image_shape is not None and not any(
             one["name"] == reader.spec.column and one["kind"] == "image" for one in found
         ):
@@ -89,7 +89,7 @@ def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None
 
 
 def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
-    """Rows ``begin .. end - 1`` as tables, one a segment."""
+    """Yield rows ``begin .. end - 1`` as tables, one for each segment."""
     at = 0
     for segment in snapshot.segments:
         first, last = max(begin - at, 0), min(end - at, segment.num_rows)
@@ -101,7 +101,7 @@ def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
 def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
     """Return a column of numbers in rows ``begin .. end - 1``, float64 ``[n, width]``; missing values are NaN.
 
-    A value that only fills a row whose observation the recording lacks is missing, too. The width is that of the
+    Placeholder values in rows without a recorded observation are missing too. The width equals the length of the
     longest row.
     """
     found = _read(snapshot, name, begin, end)
@@ -113,7 +113,7 @@ def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: int, first: int, last: int) -> Floats:
     """Return some dimensions of a column in the steps ``first .. last - 1`` from the row ``start``, ``[n, dims]``.
 
-    A dimension that does not exist is NaN in every step.
+    Dimensions that do not exist are NaN in every step.
     """
     values = read_numbers(snapshot, name, start + first, start + last)
     wanted = np.asarray(dims)
@@ -124,7 +124,7 @@ def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: i
 
 
 def is_filler(snapshot: Snapshot, name: str) -> bool:
-    """Whether a column has values of no meaning in rows whose observation the recording lacks."""
+    """Whether a column has meaningless placeholder values in rows without a recorded observation."""
     own = name.removeprefix("metadata_").removeprefix("info.")
     beside = own != name and not travels_with_action(own)
     return MISSING in columns_of(snapshot) and name != MISSING and (beside or name.startswith("observation"))
@@ -149,10 +149,10 @@ def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 def _as_numbers(array: pa.Array) -> Floats:
     """Convert a column of numbers or nested lists of numbers to ``[n, width]``; NaN for nulls and missing values.
 
-    Of ``[[1, 2], null]`` and ``[[3]]`` the rows are ``[1, 2]`` and ``[3, NaN]``.
+    For example, ``[[1, 2], null]`` and ``[[3]]`` become the rows ``[1, 2]`` and ``[3, NaN]``.
     """
     array = plain(array)
-    ends = np.arange(len(array) + 1)  # of each row among the values of the innermost lists
+    ends = np.arange(len(array) + 1)  # first value of each row among the values of the innermost lists
     while is_list(array.type):
         counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])[ends]
@@ -177,9 +177,7 @@ def _scalars(array: pa.Array) -> Floats:
 
 
 def single_columns(snapshot: Snapshot, tasks: Mapping[int, str]) -> list[str]:
-    """Columns of a single number or text a row, but for those that say what episodes are; and "task", where its texts
-    are known by number.
-    """
+    """Return the columns with a single number or text per row, except those that define episodes; and "task"."""
     types = columns_of(snapshot)
     fields = snapshot.config.fields
     ours = {fields[name].column for name in _COUNTED if name in fields} | {"episode", "start", "length", "return"}
@@ -200,7 +198,7 @@ def _is_single(data_type: pa.DataType) -> bool:
 
 
 class Singles:
-    """Columns of single values at some rows, kept for all of those that were asked for in turn.
+    """Cached values of columns with single values, at requested rows.
 
     Args:
         tasks: The texts of tasks, by number.
@@ -211,7 +209,7 @@ class Singles:
         self._known: dict[str, tuple[Int64s, npt.NDArray[Any]]] = {}
 
     def of_all(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """The values at ``rows`` ``[n]``, ascending; those that were asked for before are not read again."""
+        """Return the values at ``rows`` ``[n]``, ascending; values of an earlier request are not read again."""
         before, values = self._known.get(name, (np.zeros(0, np.int64), None))
         same = min(len(before), len(rows))
         kept = same if np.array_equal(before[:same], rows[:same]) else max(same - 1, 0)
@@ -225,7 +223,7 @@ class Singles:
         return more
 
     def of_some(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """The values at ``rows``, in any order: float64, or objects that are texts or None."""
+        """Return the values at ``rows``, in any order: float64, or objects that are texts or None."""
         types = columns_of(snapshot)
         if name == _TASK and name not in types:
             number = next(one for one in _TASK_NUMBERS if one in types)
@@ -248,7 +246,7 @@ def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _by_segment(snapshot: Snapshot, rows: Int64s) -> Iterator[tuple[Any, Int64s]]:
-    """Rows, ascending, by the segment that they lie in, as numbers within it, some that lie near each other at once."""
+    """Yield ascending rows by segment, as numbers within the segment; rows near each other come together."""
     begin = 0
     for segment in snapshot.segments:
         end = begin + segment.num_rows

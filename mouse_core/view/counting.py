@@ -1,4 +1,4 @@
-"""Episodes of a snapshot, counted block by block on request, and the episodes that meet some filters."""
+"""Counts the episodes of a snapshot, block by block on request; sorts and filters them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Query:
     Args:
         sort: The column by which episodes are sorted.
         down: Whether the largest values come first.
-        low, high: The smallest and the largest value of columns, by name, as numbers or texts; for ``done`` also the
-            label of a code. A missing value meets no filter.
-        has: Texts that columns must contain, by name, in any case; for numbers, text of their shortest form.
+        low, high: Smallest and largest allowed value by column, as numbers or texts; for ``done`` also the label of a
+            code. Missing values pass no filter.
+        has: Texts that columns must contain (ignoring upper and lower case), by name; numbers are compared in their
+            shortest text form.
     """
 
     sort: str = "episode"
@@ -55,10 +56,10 @@ class Query:
 
 
 class EpisodeList:
-    """The episodes of a snapshot: their first rows, lengths, returns and ends, as far as they are counted.
+    """The counted episodes of a snapshot: their first rows, lengths, returns and ends.
 
-    They equal ``Store.episodes``, which reads all rows at once. Here ``advance`` reads as many rows as fit into a time,
-    so that the first episodes can be shown while the others are counted.
+    After all rows are counted, the values equal those of ``Store.episodes``, which reads all rows at once. Here
+    ``advance`` reads rows for a limited time, so that the first episodes can be shown while the others are counted.
 
     Args:
         snapshot: The rows.
@@ -77,7 +78,8 @@ class EpisodeList:
         self._starts: list[Int64s] = []
         self._sums: list[npt.NDArray[np.float64]] = []
         self._ends: list[Int64s] = []
-        # For the episode that may continue in the next row: its return so far, and the code and time of its last row.
+        # For the last episode, which may continue in the next row: its return so far, and the done code and step number
+        # of its last row.
         self._sum, self._code, self._ended, self._time = 0.0, 0, True, -1
         self._made: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
         self._orders: dict[tuple[Any, ...], Int64s] = {}
@@ -128,7 +130,7 @@ class EpisodeList:
         before = np.concatenate([[self._time], times[:-1]])
         breaks[0] |= begin == 0
         for row in rows.recording_starts:
-            # A recording continues the one before it only if its times do: 7 behind 6.
+            # An episode continues from one block to the next only if its step numbers do: 7 after 6.
             if begin <= row < end and not 0 <= before[row - begin] == times[row - begin] - 1:
                 breaks[row - begin] = True
         (starts,) = np.nonzero(breaks)
@@ -141,7 +143,7 @@ class EpisodeList:
         before_codes = np.concatenate([[self._code], codes[:-1]])
         self._starts.append(starts + begin)
         self._sums.append(sums[:-1])
-        # Each new episode ends the previous one; the first of all ends none.
+        # Each new episode ends the previous one, except the very first episode.
         self._ends.append(before_codes[starts][int(begin == 0) :])
         self._sum, self._code = float(sums[-1]), int(codes[-1])
         self._ended, self._time = bool(stops[-1]), int(times[-1])
@@ -156,7 +158,7 @@ class EpisodeList:
             self._orders = {}
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the counted columns, ``[n]`` each; the last episode has its values so far."""
+        """Return the counted columns, ``[n]`` each; for the last episode, they have its values so far."""
         if self._made is not None and self._made[0] == self.counted:
             return self._made[1]
         none = np.zeros(0, np.int64)
@@ -186,17 +188,17 @@ class EpisodeList:
         return reward is not None and not reward.spec.shape
 
     def names(self) -> list[str]:
-        """Return the columns for sorting and filtering: the counted ones, then columns of single values."""
+        """Return the names of columns for sorting and filtering: the counted columns, then columns of single values."""
         own = [name for name in OWN if name != "return" or self._has_returns]
         own += [] if self._marks is None else [MARKS]
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
 
     def values(self, name: str, numbers: Int64s | None = None) -> npt.NDArray[Any]:
-        """A column's values in all episodes, or in some; of a column of rows that of the episode's last row
-        that has one.
+        """Return a column's values for all episodes, or for the episodes ``numbers``.
 
         Returns:
-            ``[n]`` of numbers, float64 with NaN where there is none, or of texts, with None.
+            Numbers, float64 ``[n]`` with NaN for missing values; or texts ``[n]`` with None. For a column of rows, an
+            episode has the value of its last row with a value.
 
         Raises:
             ConfigError: There is no such column.
@@ -220,10 +222,10 @@ class EpisodeList:
         return self._singles.of_some(self.snapshot, name, last[numbers])
 
     def order(self, query: Query) -> Int64s:
-        """Numbers of the episodes that meet a query, in its order; those without a value come last.
+        """Return the numbers of the episodes that pass a query, in its order; episodes without a value come last.
 
         Raises:
-            ConfigError: A column that there is not, or a limit of a column of numbers that is none.
+            ConfigError: A column does not exist, or the limit for a column of numbers is not a number.
         """
         self.columns()
         known = self._orders.get(query.key)
@@ -263,7 +265,7 @@ def _contains(values: npt.NDArray[Any], text: str) -> npt.NDArray[np.bool_]:
 
 
 def shortest(value: Any) -> str:
-    """A value as text: whole numbers without a point, none as nothing."""
+    """Return a value as text: integers without a decimal point, missing values as an empty text."""
     if value is None or value != value:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -278,7 +280,7 @@ def _sorted(found: Int64s, values: npt.NDArray[Any], down: bool) -> Int64s:
     else:
         missing = np.isnan(chosen) if chosen.dtype.kind == "f" else np.zeros(len(chosen), np.bool_)
         ranks = np.where(missing, 0, chosen)
-    # Stable both ways: equal ones stay in the order of the store.
+    # Stable in both directions: equal episodes stay in the order of the store.
     order = np.lexsort((found, -ranks if down else ranks, missing))
     result: Int64s = found[order]
     return result

@@ -1,4 +1,4 @@
-"""Open data for a viewer: stores, sources of batches, and recorded data of any format, in place if possible."""
+"""Opens data for a viewer: stores, sources of batches, and recorded data of any format, in place if possible."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from mouse_core.view.counting import EpisodeList
 def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iterator[DatasetStore]:
     """Open recorded data as a store within a ``with`` block.
 
-    The files of a store in a folder are not compared with their digests, which would read each file to its end. Rows
-    that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Data that
-    cannot be read in place are converted into a temporary folder.
+    The files of a store in a folder are not compared with their digests, because that would read every file completely.
+    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Data
+    that cannot be read in place are converted into a temporary folder.
 
     Args:
         source: A path, an address or a name, as for ``bench.opening.open_data``.
@@ -52,7 +52,7 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
 
     with open_data(source, progress=progress, **options) as converted:
         store = converted.to_store()
-        assert isinstance(store, DatasetStore)  # one source gives one store
+        assert isinstance(store, DatasetStore)  # one source is one store
         yield store
 
 
@@ -107,15 +107,15 @@ class Shown:
     """A store, or a source of batches, that a viewer shows.
 
     Args:
-        name: A name that no other shown store has.
+        name: A unique name among the shown stores.
         store: The store; None for a source of batches, whose snapshot does not change.
-        batches: The source of batches that the caller passed; None: the page chooses the options of batches.
+        batches: The source of batches that the caller passed; None: users choose the options of batches on the page.
         fixed: The snapshot of ``batches``.
         stream: Returns all rows for the inspection; None: the rows of ``store``.
         ignore: Codes of findings that the inspection leaves out.
-        lock: Held while the rows are refreshed.
-        generation: How often earlier rows were replaced; counts and findings start again each time.
-        made: The sources of batches that were made for the page, by their options.
+        lock: Lock that is held while the rows are refreshed.
+        generation: Number of times that earlier rows were replaced; counts and findings start again each time.
+        made: The sources of batches that were created for the page, by their options.
     """
 
     name: str
@@ -163,7 +163,7 @@ def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
 
     Args:
         source: The source, as for ``opened_store``.
-        store: The store that ``opened_store`` yields for `source`.
+        store: The store that ``opened_store`` yields for ``source``.
         **options: The options of ``formats.open``.
     """
     from mouse_core import formats

@@ -1,4 +1,4 @@
-"""Pictures of steps, as files that a browser shows."""
+"""Converts images of steps to files that a browser can show."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from mouse_core.images.pixels import check_image, decode_image, encode_jpeg, enc
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.columns import columns_of
 
-# Largest number of pixels of a shown picture.
+# Largest number of pixels of an image.
 _MOST_PIXELS = 1 << 24
-# Largest height and width of a small picture; it is lossless up to this number of bytes.
+# Largest height and width of a small image; and the largest number of bytes of a lossless one.
 _SMALL, _SMALL_BYTES = 160, 8 << 10
 _SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> tuple[bytes, str]:
-    """Return a picture of a step: the bytes of a PNG or JPEG file, and its media type.
+    """Return an image of a step: the bytes of a PNG or JPEG file, and its media type.
 
     Args:
         snapshot: The rows.
-        name: A column of pictures (encoded, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
+        name: A column of images (encoded, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
             such as frames of videos.
         row: The row of the step.
-        files: Whether to open pictures and videos that rows name by path.
+        files: Whether to open images and videos that rows name by path.
 
     Raises:
-        ConfigError: There is no such column, or the row has no picture.
-        DataError: The picture cannot be decoded, is too large, or lies outside of the allowed folders.
+        ConfigError: There is no such column, or the row has no image.
+        DataError: The image cannot be decoded, is too large, or lies outside of the allowed folders.
     """
     try:
         return _picture(snapshot, name, row, files)
@@ -48,7 +48,7 @@ def small(encoded: bytes) -> tuple[bytes, str]:
         The bytes of a file, and its media type.
 
     Raises:
-        DataError: The picture cannot be decoded, or is too large.
+        DataError: The image cannot be decoded, or is too large.
     """
     pixels = decode_image(encoded, max_pixels=_MOST_PIXELS)
     size = -(-max(pixels.shape[:2]) // _SMALL)
@@ -103,7 +103,7 @@ def _encoded(value: Mapping[str, Any] | bytes, roots: tuple[str, ...]) -> tuple[
     kind = next((kind for sign, kind in _SIGNS.items() if held is not None and held.startswith(sign)), None)
     if kind is not None and held is not None:
         check_image({"bytes": held, "path": None}, None)
-        if kind == "image/jpeg" or held[24] <= 8:  # bits per channel: more bits are scaled to white
+        if kind == "image/jpeg" or held[24] <= 8:  # bits per channel: with more bits, the largest value becomes white
             return bytes(held), kind
     try:
         pixels = decode_image(value, image_roots=roots, max_pixels=_MOST_PIXELS)
@@ -121,7 +121,7 @@ def _of_field(snapshot: Snapshot, name: str, row: int) -> npt.NDArray[Any]:
 
 
 def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
-    """Return the allowed folders of pictures that a row names by path."""
+    """Return the allowed folders of images that a row names by path."""
     for segment in snapshot.segments:
         if row < segment.num_rows:
             return tuple(segment.image_roots)

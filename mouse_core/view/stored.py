@@ -1,4 +1,4 @@
-"""The viewer's page as one file, with its data, its scripts and its style."""
+"""Writes the viewer's page as one file, with its data, its scripts and its style."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ Int64s = npt.NDArray[np.int64]
 MOST_EPISODES = 10
 """Largest number of embedded episodes."""
 
-# Episodes of findings are kept beside the first, best, median, worst, shortest and longest episode.
+# Number of kept episodes with findings, in addition to the first, best, median, worst, shortest and longest episode.
 _MOST_MATCHES = 4
 
 
 def chosen(
     lengths: Int64s, returns: npt.NDArray[np.float64] | None, findings: Sequence[Finding] = ()
 ) -> dict[int, list[str]]:
-    """Return the numbers of the episodes to keep, with reasons: a few typical ones, and those that findings name.
+    """Return the numbers of the episodes to keep, with reasons: a few typical episodes, and episodes with findings.
 
-    Up to ``MOST_EPISODES`` episodes, all are kept.
+    If there are at most ``MOST_EPISODES`` episodes, all are kept.
 
     Args:
         lengths: Number of rows of every episode, ``[n]``.
@@ -76,7 +76,7 @@ def chosen(
 def spread(count: int, most: int, also: Iterable[int] = ()) -> Int64s:
     """Return at most ``most`` numbers below ``count``, evenly spread, and the numbers in ``also``, ascending.
 
-    For ``count`` 5 and ``most`` 3 they are 0, 2 and 4.
+    For ``count`` 5 and ``most`` 3, the numbers are 0, 2 and 4.
     """
     found = np.linspace(0, count - 1, min(max(most, 1), count)).round().astype(np.int64)
     return np.unique(np.concatenate([found, np.array([one for one in also if 0 <= one < count], np.int64)]))
@@ -85,7 +85,7 @@ def spread(count: int, most: int, also: Iterable[int] = ()) -> Int64s:
 def shares(widths: Sequence[int], most: int) -> list[int]:
     """Return the number of kept dimensions of each column: at least one each, and at most ``most`` in total.
 
-    For widths 3, 10 and 1,000 and a total of 100 they are 3, 10 and 62: the widest are cut.
+    For widths 3, 10 and 1,000 and a total of 100, the numbers are 3, 10 and 62: the widest columns are cut.
     """
     limit = max(widths, default=0)
     while limit > 1 and sum(min(width, limit) for width in widths) > most:
@@ -95,16 +95,16 @@ def shares(widths: Sequence[int], most: int) -> list[int]:
 
 Column = dict[str, Any]
 
-# Approximate largest size in bytes of the parts of a page: the list, curves, values of steps, pictures.
+# Approximate largest size in bytes of each part of a page: the list, curves, values of steps, and images.
 _LIST, _CURVES, _STEPS, _PICTURES = 1_000_000, 3_000_000, 2_000_000, 2_000_000
 # Approximate bytes of a stretch of a thinned curve.
 _STRETCH = 30
 _MOST_LISTED, _MOST_STEPS, _MOST_PICTURES = 4000, 500, 48
 _MOST_COLUMNS, _MOST_CURVES, _MOST_CAMERAS = 200, 4096, 8
 _MOST_TASKS, _MOST_FOUND, _MOST_NAMED = 100, 500, 200
-# Largest number of characters of texts.
+# Largest number of characters of a text.
 _CELL, _VALUE = 100, 200
-# The name of the list's column with the reason why an episode is kept.
+# Name of the list's column with the reason for keeping an episode.
 _KEPT = "kept"
 
 
@@ -112,10 +112,10 @@ def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str
     """Return the content of a page about a store, as an object for JSON of bounded size.
 
     Args:
-        one: The store.
+        one: The shown store.
         report: The report of the inspection.
         command: The command that shows all episodes.
-        files: Whether to open pictures that rows name by path.
+        files: Whether to open images that rows name by path.
     """
     assert one.inspection is not None
     one.inspection.report = report
@@ -161,7 +161,7 @@ def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[s
 
 
 def _about(listed: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return the lines of embedded episodes and of the other episodes."""
+    """Return the sentences about the embedded episodes and the other episodes."""
     total = listed["total"]
     if len(kept) < total:
         yield f"{len(kept):,} of {total:,} episodes are here step by step, as the column {_KEPT} says."
@@ -211,7 +211,7 @@ def _narrowed(column: Column, width: int) -> Column:
 
 
 def _list(one: Shown, kept: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """Return the list of episodes; of very many episodes a part."""
+    """Return the list of episodes; only a part if there are very many."""
     episodes = one.episodes
     names = [name for name in episodes.names() if name not in ("start", _KEPT)][:_MOST_COLUMNS]
     total = len(episodes)
@@ -251,10 +251,10 @@ class _Keeper:
     """Keeps episodes of a store.
 
     Args:
-        one: The store.
+        one: The shown store.
         columns: The columns to keep, with their kept dimensions.
         count: Number of kept episodes, which share the available bytes.
-        files: Whether to open pictures that rows name by path.
+        files: Whether to open images that rows name by path.
     """
 
     def __init__(self, one: Shown, columns: Sequence[Column], count: int, files: bool) -> None:
@@ -268,18 +268,18 @@ class _Keeper:
         self._pictures = dict.fromkeys(self._cameras[:_MOST_CAMERAS], 0)
 
     def missing(self) -> list[str]:
-        """Return the note on pictures that are not embedded."""
+        """Return the note on images that are not embedded."""
         none = [name for name in self._cameras if not self._pictures.get(name)]
         named = f"{', '.join(none[:4])}{' and others' if len(none) > 4 else ''}"
         return [f"Pictures of {named} are not here: they lie in other files, or cannot be read."] if none else []
 
     def episode(self, number: int, names: Sequence[str], also: Sequence[int]) -> dict[str, Any]:
-        """Return an episode: its row of the list, curves, values of steps, and pictures.
+        """Return an episode: its row of the list, curves, values of steps, and images.
 
         Args:
             number: The number of the episode.
             names: Columns of the list.
-            also: Steps that are always kept.
+            also: Steps that are kept in any case.
         """
         at = np.array([number])
         values = {name: _cells(self._one.episodes.values(name, at))[0] for name in (*names, "start") if name != _KEPT}
@@ -329,7 +329,7 @@ class _Keeper:
         ]
 
     def _strip(self, name: str, begin: int, steps: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Return pictures of some of the steps, as data URLs."""
+        """Return the images of some steps, as data URLs."""
         each = len(self._address(name, begin + int(steps[len(steps) // 2])) or "")
         room = _PICTURES // self._count // len(self._pictures) // max(each, 1)
         some = steps[spread(len(steps), int(np.clip(room, 2, _MOST_PICTURES)))].tolist()
@@ -348,7 +348,7 @@ class _Keeper:
 _PAGE = Path(__file__).with_name("page")
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class) (\w+)", re.MULTILINE)
-# The browser may run the two scripts with these digests, and may load nothing. Plotly sets styles.
+# Policy of the page: the browser runs only the two scripts with these digests, and loads nothing. Plotly sets styles.
 _POLICY = (
     "default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -371,19 +371,19 @@ def to_html(
 ) -> str:
     """Return the viewer's page as one file, with some episodes of a store and the findings of its inspection.
 
-    The file loads nothing, so it can be mailed, or opened from a folder. If there are many episodes, it embeds up to
-    ten: the first, the episodes of the highest, median and lowest return, the shortest, the longest, and episodes that
-    findings name. Long episodes are thinned. Plotly takes 5 MB of the file, and the data at most 8 MB. Texts of the
-    data stay text, and the browser runs only the page's own scripts.
+    The file loads nothing from elsewhere, so it can be mailed, or opened from a folder. If there are many episodes, the
+    file contains up to ten: the first, the episodes with the highest, median and lowest return, the shortest, the
+    longest, and episodes with findings. Long episodes are thinned. Plotly takes 5 MB of the file, and the data at most
+    8 MB. Texts of the data stay text, and the browser runs only the page's own scripts.
 
     Args:
         store: The store; None: only the report is shown.
         report: The report of ``inspect``; None: the store is inspected.
-        name: The name of the store on the page.
+        name: Name of the store on the page.
         command: The command that shows all episodes, such as ``mouse view recordings``; the page names it.
-        files: Whether to embed pictures that rows name by path, and frames of videos. Use it only for data whose paths
-            lead to nothing private.
-        why: Why the page has a report only.
+        files: Whether to include images that rows name by path, and frames of videos. Use this only for data whose
+            paths lead to no private files.
+        why: Reason why the page has only a report.
 
     Raises:
         ConfigError: Neither a store nor a report is given.
@@ -421,7 +421,7 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _inline(script: str) -> str:
-    """Return a script for embedding: it does not end its element, and the browser computes the same digest."""
+    """Return a script for embedding: it cannot end its element, and the browser computes the same digest."""
     lines = script.replace("\r\n", "\n").replace("\r", "\n").replace("<!--", "<\\!--")
     return re.sub(r"</(?=script)", r"<\\/", lines, flags=re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""Curves with fewer points than steps, in which every spike and every gap stays visible."""
+"""Reduces curves to fewer points than steps; every spike and every gap stays visible."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: i
     """Return the curves of some columns over steps ``begin .. end - 1``, thinned in ``buckets`` equal stretches.
 
     Each stretch keeps its smallest and its largest value, at their own steps. Values that are not finite (NaN,
-    infinite) are gaps: a stretch keeps its first and its last gap. If there are hardly more steps than that, all steps
-    are kept. So the range of a curve over whole stretches equals the range of its points.
+    infinite) are gaps: a stretch keeps its first and its last gap. If there are hardly more steps than points, all
+    steps are kept. So the range of a curve over complete stretches equals the range of its points.
 
     Args:
         read: Returns the values of steps ``first .. last - 1``, float64 ``[n, columns]``.
@@ -71,9 +71,7 @@ def _finite(values: Floats) -> Floats:
 
 
 def _marked(values: Floats) -> Int64s:
-    """Return the places of the least value, the largest, the first gap and the last in ``[n, columns]`` steps; ``[4,
-    columns]``, ascending, with repetitions.
-    """
+    """Return the steps of the smallest and largest value and the first and last gap, sorted, int64 ``[4, columns]``."""
     gaps = np.isnan(values)
     low = np.where(gaps, np.inf, values).argmin(axis=0)
     high = np.where(gaps, -np.inf, values).argmax(axis=0)

@@ -1,4 +1,4 @@
-"""A viewer of stores: a page of this machine, for a browser or a notebook."""
+"""The server of the viewer: a page on this machine that shows stores in a browser or a notebook."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _HTML = """<!doctype html>
 <script src="plotly.min.js" defer></script><script type="module" src="view.js"></script></head>
 <body><noscript>This page is made of scripts.</noscript></body></html>
 """
-# Scripts come from here alone, and none stands in the page. Plotly sets styles of its elements.
+# Scripts come only from this server, and none is inline in the page. Plotly sets styles of its elements.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    # Pages of this machine, as a notebook is, may show it in a frame.
+    # Pages of this machine, such as a notebook, may show the viewer in a frame.
     "frame-ancestors http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
 )
 
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(name, dict(parse_qsl(asked.query)))
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the page went on to something else
+            self.close_connection = True  # the page no longer needs the answer
         except ChangedError as error:
             self._say(HTTPStatus.CONFLICT, str(error))
         except (MouseError, ImportError, OSError) as error:
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             "Content-Type": kind,
             "Content-Length": str(len(body)),
-            # Addresses of pictures name the rows as they are; all else may change.
+            # URLs of images contain the generation of the rows, so images never change; all other answers may change.
             "Cache-Control": "private, max-age=600" if kept else "no-store",
             "Content-Security-Policy": _POLICY,
             "X-Content-Type-Options": "nosniff",
@@ -246,22 +246,22 @@ def view(
 ) -> Viewer:
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
-    Only the rows that are shown are read, so stores of any size open at once. The page includes rows that are added
-    later. It is served on the loopback interface, changes nothing, and loads nothing from other hosts.
+    Only visible rows are read, so stores of any size open at once. The page includes rows that are added later. It is
+    served on the loopback interface, does not change the data, and loads nothing from other hosts.
 
     Args:
-        *stores: Stores, views of stores, mixtures, or a ``BatchSource``, whose own batches are shown: augmented,
-            padded, with their masks and offsets.
+        *stores: Stores, views of stores, mixtures, or a ``BatchSource``. Batches of a ``BatchSource`` are shown as
+            delivered: augmented, padded, with masks and offsets.
         names: The names that the page shows.
         port: The port; 0: any free port.
         height: Height of the page in a notebook, in pixels.
-        inspect: Whether to inspect all rows at once, in a thread; otherwise the page starts the inspection on request.
+        inspect: Whether to start the inspection of all rows at once, in a thread; otherwise users start it on the page.
 
     Returns:
         The viewer. Open its ``url`` in a browser; a notebook shows the viewer if it is the last line of a cell.
 
     Raises:
-        ConfigError: No store is given, or an object of another kind.
+        ConfigError: No store is given, or an argument is not a store.
         ImportError: Plotly, which draws the plots, is not installed: it comes with the extra ``view``.
         OSError: The port is in use.
 

@@ -1,6 +1,6 @@
-"""Chats: messages, templates that render them to text, and the mask of the tokens that an assistant generated.
+"""Chats: messages, templates that render messages to text, and the mask of the tokens that an assistant generated.
 
-Templates are programs in Jinja, which ``pip install 'mouse-data[text]'`` brings; it is imported on use.
+Templates are Jinja programs. ``pip install 'mouse-data[text]'`` installs Jinja, which is imported at the first use.
 """
 
 from mouse_core.text.chat.encoding import (

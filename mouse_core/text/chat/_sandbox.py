@@ -1,8 +1,8 @@
 """Jinja's sandbox for chat templates, with limits on steps, sizes and time; needs Jinja.
 
-A template may come from an untrusted tokenizer. Jinja's sandbox keeps it from files, modules and Python objects, but
-not from endless loops and from values that fill the memory. So each operation checks the time, and the size of its
-result before the result exists::
+A template may come from an untrusted tokenizer. Jinja's sandbox blocks access to files, modules and Python objects, but
+not endless loops or values that fill the memory. So each operation checks the time, and the size of its result before
+the result exists::
 
     {{ "x" * 10**9 }}        the product is checked before the text is created
     {% for i in range(9) %}  each iteration, and each call of a macro, is a step
@@ -32,8 +32,8 @@ from jinja2.visitor import NodeTransformer
 
 from mouse_core.errors import ConfigError, DataError
 
-# The largest number, which may be the length of a text; and the most characters or items of a value, nested ones
-# included.
+# The largest number, which may be the length of a text; and the largest number of characters or items of a value,
+# including nested values.
 LARGEST_NUMBER, LARGEST_VALUE = 1_000_000, 8_000_000
 # The replacement fields of ``str.format`` and of ``%``.
 BRACES, PERCENTS = re.compile(r"\{([^{}]*\{?)"), re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
@@ -51,7 +51,7 @@ class TooMuch(Exception):
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Set a deadline for the code of this thread inside the context; ``check_time`` raises after it."""
+    """Set a deadline for the code of this thread inside the context; after it, ``check_time`` raises an error."""
     before = _end.set(time.monotonic() + seconds)
     try:
         yield
@@ -66,7 +66,7 @@ def check_time() -> None:
 
 
 def size_of(value: Any, indent: int = 0) -> int:
-    """Return the approximate number of characters of a value as text; a repeated part counts each time.
+    """Return the approximate number of characters of a value as text; repeated parts count each time.
 
     Args:
         value: A value of any type; iterators are not consumed.
@@ -151,7 +151,7 @@ def check_made(value: Any) -> None:
 
 
 def timed(function: Any) -> Callable[..., Any]:
-    """Return a test that raises TooMuch after the deadline."""
+    """Return a Jinja test that raises TooMuch after the deadline."""
 
     @wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -163,9 +163,9 @@ def timed(function: Any) -> Callable[..., Any]:
 
 # The variable with the state of a rendering; a template cannot read or set a variable of this name.
 _STATE = "\0rendering"
-# Removed filters, which no chat needs: their results or times have no simple bound, or are random.
+# Filters that are removed, because their results or times have no simple bound, or are random; no chat needs them.
 _WITHOUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-# The most characters of a template, and the most seconds of its compilation.
+# Largest number of characters of a template, and largest number of seconds of its compilation.
 _LONGEST = 200_000
 _TO_COMPILE = 10.0
 # Filters that receive and return iterators.
@@ -216,7 +216,7 @@ class _Generation(Extension):
 
 
 class _Counted(NodeTransformer):
-    """Inserts a step into loops and macros, and a check into operations that join, compare, slice or hold values."""
+    """Counts steps in loops and macros, and checks operations that join, compare, slice or store values."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
@@ -331,7 +331,7 @@ class Program:
         source: The template.
 
     Raises:
-        ConfigError: The source is no template, is too long, or exceeds a limit when it is compiled.
+        ConfigError: The source is not a template, is too long, or exceeds a limit when it is compiled.
     """
 
     def __init__(self, source: str) -> None:
@@ -362,7 +362,7 @@ class Program:
         max_steps: int,
         max_seconds: float,
     ) -> str:
-        """Return the text, with the marks around the text in ``{% generation %}``; limits are those of a template.
+        """Return the text, with marks around the text in ``{% generation %}``; see ``ChatTemplate`` for the limits.
 
         Raises:
             DataError: The template raises an error, fails, or exceeds a limit.
@@ -380,7 +380,7 @@ class Program:
             raise DataError(f"chat template: {error}") from error
         except _RefusedError as error:
             raise DataError(f"chat template: it refuses this chat: {error}") from error
-        except Exception as error:  # a program of another author may raise any error
+        except Exception as error:  # a template may raise any error
             raise DataError(f"chat template: expected a text, found {type(error).__name__}: {error}") from error
         return "".join(made)
 
@@ -441,7 +441,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "sum" and any(isinstance(one, list | tuple) for one in (*args[1:], *kwargs.values())):
             raise TooMuch("expected sums of numbers")
         if name == "join":
-            _, *given = args  # the first argument is Jinja's context of evaluation
+            _, *given = args  # the first argument is Jinja's evaluation context
             check_join(str(_shown(given[1] if len(given) > 1 else kwargs.get("d", ""))), given[0])
         if name == "format":
             check_format(str(args[0]), (*args[1:], *kwargs.values()), PERCENTS)

@@ -1,6 +1,4 @@
-"""Conversion of chats to text and tokens with a mask of the assistant's tokens, to turns of rollouts, padded batches
-and rows.
-"""
+"""Converts chats to text, tokens with a mask of the assistant's tokens, turns of rollouts, padded batches and rows."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class RenderedChat:
 
     Args:
         text: The text.
-        spans: The begin and end of each generated span in characters, in order and without overlap.
+        spans: Begin and end of each generated span in characters, in order and without overlap.
         messages: The chat.
     """
 
@@ -71,10 +69,10 @@ def render_chat(
 ) -> RenderedChat:
     """Render a chat to text, with the spans of characters that an assistant generated.
 
-    If the template has ``{% generation %}``, the text inside of it is generated. Otherwise an answer is found by two
-    renderings: the chat that ends in the answer, and the same chat without it, with the generation prompt. The text
-    that the first has in addition is the answer, up to the end of turn, if the template writes one. This holds for
-    templates whose text only grows with the messages, which is checked for every answer.
+    If the template has ``{% generation %}``, the text inside of it is generated. Otherwise two renderings show the text
+    of an answer: the chat that ends with the answer, and the chat before the answer with the generation prompt. The
+    text that only the first has is the answer, up to the end of turn, if the template writes one. This requires that a
+    template's text only grows with the messages, which is checked for every answer.
 
     An answer with the ``weight`` 0, as in OpenAI's fine-tuning data, does not count as generated.
 
@@ -82,11 +80,11 @@ def render_chat(
         template: The template.
         messages, tools, documents: As ``ChatTemplate.render`` takes them.
         end_of_turn: The last text that an assistant generates, such as ``<|im_end|>``; text that the template writes
-            behind it is not generated. None: the template's variable ``eos_token``. Not used with ``{% generation %}``.
+            behind it is not generated. None: the template's variable ``eos_token``. Ignored with ``{% generation %}``.
 
     Raises:
-        DataError: As ``render``; or the generated text cannot be determined (the error names the message and the
-            reason).
+        DataError: An error of ``render``, or the generated text cannot be determined (the error names the message and
+            the reason).
     """
     renderings = Renderings(template, messages, tools, documents)
     text = renderings(renderings.messages)
@@ -108,12 +106,12 @@ def render_chat(
 
 
 def is_learned(message: Message) -> bool:
-    """Whether a message is an assistant's and its OpenAI key ``weight`` is not 0."""
+    """Whether a message was written by an assistant and its OpenAI key ``weight`` is not 0."""
     return message.role == "assistant" and message.extra.get("weight") != 0
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:
-    """Return the spans between the marks of generated text, as positions without the marks."""
+    """Return the spans between the marks of generated text, as positions in the text without marks."""
     marked, begin, end = renderings.marked(text)
     if marked.replace(begin, "").replace(end, "") != text:
         raise DataError("chat template: expected what is in {% generation %} to become text as it is, found it changed")
@@ -151,7 +149,7 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
-    """Whether the template writes an end of turn, also if the answer itself contains that text."""
+    """Whether the template writes an end of turn; the answer itself may also contain this text."""
     (said,) = to_openai(renderings.messages[place : place + 1])
     without = _without(said, end)
     if without == said:
@@ -160,7 +158,7 @@ def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bo
 
 
 def _without(value: Any, text: str) -> Any:
-    """Return JSON values with a text replaced in all their texts."""
+    """Return JSON values after replacing a text in all their texts."""
     if isinstance(value, str):
         return value.replace(text, _PROBE)
     if isinstance(value, list):
@@ -190,7 +188,7 @@ class EncodedChat:
     Args:
         input_ids: int64 ``[L]``.
         assistant_masks: int64 ``[L]``, 1 where an assistant generated the token.
-        offsets: The begin and end of each token's characters in the text, int64 ``[L, 2]``.
+        offsets: Begin and end of each token's characters in the text, int64 ``[L, 2]``.
         rendered: The text, and the spans of generated characters.
     """
 
@@ -215,25 +213,25 @@ def encode_chat(
 ) -> EncodedChat:
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
-    The text is tokenised as a whole, as ``apply_chat_template`` of ``transformers`` does. A token is generated if its
-    characters, by the tokenizer's offsets, are generated. So all tokens of a generated character of several bytes are
-    generated, and tokens without characters, such as those of ``add_special_tokens``, are not. Truncation applies to
-    ids and mask alike.
+    The text is tokenised in one piece, as in ``apply_chat_template`` of ``transformers``. A token counts as generated
+    if its characters (by the tokenizer's offsets) are generated. So all tokens of a generated multi-byte character are
+    generated, and tokens without characters, such as special tokens of the tokenizer, are not. Truncation applies to
+    both ids and mask.
 
     Args:
         template: The template.
         messages, tools, documents, end_of_turn: As ``render_chat`` takes them.
-        tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding do not count, or a fast tokenizer of
+        tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding are ignored, or a fast tokenizer of
             ``transformers``.
-        max_length: The most tokens that are kept; None: all.
+        max_length: Largest number of tokens that are kept; None: all.
         truncation_side: The side on which tokens are cut off: "right" keeps the beginning, "left" the end.
-        straddling: The treatment of tokens with generated and other characters. "include": they count as generated, as
-            in ``transformers``; "exclude": they do not; "refuse": they raise DataError.
+        straddling: Treatment of tokens with both generated and other characters. "include": they count as generated, as
+            in ``transformers``. "exclude": they do not. "refuse": they raise DataError.
         add_special_tokens: Whether the tokenizer adds its special tokens; templates usually write them themselves.
 
     Raises:
         ConfigError: An option is unknown, or the tokenizer returns no offsets.
-        DataError: As ``render_chat``; or a token straddles with "refuse".
+        DataError: An error of ``render_chat``, or a token has both kinds of characters with ``straddling="refuse"``.
     """
     check_cut(max_length, truncation_side)
     check_choice("straddling", straddling, STRADDLING)
@@ -258,20 +256,20 @@ def encode_preference(
     Args:
         template: The template.
         prompt: The chat up to the answers.
-        chosen, rejected: The messages that follow the prompt. All three may be plain texts: then no template is used,
-            an answer ends in the template's variable ``eos_token``, if it has one, and the tokenizer adds its special
-            tokens around texts, as TRL does for its standard format.
+        chosen, rejected: The messages that follow the prompt. All three may be plain texts. Then no template is used,
+            an answer ends with the template's variable ``eos_token`` (if it has one), and the tokenizer adds its
+            special tokens around texts, as in TRL's standard format.
         tokenizer, tools: As in ``encode_chat``.
-        straddling: The treatment of tokens with characters of the prompt and of an answer, such as when a prompt ends
-            in a space. "include": both answers begin with the first of these tokens; "refuse": they raise DataError.
+        straddling: Treatment of tokens with characters of both the prompt and an answer, as when a prompt ends with a
+            space. "include": both answers begin with the first of these tokens. "refuse": such tokens raise DataError.
 
     Returns:
         ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
 
     Raises:
-        ConfigError: As ``encode_chat``.
-        DataError: As ``ChatTemplate.render``; or the text of a whole chat does not begin with the text of the prompt;
-            or a token straddles with "refuse".
+        ConfigError: An error of ``encode_chat``.
+        DataError: An error of ``ChatTemplate.render``; or the text of a complete chat does not begin with the text of
+            the prompt; or a token has characters of both with ``straddling="refuse"``.
     """
     check_choice("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
@@ -279,11 +277,12 @@ def encode_preference(
 
 
 class PairTexts(NamedTuple):
-    """The texts of a prompt, and of both chats that begin with it.
+    """The texts of a prompt, and of both chats that begin with the prompt.
 
     Args:
         prompt, chosen, rejected: The three texts.
-        are_plain: Whether the texts are plain, not rendered by a template, which writes special tokens itself.
+        are_plain: Whether the texts are plain. Other texts are rendered by a template, which writes special tokens
+            itself.
     """
 
     prompt: str
@@ -299,10 +298,10 @@ def preference_texts(
     rejected: Iterable[Any] | str,
     tools: Any,
 ) -> PairTexts:
-    """The texts of a prompt, and of both chats that begin with it.
+    """The texts of a prompt, and of both chats that begin with the prompt.
 
     Raises:
-        DataError: As ``encode_preference``.
+        DataError: An error of ``encode_preference``.
     """
     if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
         end = str(template.variables.get("eos_token") or "")
@@ -324,7 +323,7 @@ def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
     """Return the ids of the prompt and of the two answers, from the ids of the prompt and of both chats.
 
     Raises:
-        DataError: As ``encode_preference``.
+        DataError: An error of ``encode_preference``.
     """
     prompt, *wholes = ids
     alike = [_alike(prompt, whole) for whole in wholes]
@@ -336,7 +335,7 @@ def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
 
 
 def _alike(one: Ids, other: Ids) -> int:
-    """Return the number of leading ids that both share."""
+    """Return the length of the common beginning of two lists of ids."""
     size = min(len(one), len(other))
     return int(np.argmin([*(one[:size] == other[:size]), False]))
 
@@ -345,7 +344,7 @@ def tokens_of_pairs(tokenizer: Any, pairs: Sequence[PairTexts]) -> list[tuple[Id
     """Return the ids of the three texts of each pair; plain texts get the tokenizer's special tokens.
 
     Raises:
-        ConfigError, DataError: As ``tokens_of``.
+        ConfigError, DataError: An error of ``tokens_of``.
     """
     made: dict[int, tuple[Ids, Ids, Ids]] = {}
     for are_plain in (False, True):
@@ -361,7 +360,7 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) ->
 
     Raises:
         ConfigError: The tokenizer returns no offsets.
-        DataError: A text is not Unicode.
+        DataError: A text is not valid Unicode.
     """
     found = with_offsets(tokenizer, texts, add_special_tokens)
     return [
@@ -371,11 +370,10 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) ->
 
 
 def _whole(offsets: Ids) -> Ids:
-    """Return offsets in which tokens of white space include it: some tokenizers trim it, so that an empty range is
-    left.
+    """Return offsets that include white space: some tokenizers trim it from tokens and leave an empty range.
 
-    Offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). Empty ranges at or before the end of another token, as
-    of tokens without characters, stay empty.
+    For example, offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). Empty ranges at or before the end of
+    another token stay empty, as such tokens have no characters.
     """
     starts, ends = offsets[:, 0], offsets[:, 1]
     before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
@@ -387,7 +385,7 @@ def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
-    # The number of generated characters before each character; a token has the difference at its two ends.
+    # Number of generated characters before each character; the difference at a token's two ends is its own number.
     before = np.cumsum(generated)
     starts, ends = offsets[:, 0], offsets[:, 1]
     covered = before[ends] - before[starts]
@@ -416,22 +414,24 @@ def check_cut(max_length: Any, truncation_side: Any) -> None:
         check_count("max_length", max_length, 1)
 
 
-# The role of turns without a message: tokens that the template wrote behind an answer or before the first message.
+# Role of turns without a message: they have tokens that the template wrote behind an answer or before the first
+# message.
 _TEMPLATE = "template"
 
 
 def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tuple[Turn, ...]:
-    """Convert a chat to the turns of a ``RolloutRecord``, with each of its tokens once and in order.
+    """Convert a chat to the turns of a ``RolloutRecord``, which have each token of the chat once and in order.
 
     A turn of an assistant has exactly the generated tokens. Tokens between answers, including the generation prompt,
-    belong to the last message between them; earlier messages between them have no tokens. Tokens without a message, as
-    behind the last answer, become a turn of role "template". Parts of a message that a turn lacks, such as calls of
-    tools, are in its metadata. An answer with the ``weight`` 0 has no log-probabilities, and so is not trained.
+    belong to the last message between these answers; earlier messages there have no tokens. Tokens without a message,
+    such as tokens behind the last answer, become a turn with the role "template". Parts of a message that a turn cannot
+    represent, such as calls of tools, are in the turn's metadata. An answer with the ``weight`` 0 has no
+    log-probabilities, and so is not trained.
 
     Args:
         chat: A chat from ``encode_chat``. A truncated chat has all turns, with the remaining tokens.
-        logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``. Those of generated tokens are kept,
-            so that their turns are trained. None: no log-probabilities.
+        logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``. Only log-probabilities of generated
+            tokens are kept, and their turns are trained. None: no log-probabilities.
 
     Returns:
         At least one turn for each message.
@@ -461,10 +461,10 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
 
 
 def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
-    """Return the messages of turns: the original messages for turns of ``to_turns``, else messages of role and text.
+    """Return the messages of turns: the original messages for turns of ``to_turns``, else messages with role and text.
 
     Raises:
-        DataError: There are no turns, or an element is no turn.
+        DataError: There are no turns, or an element is not a turn.
     """
     found: list[dict[str, Any]] = []
     for place, turn in enumerate(turns):
@@ -483,7 +483,8 @@ def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
         return []
     generated = np.flatnonzero(chat.assistant_masks)
     starts, ends = chat.offsets[generated].T
-    # A token belongs to the last span that begins at or before its begin; a straddling token, to the span it enters.
+    # A token belongs to the last span that begins at or before its begin; a token that reaches into a span belongs to
+    # this span.
     own = np.maximum(np.searchsorted(spans[:, 0], starts, side="right") - 1, 0)
     entered = np.minimum(own + 1, len(spans) - 1)
     own = np.where((starts >= spans[own, 1]) & (ends > spans[entered, 0]), entered, own)
@@ -527,18 +528,18 @@ def collate_chats(
     """Collate chats to a padded batch, for training on the generated tokens.
 
     Args:
-        chats: At least one.
+        chats: The chats, at least one.
         pad_token_id: The id of padding.
         padding_side: "right" or "left".
         pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
 
     Returns:
         ``input_ids``, ``attention_mask``, ``assistant_masks`` and ``labels``, int64 ``[B, S]``. Labels are the ids of
-        generated tokens, and -100 at other places.
+        generated tokens, and -100 at other positions.
 
     Raises:
         ConfigError: An option is invalid.
-        DataError: There are no chats, or an element is no chat.
+        DataError: There are no chats, or an element is not a chat.
     """
     given = list(chats)
     for place, chat in enumerate(given):
@@ -565,15 +566,15 @@ def collate_preferences(
     Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``DPOTrainer``.
 
     Args:
-        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; all of them or none have
+        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; either all or none have
             ``ref_chosen_logps`` and ``ref_rejected_logps``, one number each.
         pad_token_id: The id of padding.
-        max_length: How many tokens of a prompt with its answer are kept; None: all.
-        truncation_mode: The kept tokens: "keep_start" or "keep_end".
+        max_length: Largest number of tokens of a prompt with its answer that are kept; None: all.
+        truncation_mode: Which tokens are kept: "keep_start" or "keep_end".
         padding_side: "right" or "left".
         pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
-        two_blocks: Whether the two halves are separate fields, ``chosen_input_ids``, ``rejected_input_ids`` and so on,
-            each ``[B, S]``; nothing is copied.
+        two_blocks: Whether the two halves of the batch are separate fields ``[B, S]``, ``chosen_input_ids``,
+            ``rejected_input_ids`` and so on; nothing is copied.
 
     Returns:
         ``input_ids``, ``attention_mask`` and ``completion_mask``, int64 ``[2B, S]``: first all chosen, then all
@@ -581,7 +582,7 @@ def collate_preferences(
 
     Raises:
         ConfigError: An option is invalid.
-        DataError: No examples; one without what others have, or with other values.
+        DataError: There are no examples, an example lacks a key that others have, or a value has the wrong type.
     """
     if truncation_mode not in ("keep_start", "keep_end"):
         raise ConfigError(f"truncation_mode: expected 'keep_start' or 'keep_end', found {truncation_mode!r:.80}")
@@ -617,10 +618,10 @@ def collate_rewards(
     Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``RewardTrainer``.
 
     Args:
-        examples: Dicts with ``chosen_ids`` and ``rejected_ids``; all of them or none have ``prompt_ids``, which precede
-            both texts, as from ``encode_preference``; all of them or none have a number ``margin``.
+        examples: Dicts with ``chosen_ids`` and ``rejected_ids``. Either all or none have ``prompt_ids``, which precede
+            both texts, as from ``encode_preference``; either all or none have a number ``margin``.
         pad_token_id: The id of padding.
-        max_length: The most tokens that are kept, from the first on; None: all.
+        max_length: Largest number of tokens that are kept, from the first on; None: all.
         padding_side: "right" or "left".
         pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
         two_blocks: As in ``collate_preferences``.
@@ -631,7 +632,7 @@ def collate_rewards(
 
     Raises:
         ConfigError: An option is invalid.
-        DataError: No examples; one without what others have, or with other values.
+        DataError: There are no examples, an example lacks a key that others have, or a value has the wrong type.
     """
     if max_length is not None:
         check_count("max_length", max_length, 1)
@@ -697,7 +698,7 @@ def _padded(
 
 
 def _block(rows: Sequence[npt.NDArray[np.int64]], fill: int, there: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return an array with the values of rows where ``there`` is not 0, and a fill elsewhere."""
+    """Return an array with the values of rows where ``there`` is not 0, and ``fill`` at other positions."""
     made = np.full(there.shape, fill, np.int64)
     made[there != 0] = np.concatenate(rows)
     return made
@@ -713,7 +714,7 @@ _ANSWERS = ("chosen", "rejected")
 
 
 class _OfChats:
-    """The common base of chat recipes."""
+    """Base class of the recipes for chats."""
 
     template: ChatTemplate
     max_length: int | None
@@ -754,25 +755,25 @@ class _OfChats:
 class Chats(_OfChats, PaddedRecipe):
     """Converts every chat to a row, padded to one length, with the mask of the tokens that an assistant generated.
 
-    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values are those of
-    ``encode_chat``. Labels are the ids where ``assistant_masks`` is 1, and -100 at other places.
+    A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values equal the
+    results of ``encode_chat``. Labels are the ids where ``assistant_masks`` is 1, and -100 at other positions.
 
     A chat is a list of dicts for ``from_openai`` or ``from_sharegpt``, or its JSON text. Chats without a generated
     token, before or after truncation, are left out.
 
     Args:
-        template: The template. A template that writes the time needs ``now``, as its texts would change with the time.
-        max_length: L, the tokens of a row; longer chats are truncated, ids and masks alike.
+        template: The template. If it writes the time, it needs ``now``, because its texts would change with the time.
+        max_length: Number of tokens in a row, L; both ids and masks of longer chats are truncated.
         messages: The column of the chats.
-        tools: The column of the tools that may be called, a list of JSON schemas in each row, or nothing; None: there
-            is no such column. One that no row has is refused.
+        tools: The column of the tools that may be called, with a list of JSON schemas (or no value) in each row; None:
+            there is no such column. A column that no row has raises a DataError.
         end_of_turn, truncation_side, straddling: As in ``encode_chat``.
         pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
         padding_side: The padded side.
         keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: The length, an option or a dtype is invalid, or the template writes the time without ``now``.
+        ConfigError: The length, an option or a dtype is invalid, or the template writes the time and has no ``now``.
     """
 
     template: ChatTemplate
@@ -802,18 +803,17 @@ class Chats(_OfChats, PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTokens(_OfChats):
-    """Converts tokens of chats to rows, and chats to episodes, so that batches are windows ``[B, S]``, padded or packed
-    chats.
+    """Converts each token of a chat to a row, and each chat to an episode, for batches of windows or packed chats.
 
     ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last
-    token of a chat. The same chats are left out as by ``Chats``.
+    token of a chat. It leaves out the same chats as ``Chats``.
 
     Args:
         template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
         max_length: Longer chats are truncated to this number of tokens; None: no limit.
 
     Raises:
-        ConfigError: As ``Chats``.
+        ConfigError: An error of ``Chats``.
     """
 
     template: ChatTemplate
@@ -826,12 +826,12 @@ class ChatTokens(_OfChats):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Return the columns of the chats and, if there is one, of the tools, both as JSON."""
+        """Return the column of the chats and, if there is one, the column of the tools, both as JSON."""
         return self._sources
 
     @property
     def schema(self) -> pa.Schema:
-        """A token, whether it was generated, and whether it is the last one of its chat."""
+        """The columns of a row: a token, whether it was generated, and whether it is the last token of its chat."""
         return pa.schema([("input_ids", pa.int32()), ("assistant_masks", pa.uint8()), ("done", pa.int8())])
 
     @property
@@ -852,27 +852,29 @@ class Preferences(PaddedRecipe):
     """Converts every prompt with a chosen and a rejected answer to a row, for DPO and reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
-    of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks are those
-    of ``encode_preference`` and ``collate_preferences``: the completion is all that follows the prompt.
+    fields of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks
+    equal the results of ``encode_preference`` and ``collate_preferences``: the completion is everything behind the
+    prompt.
 
-    All three may be plain texts in place of chats, as in TRL's standard format: then no template is used, an answer
-    ends in the template's variable ``eos_token``, where that is one, and the tokenizer adds its special tokens. A text
-    is one unless it is the JSON of messages: of one or more dicts that have a ``role``, or ``from``, each, alone or as
-    ``conversations``. Pairs of two equal
-    answers are left out, and those that are equal when they are truncated, or of which one has no token.
+    Prompt and answers may be plain texts in place of chats, as in TRL's standard format. Then no template is used, an
+    answer ends with the template's variable ``eos_token`` (if it has one), and the tokenizer adds its special tokens. A
+    text counts as a chat if it is the JSON of one or more dicts that have ``role`` or ``from``, as a list or under
+    ``conversations``; otherwise it is plain. Pairs are left out if both answers are equal (possibly only after
+    truncation), or if an answer has no token.
 
     Args:
-        template: The template. One that tells the time of day needs ``now``.
-        max_length: L, the tokens of a row; longer ones are truncated.
-        prompt: The column of the chats up to the answers; None: there is none, and the prompt is the messages with
-            which both begin, but for the last one where a chat is the beginning of the other; of texts the tokens.
-        chosen: The column of the messages that were preferred.
-        rejected: The column of the others.
+        template: The template. If it writes the time, it needs ``now``.
+        max_length: Number of tokens in a row, L; longer texts are truncated.
+        prompt: The column of the chats up to the answers. None: there is no such column, and the prompt is the common
+            beginning of both chats. If one chat is the beginning of the other, the last common message belongs to the
+            answer. For plain texts, the prompt is the common beginning of their tokens.
+        chosen: The column of the preferred answers.
+        rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
         straddling: As in ``encode_preference``.
 
     Raises:
-        ConfigError: As ``Chats``.
+        ConfigError: An error of ``Chats``.
     """
 
     template: ChatTemplate
@@ -929,15 +931,16 @@ class Preferences(PaddedRecipe):
             chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
             prompt = None if self.prompt is None else _messages(prompt, self.prompt)
         if chosen == rejected:
-            return PairTexts("", "", "", are_texts)  # left out as all that are equal
+            return PairTexts("", "", "", are_texts)  # left out like all equal pairs
         if self.prompt is None:
-            shorter = min(len(chosen), len(rejected)) - (not are_texts)  # a message is left of each answer
+            shorter = min(len(chosen), len(rejected)) - (not are_texts)  # each answer keeps at least one message
             both = zip(chosen, rejected, strict=False)
             same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
             if same < 1:
                 names = f"columns {self.chosen!r} and {self.rejected!r}"
                 raise DataError(f"{names}: expected chats that begin alike, found others")
-            # Of texts it is the tokens that are compared, as one of them may be across the place where they part.
+            # For plain texts, tokens are compared, because one token may have characters both before and behind the
+            # first difference.
             same = 0 if are_texts else same
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         return preference_texts(self.template, prompt, chosen, rejected, tools)
@@ -960,7 +963,7 @@ def _check_template(template: Any) -> None:
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    """Return the chat in a column, of OpenAI's or ShareGPT's form."""
+    """Return the chat in a column, in OpenAI's or ShareGPT's form."""
     is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
     if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
@@ -968,6 +971,6 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
 
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
-    """Return masks as a column of lists, 0 at padding."""
+    """Return masks as a column of lists, with 0 for padding."""
     values = padded(masks, length, 0, side)[0].flatten()
     return pa.FixedSizeListArray.from_arrays(values.cast(pa.uint8()), length)

@@ -1,6 +1,4 @@
-"""The messages of a chat, conversion of chats from and to dicts of OpenAI and ShareGPT, and templates that render a
-chat to text.
-"""
+"""Messages of chats, conversions from and to dicts of OpenAI and ShareGPT, and templates that render a chat to text."""
 
 from __future__ import annotations
 
@@ -25,10 +23,11 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template: a Jinja program, as tokenizers include it, which renders messages to a text.
+    """A chat template of a tokenizer: a Jinja program that renders messages to a text.
 
     The template is rendered as in ``transformers``: with ``trim_blocks`` and ``lstrip_blocks``, ``break`` and
-    ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` that escapes nothing, and ``{% generation %}``.
+    ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` without escapes for HTML, and ``{% generation
+    %}``.
 
     Templates are programs, often of other authors. They run in Jinja's ``ImmutableSandboxedEnvironment``: they receive
     JSON values, and cannot access files, modules or Python objects. Loops, the sizes of values and of the text, and the
@@ -38,15 +37,15 @@ class ChatTemplate:
         source: The Jinja program.
         variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
         now: The time that ``strftime_now`` returns; None: the time of the rendering. Reproducible texts need a value.
-        arguments: The form in which the template receives the arguments of calls. "given": as in the chat; "dict":
-            texts of JSON objects are parsed, for templates that write ``arguments | tojson``; "json": as JSON texts,
-            for templates that write them unchanged.
-        max_chars: The most characters of a rendered text.
-        max_steps: The most iterations of loops and calls of macros in a rendering.
-        max_seconds: The most seconds of a rendering, checked between short operations.
+        arguments: The form in which the template receives the arguments of calls. "given": as in the chat. "dict":
+            texts of JSON objects are parsed, for templates that write ``arguments | tojson``. "json": JSON texts, for
+            templates that write the arguments unchanged.
+        max_chars: Largest number of characters of a rendered text.
+        max_steps: Largest number of loop iterations and calls of macros in a rendering.
+        max_seconds: Largest number of seconds of a rendering, checked between short operations.
 
     Raises:
-        ConfigError: ``source`` is no template, or the variables are no JSON values.
+        ConfigError: ``source`` is not a template, or the variables are not JSON values.
         ImportError: Jinja is not installed.
     """
 
@@ -54,7 +53,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
     now: datetime | None = None
     arguments: str = "given"
-    # Limits do not change texts: a rendered text is the same under other limits.
+    # Limits are not compared, because they do not change rendered texts.
     max_chars: int = field(default=4_000_000, repr=False)
     max_steps: int = field(default=200_000, repr=False)
     max_seconds: float = field(default=60.0, repr=False)
@@ -71,7 +70,7 @@ class ChatTemplate:
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
             raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
         try:
-            # Sorted, so that equal variables are equal in any order.
+            # Sorted, so that the order of variables does not matter.
             object.__setattr__(self, "variables", dict(sorted(plain(self.variables, "variables").items())))
         except DataError as error:
             raise ConfigError(str(error)) from error
@@ -122,7 +121,7 @@ class ChatTemplate:
         documents: Iterable[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of a chat.
+        """Return the text of a chat.
 
         Args:
             messages: Messages, or dicts as ``from_openai`` takes them.
@@ -131,8 +130,8 @@ class ChatTemplate:
             add_generation_prompt: Whether the text ends with the header of an assistant's answer.
 
         Raises:
-            DataError: There are no messages, or values are no JSON; or the template raises an error, fails, or exceeds
-                a limit.
+            DataError: There are no messages, values are not JSON, or the template raises an error, fails, or exceeds a
+                limit.
         """
         given = {"tools": tools, "documents": documents}
         return self._rendered(messages_of(messages), given, add_generation_prompt, self._time(), ("", ""))
@@ -195,7 +194,7 @@ def messages_of(given: Any) -> tuple[Message, ...]:
     """Convert messages, or dicts for ``from_openai``, to messages.
 
     Raises:
-        DataError: ``given`` is neither.
+        DataError: ``given`` has other elements.
     """
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else given
     if isinstance(found, tuple) and found and all(isinstance(one, Mapping) for one in found):
@@ -231,7 +230,7 @@ def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 _PLAIN = (str, int, float, bool, type(None))
 
 IMAGE_KEYS = ("url", "path", "image", "image_url")
-"""The keys under which an image may be in a dict."""
+"""Keys that an image may have in a dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +240,7 @@ class MessagePart:
     Args:
         type: "text" or "image".
         text: The text of a part of type "text".
-        image: The path, address or ``data:`` address of an image; "" if only its position in the message is known.
+        image: The path, URL or ``data:`` URL of an image; "" if only its position in the message is known.
         extra: Additional JSON values by name for templates or processors, such as ``min_pixels``.
         key: The key of an image in dicts: "url", "path", "image", or "image_url", which is OpenAI's form.
 
@@ -274,12 +273,12 @@ class ToolCall:
 
     Args:
         name: The name of the tool, not empty.
-        arguments: The arguments by name; or their text as it was written.
+        arguments: The arguments by name; or their text, as the assistant wrote it.
         id: The id to which the tool's answer refers, if there is one.
         extra: Additional JSON values by name, such as a ``type`` other than "function".
 
     Raises:
-        DataError: A type is wrong, values are no JSON, or ``extra`` uses the name of another attribute.
+        DataError: A type is wrong, values are not JSON, or ``extra`` uses the name of another attribute.
     """
 
     name: str
@@ -307,7 +306,7 @@ class Message:
 
     Args:
         role: The author: "system", "user", "assistant", "tool", or another role that a template knows.
-        content: The text, or the parts in order; None: no content, which templates may expect beside calls.
+        content: The text, or the parts in order; None: no content, as some templates expect for messages with calls.
         tool_calls: The requested calls of tools.
         tool_call_id: The id of the call that a tool's message answers.
         name: The name of the tool or the author, if there is one.
@@ -338,7 +337,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The texts of all parts, concatenated."""
+        """The concatenated texts of all parts."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or ())
@@ -348,7 +347,7 @@ def checked_messages(messages: Any) -> tuple[Message, ...]:
     """Return messages as a tuple.
 
     Raises:
-        DataError: There are no messages, or an element is no message.
+        DataError: There are no messages, or an element is not a message.
     """
     found = tuple(messages) if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping) else ()
     for place, message in enumerate(found):
@@ -363,7 +362,7 @@ def plain(value: Any, where: str) -> Any:
     """Return a copy of JSON values that has only plain types, without subclasses.
 
     Raises:
-        DataError: The values are no JSON values.
+        DataError: The values are not JSON values.
     """
     if type(value) in _PLAIN:
         return value
@@ -404,7 +403,7 @@ _SHAREGPT_ROLES = {
 }
 
 ARGUMENTS = ("given", "dict", "json")
-"""The forms of the arguments of calls."""
+"""Forms of the arguments of calls."""
 
 
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -412,13 +411,13 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
 
     Content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
     "image_url": {"url": ...}}``, or ``{"type":
-    "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are dicts with ``function``, or the function's dicts
-    alone; arguments, a dict or a text, are unchanged. Other keys of messages, parts and calls become ``extra``, unless
-    their values are None.
+    "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are dicts with ``function``, or only the dicts of the
+    functions; their arguments, a dict or a text, stay unchanged. Other keys of messages, parts and calls become
+    ``extra``, unless their values are None.
 
     Raises:
-        DataError: ``messages`` is empty or has an element that is no dict, content has another type, or the function of
-            a call has keys other than name and arguments; the error names the message.
+        DataError: ``messages`` is empty or has an element that is not a dict, content has another type, or the function
+            of a call has keys other than name and arguments; the error names the message.
     """
     found = []
     for place, message in enumerate(messages):
@@ -443,16 +442,16 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[dict[str, Any]]:
-    """A chat as dicts.
+    """Convert a chat to dicts, as in OpenAI's API and in chat templates.
 
     Args:
         messages: The chat.
-        arguments: The form of the arguments of calls: "given", unchanged; "dict", with texts of JSON objects parsed; or
-            "json", as texts, as in OpenAI's API.
+        arguments: The form of the arguments of calls: "given" leaves them unchanged; "dict" parses texts of JSON
+            objects; "json" converts them to texts, as in OpenAI's API.
 
     Returns:
-        A dict for each message with ``role`` and ``content``, and other keys if they have values. Images keep the form
-        in which they were given; with "json" all are of type "image_url".
+        A dict for each message with ``role`` and ``content``, and other keys if they have values. Images keep their
+        original form; with "json" all have the type "image_url".
 
     Raises:
         DataError: There are no messages, an element is no message, or ``arguments`` is unknown.
@@ -464,7 +463,7 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
 
 
 def for_template(messages: Iterable[Message], arguments: str) -> list[dict[str, Any]]:
-    """Return a chat for templates: ``to_openai``, with images of type "image" for all forms of arguments."""
+    """Return a chat as dicts for templates: as ``to_openai``, but images have the type "image" in all forms."""
     return [_as_dict(message, arguments, _image) for message in messages]
 
 
@@ -564,7 +563,7 @@ def _call(call: Any, where: str) -> ToolCall:
     if others := sorted(key for key in said if key not in ("name", "arguments") and said[key] is not None):
         raise DataError(f"{where}: expected a function with a name and arguments, found also {others}")
     if rest.get("type") == "function":
-        del rest["type"]  # as all have it
+        del rest["type"]  # all messages have it
     arguments = said.get("arguments")
     return ToolCall(said.get("name", ""), {} if arguments is None else arguments, rest.pop("id", None) or "", rest)
 
