@@ -1,7 +1,7 @@
-"""Benchmarks of batches of a dataset in every framework, and the tools for custom benchmarks.
+"""Benchmarks of a dataset's batches in every framework, and tools for custom benchmarks.
 
-``bench`` measures and returns a ``BenchReport``. A custom benchmark describes the candidates as ``Contender``s and
-measures them in turns with ``interleave``; ``plain_copies`` is the lower bound to compare them with.
+``bench`` measures and returns a ``BenchReport``. A custom benchmark describes its candidates as ``Contender``s, and
+measures them in turns with ``interleave``; ``plain_copies`` is the lower bound for comparison.
 """
 
 from mouse_core._base.progress import progress_bar

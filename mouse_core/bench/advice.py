@@ -10,7 +10,7 @@ import numpy as np
 from mouse_core.batches.source import BatchSource
 from mouse_core.sampling import BlockWindows
 
-# A setting counts as better when it is faster by more than this.
+# A setting counts as better if it is faster by more than this factor.
 _NOTICEABLE = 1.1
 
 
@@ -19,13 +19,13 @@ class Line:
     """Figures of one way to get batches.
 
     Args:
-        name: Which.
+        name: Name of the way.
         framework: "numpy", "torch" or "jax"; empty for the floor and for ``source[i]``.
-        workers: Threads of the loader; None where there is no loader.
-        batches_per_second: Median.
-        gigabytes_per_second: Delivered; for the floor, copied.
-        floor_share: The floor's time over this one's, median; None without a floor.
-        milliseconds: Lower quartile, median and upper quartile a batch.
+        workers: Number of threads of the loader; None without a loader.
+        batches_per_second: Median number of batches per second.
+        gigabytes_per_second: Delivered gigabytes per second; for the floor, copied ones.
+        floor_share: Median of the floor's time divided by this way's time; None without a floor.
+        milliseconds: Lower quartile, median and upper quartile of the milliseconds per batch.
     """
 
     name: str
@@ -46,15 +46,15 @@ def advise(
     indexed: bool,
     layout: Sequence[str] = (),
 ) -> list[str]:
-    """Sentences, the most important first.
+    """Return recommendations as sentences, the most important first.
 
     Args:
-        lines: What was measured.
-        source: What was read from.
-        decoding: The share of the time that goes into decoding images.
-        faults: Pages that had to be read from disk meanwhile.
-        indexed: Whether the dataset was shuffled, filtered or selected from.
-        layout: What the layout of the files costs, in sentences.
+        lines: The measured ways to get batches.
+        source: The source of the batches.
+        decoding: The share of the time for decoding images.
+        faults: Number of pages that were read from disk during the measurement.
+        indexed: Whether the dataset has an indices mapping, as after shuffle, filter or select.
+        layout: Sentences about costs of the layout of the files.
     """
     advice = workers_for_each(lines)
     if decoding is not None and decoding > 0.5:
@@ -78,7 +78,7 @@ def advise(
         )
     if faults > 100 and not isinstance(source.sampler, BlockWindows):
         pool = BlockWindows(source.sequence_length, source.batch_size).pool(source.snapshot)
-        if pool.block > 1:  # otherwise it has room for all windows, or they are long themselves
+        if pool.block > 1:  # otherwise the pool has room for all windows, or windows are long
             advice.append(f'sampling="blocks" reads long stretches of rows instead of windows here and there: {pool}.')
     return advice
 
@@ -95,18 +95,18 @@ def _wider(source: BatchSource) -> list[str]:
 
 
 def workers_for_each(lines: Sequence[Line]) -> list[str]:
-    """Recommend a number of workers, in one sentence per framework, since costs differ."""
+    """Recommend a number of workers, in one sentence for each framework, since costs differ."""
     frameworks = list(dict.fromkeys(line.framework for line in lines if line.framework))
     found = [_workers([line for line in lines if line.framework == name]) for name in frameworks]
     return found if len(found) == 1 else [f"{name}: {one}" for name, one in zip(frameworks, found, strict=True)]
 
 
 def drawing(alone: Line, ahead: Line | None = None) -> str:
-    """Whether to draw from a replay buffer ahead, in a sentence or two.
+    """Recommend, in one or two sentences, whether to prefetch draws from a replay buffer.
 
     Args:
-        alone: What ``sample()`` takes.
-        ahead: What batches of a loader over the buffer take; None where none was measured.
+        alone: The measured ``sample()``.
+        ahead: The measured loader over the buffer; None if none was measured.
     """
     _, middle, high = alone.milliseconds
     takes = f"{middle:.3g} ms of a training step (three quarters of the time {high:.3g} ms)"
@@ -120,7 +120,8 @@ def drawing(alone: Line, ahead: Line | None = None) -> str:
 
 def _workers(loaders: Sequence[Line]) -> str:
     best = min(line.milliseconds[1] for line in loaders)
-    # The fewest workers that are about as fast as the best; one, that works while the caller trains, is the least.
+    # The smallest number of workers that is about as fast as the best, but at least one, which works while the caller
+    # trains.
     threaded = sorted((line for line in loaders if line.workers), key=lambda line: line.milliseconds[1]) or loaders[:1]
     good = [line for line in threaded if line.milliseconds[1] < best * _NOTICEABLE]
     chosen = min(good or threaded[:1], key=lambda line: line.workers or 0)

@@ -1,4 +1,4 @@
-"""The least cost of a batch: the byte ranges of its stored values, and a plain copy of these bytes."""
+"""The smallest possible cost of a batch: a plain copy of the bytes of its stored values."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Pieces:
 def pieces_of(
     snapshot: Snapshot, fields: Iterable[str], starts: Int64s, length: int, lengths: Int64s | None = None
 ) -> Pieces:
-    """Return the stored values of windows that lie in local memory, field by field, window by window.
+    """Return the byte ranges of the stored values of windows in local memory, field by field, window by window.
 
     Args:
         snapshot: The rows.
         fields: Names of fields.
         starts: The first row of each window, ``[n]``.
         length: The steps of a window.
-        lengths: The present steps of each window, ``[n]``; None: all.
+        lengths: Number of existing steps of each window, ``[n]``; None: all.
     """
     part = snapshot.locate(starts, length, lengths=lengths).part(0)
     found = [ranges for name in fields for ranges in ranges_of([snapshot.readers[name].column], part)]
@@ -55,8 +55,8 @@ def pieces_of(
 def plain_copies(batches: Sequence[Pieces]) -> Callable[[int], None]:
     """Return a function that copies the pieces of batch ``number`` (modulo the number of batches).
 
-    Arrow copies long pieces in its own loop, when it converts views of bytes to bytes. Views of up to ``_SHORT`` bytes
-    hold the bytes themselves, so NumPy copies short pieces.
+    Arrow copies long pieces in its own loop, when it converts views of bytes to bytes. Arrow's views of up to
+    ``_SHORT`` bytes contain the bytes themselves, so NumPy copies short pieces.
     """
     prepared = [(_views(batch), _short_pieces(batch)) for batch in batches]
 

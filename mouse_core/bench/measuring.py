@@ -1,9 +1,9 @@
-"""Measuring calls against each other on a machine that may be busy: interleaved, in equal slices of time.
+"""Compares the speed of calls on a machine that may be busy: calls are interleaved in equal slices of time.
 
-Contenders take turns within one run, in a new order every round, and are compared round by round: whatever slows the
-machine down for a while slows all of them down. A contender is charged the processor time of this process where that
-is less than the wall clock, so that other work on the machine does not count; one that has processes of its own, or is
-measured for how it waits, is charged the wall clock.
+Contenders take turns within one run, in a new order every round, and are compared round by round, so that a slow phase
+of the machine affects all of them. The time of a contender is the processor time of this process, if that is less than
+the wall-clock time, so that other work on the machine does not count. For contenders with other processes, or whose
+waiting times matter, it is the wall-clock time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ _LONG_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to measure.
+    """A call to measure.
 
     Args:
-        name: Its name.
-        call: Does the work of one batch; is given consecutive numbers.
+        name: Name of the contender.
+        call: Does the work of one batch; called with consecutive numbers.
         kind: "floor", "ours" or "peer".
-        wall: Whether it is charged the wall clock in any case.
-        ahead: How many batches it works ahead, which must be done before another is measured.
-        multiple: Batches that are only measured together, because work is shared among them.
-        before: Called before each slice, unmeasured.
-        after: Called after each slice, unmeasured.
+        wall: Whether its time is always the wall-clock time.
+        ahead: Number of batches that it prepares in advance; these must be finished before another contender is
+            measured.
+        multiple: Number of batches that are measured together, because they share work.
+        before: Called before each slice, outside of the measurement.
+        after: Called after each slice, outside of the measurement.
     """
 
     name: str
@@ -51,11 +52,11 @@ class Contender:
 
 
 def steady(contender: Contender, waiting: int) -> Contender:
-    """A contender that works ahead, as one whose slices begin with nothing ready, and are charged what they take.
+    """Return a contender that works ahead, changed so that its slices begin without prepared batches.
 
     Args:
-        contender: What works ahead.
-        waiting: How many batches it is told to have ready.
+        contender: The contender that works ahead.
+        waiting: Number of batches that its options let it prepare.
     """
 
     longest = 0.0
@@ -68,7 +69,7 @@ def steady(contender: Contender, waiting: int) -> Contender:
             seconds = time.perf_counter() - began
             longest = max(longest, seconds)
             if taken >= waiting and seconds > longest / 5:
-                return  # this one had to be waited for
+                return  # the measured call had to wait for this batch
 
     return replace(contender, ahead=waiting, before=drain)
 
@@ -89,16 +90,16 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        """Lower quartile, median and upper quartile of the seconds a batch."""
+        """Lower quartile, median and upper quartile of the seconds per batch."""
         return _quartiles(self.seconds)
 
     @property
     def median(self) -> float:
-        """Median of the seconds a batch."""
+        """Median of the seconds per batch."""
         return self.quartiles[1]
 
     def ratio(self, other: Timing) -> tuple[float, float, float]:
-        """Quartiles of how many times the other's time this one takes, round by round."""
+        """Return the quartiles of the ratio of this time to the time of ``other``, computed round by round."""
         return _quartiles(self.seconds / other.seconds)
 
 
@@ -123,10 +124,10 @@ def interleave(
     """Measure contenders in turns.
 
     Args:
-        contenders: What to measure; the first takes part in every round, so that all others can be compared with it.
-        rounds: How many turns a fast one has, at least 3; fewer if the first is slow.
-        slice_seconds: How long a turn lasts, about.
-        budget_seconds: About how long a contender may take in all; slow ones have fewer turns, but at least 3.
+        contenders: The contenders; the first takes part in every round, so that all others can be compared with it.
+        rounds: Number of turns of a fast contender, at least 3; fewer if the first contender is slow.
+        slice_seconds: Approximate length of a turn.
+        budget_seconds: Approximate total time of a contender; slow contenders have fewer turns, but at least 3.
     """
     order = random.Random(0)
     turns = [_prepare(contender, slice_seconds) for contender in contenders]
@@ -134,7 +135,7 @@ def interleave(
     for turn in turns:
         turn.every = rounds // _affordable(turn, rounds, budget_seconds)
     for number in range(rounds):
-        # Slow ones are spread over the rounds, not all in the same.
+        # Turns of slow contenders are spread over the rounds.
         present = [turn for place, turn in enumerate(turns) if (number + place) % turn.every == 0]
         order.shuffle(present)
         for turn in present:
@@ -147,7 +148,7 @@ def interleave(
 
 def _prepare(contender: Contender, slice_seconds: float) -> _Turn:
     turn = _Turn(contender, contender.multiple)
-    slice_wall, around = _take_once(turn)  # compiles, opens, touches
+    slice_wall, around = _take_once(turn)  # the first call may compile and open files
     if slice_wall + around < _LONG_SECONDS:
         slice_wall, around = _take_once(turn)
     repeats = max(1, round(slice_seconds / slice_wall))
@@ -157,7 +158,7 @@ def _prepare(contender: Contender, slice_seconds: float) -> _Turn:
 
 
 def _take_once(turn: _Turn) -> tuple[float, float]:
-    """Seconds of the calls of a slice, and of what stands around them."""
+    """Return the seconds of the calls of a slice, including the work around them."""
     began = time.perf_counter()
     inside = max(_take(turn)[1] * turn.calls, 1e-9)
     return inside, time.perf_counter() - began - inside
@@ -180,7 +181,7 @@ def _take(turn: _Turn) -> tuple[float, float]:
     if contender.after is not None:
         contender.after()
     if contender.ahead:
-        # What it still does must not be charged to the next.
+        # Its remaining work must not count for the next contender.
         time.sleep(_SETTLE_SECONDS + contender.ahead * wall / turn.calls)
     return (wall if contender.wall else min(wall, cpu)) / turn.calls, wall / turn.calls
 
@@ -198,7 +199,7 @@ def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def private_memory() -> int | None:
-    """Bytes of anonymous memory that this process holds (RssAnon); None where the system does not say."""
+    """Return the bytes of anonymous memory of this process (RssAnon); None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Opening recorded data of any format by path or address, or a dataset of the Hub by name."""
+"""Opens recorded data of any format by path or address, or a dataset of the Hub by name."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Opened:
     """Recorded data that were opened.
 
     Args:
-        name: The name or path that the caller gave.
+        name: The name or path that the caller passed.
         to_store: Returns the rows as a store, by reference.
-        seconds: The time of opening.
+        seconds: Seconds for opening the data.
         costs: The costs of the files' layout, in sentences.
     """
 
@@ -56,7 +56,7 @@ def mixed(parts: Sequence[Opened], weights: Sequence[float] | None = None) -> Op
         weights: The relative frequency of windows of each recording; None: all are equal.
 
     Raises:
-        ConfigError: As ``Mixture``.
+        ConfigError: An error of ``Mixture``.
     """
     from mouse_core.mixtures import Mixture
 
@@ -74,8 +74,8 @@ def open_data(
     Data that a store cannot read in place are converted into a temporary folder.
 
     Args:
-        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of
-            a dataset on the Hub, unless this may be a path.
+        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of a
+            dataset on the Hub, if it cannot be a path.
         splits: Names of the splits to read; by default all.
         progress: Whether a bar shows the progress of a conversion.
         **options: The options of ``formats.open``.
@@ -101,13 +101,13 @@ def open_data(
             began = time.perf_counter()
             stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
         store = stream.to_store()
-        # Opening in place again may read all files, or ask a server.
+        # Opening in place a second time could read all files again, or send requests to a server.
         to_store = stream.to_store if stream.opened is None else lambda: store
         yield Opened(name, to_store, time.perf_counter() - began, costs_of_layout)
 
 
 def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str]) -> Opened:
-    # A mistyped path does not reach the network.
+    # A mistyped path causes no network request.
     if not _HUB_NAME.fullmatch(name) or Path(name).parent.exists() or Path(name).suffix in (".arrow", ".parquet"):
         raise ConfigError(
             f"expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
@@ -139,7 +139,7 @@ def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any
     except MouseError:
         raise
     except Exception as error:
-        # Without a connection, the Hub's client raises the errors of the library that it uses.
+        # Without a connection, the Hub's client raises errors of its HTTP library.
         if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _NETWORK:
             raise
         shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

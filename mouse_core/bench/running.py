@@ -1,4 +1,4 @@
-"""Benchmarks of batches of a dataset in every installed framework, of a replay buffer, and of a user's own loader."""
+"""Benchmarks a dataset's batches in every installed framework, replay buffers, and loaders of the user."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from mouse_core.store.views import Store
 
 FLOOR = "plain copy of the same bytes"
 SOURCE = "source[i], no loader"
-# Framework, the package that has its loader, and the module without which that package cannot be imported. The core
-# imports none of them.
+# For each framework, the package with its loader, and the module that this package needs. The core imports none of
+# them.
 PACKAGES = {"numpy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "tensordict"), "jax": ("mouse_jax", "grain")}
 _PREFETCH = 4
-# From here on a batch counts as slow, and fewer ways to load it are tried.
+# Seconds from which on a batch counts as slow; fewer ways to load slow batches are tried.
 _SLOW_SECONDS = 0.03
 _PLANNED_WINDOWS = 32_768
 _FLOOR_WINDOWS = 8192
@@ -49,7 +49,8 @@ class FirstBatches:
 
     Args:
         first_seconds: Seconds from the store to the first batch.
-        added_megabytes: Private memory added until shortly after it; None if the system does not tell.
+        added_megabytes: Growth of private memory until shortly after the first batch; None if the system does not
+            report it.
     """
 
     first_seconds: float
@@ -69,7 +70,7 @@ class BenchReport:
         decoding_share: The share of time spent decoding images; None without encoded images.
         from_disk: Pages read from disk during the measurement.
         machine: A description of the machine.
-        reports: Each loader's report of its waiting times, in one line, by name.
+        reports: By name, each loader's report of its waiting times, in one line.
     """
 
     dataset: Mapping[str, Any]
@@ -83,15 +84,15 @@ class BenchReport:
     reports: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """Return all results as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def _frameworks_of(frameworks: Sequence[str] | None) -> list[str]:
-    """The frameworks that are asked for, or all that are installed.
+    """Return the requested frameworks, or all installed ones.
 
     Raises:
-        ConfigError: One that is not known.
+        ConfigError: A framework is unknown.
     """
     if frameworks is None:
         return [name for name, (_, needs) in PACKAGES.items() if importlib.util.find_spec(needs) is not None]
@@ -103,10 +104,10 @@ def _frameworks_of(frameworks: Sequence[str] | None) -> list[str]:
 
 
 def _class_of(framework: str, name: str) -> Callable[..., Any]:
-    """The framework's loader or buffer; named, not imported, for the core knows no framework.
+    """Return a framework's loader or buffer class; imported by name, because the core must not import frameworks.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The framework is not installed.
     """
     try:
         made: Callable[..., Any] = getattr(importlib.import_module(PACKAGES[framework][0]), name)
@@ -135,12 +136,12 @@ def bench(
 
     Args:
         opened: The dataset.
-        sequence_length, batch_size, fields, dtypes, sampling, boundary, windows: As for a loader.
-        frameworks: Of "numpy", "torch" and "jax"; by default those that are installed.
-        seconds: How long to measure, about.
+        sequence_length, batch_size, fields, dtypes, sampling, boundary, windows: The options of a loader.
+        frameworks: Names among "numpy", "torch" and "jax"; by default all installed ones.
+        seconds: Approximate duration of the measurement.
 
     Raises:
-        ConfigError: An unknown framework or one that is not installed; else see ``BatchSource``.
+        ConfigError: A framework is unknown or not installed; or an error of ``BatchSource``.
     """
     loaders = {name: _class_of(name, "PrefetchBatchifier") for name in _frameworks_of(frameworks)}
     options: dict[str, Any] = {"sequence_length": sequence_length, "batch_size": batch_size, "fields": fields}
@@ -151,9 +152,9 @@ def bench(
     stored = source.batch_size * source.sequence_length * _bytes_of_step(source.spec.values())
     each = _seconds(source.__getitem__)
     slow = each > _SLOW_SECONDS
-    # Batches are planned many at a time; where that counts, they are measured together.
+    # Many batches are planned at a time; if this matters, they are measured together.
     planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / each)))
-    # The floor has no windows with different steps for each field.
+    # Windows with different steps for each field have no floor.
     copies = _floor(source) if windows is None else None
     fixed = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
     fixed.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
@@ -202,7 +203,7 @@ def _dataset_of(opened: Opened) -> dict[str, Any]:
 
 
 def _seconds(take: Callable[[int], Any]) -> float:
-    """Seconds of the faster of two batches."""
+    """Return the seconds of the faster of two batches."""
     found = []
     for number in (1, 2):
         began = time.perf_counter()
@@ -213,7 +214,7 @@ def _seconds(take: Callable[[int], Any]) -> float:
 
 def _floor(source: BatchSource) -> Callable[[int], None] | None:
     """Return a function that copies the stored values of batches; None if these are not plain numbers in memory."""
-    if type(source.snapshot) is not Snapshot:  # a mixture of stores
+    if type(source.snapshot) is not Snapshot:  # mixtures of stores have none
         return None
     fields = {name: spec for name, spec in source.spec.items() if spec.column}  # a mask is computed, not copied
     batches = []
@@ -255,7 +256,7 @@ def _bytes_of_step(specs: Iterable[FieldSpec]) -> int:
 
 
 def _decoding_share(store: Store, source: BatchSource, options: Mapping[str, Any]) -> float | None:
-    """Return the share of a batch's time that its encoded image fields cost."""
+    """Return the share of a batch's time that decoding its image fields takes."""
     from mouse_core._arrow.column_types import column_type
 
     types = {name: column_type(data_type) for name, data_type in store.columns.items()}
@@ -275,7 +276,7 @@ def _decoding_share(store: Store, source: BatchSource, options: Mapping[str, Any
 
 
 def _disk_reads() -> int:
-    """Pages that this process has waited for a disk to deliver."""
+    """Return the number of page faults of this process that waited for a disk."""
     if os.name != "posix":
         return 0
     import resource
@@ -287,20 +288,20 @@ def _disk_reads() -> int:
 
 
 def bench_own(opened: Opened, make: Callable[..., Any], *, name: str, seconds: float = 10.0) -> BenchReport:
-    """Measure what a function of one's own makes of a dataset: any loader, buffer or iterable, with any options.
+    """Measure a loader, buffer or iterable that a function of the user creates from a dataset.
 
     Args:
         opened: The dataset.
-        make: Called with its store; gives something with ``next_batch()`` or ``sample()``, or to iterate over. Where
-            it has a parameter ``num_workers``, it is tried with 0, 1 and 2.
-        name: What to call it.
-        seconds: How long to measure, about.
+        make: Called with the dataset's store; returns an object with ``next_batch()`` or ``sample()``, or an iterable.
+            If the function has a parameter ``num_workers``, the values 0, 1 and 2 are tried.
+        name: Name of the function in the report.
+        seconds: Approximate duration of the measurement.
 
     Returns:
-        The report; without a floor, as nothing is known of how batches are made.
+        The report, without a floor, because it is unknown how batches are created.
 
     Raises:
-        ConfigError: It gives something else.
+        ConfigError: The function returns another object.
     """
     tried: list[int | None] = [0, 1, 2] if "num_workers" in inspect.signature(make).parameters else [None]
 
@@ -323,11 +324,12 @@ class _Way(NamedTuple):
     Args:
         name: Its name.
         make: Creates the loader, buffer or iterable.
-        workers: The threads of the loader; None if unknown.
+        workers: Number of threads of the loader; None if unknown.
         framework: "numpy", "torch" or "jax"; None if unknown.
-        multiple: The number of batches that are only measured together; None: as many as take a moment.
-        prefetch: The number of batches that a loader with threads has ready.
-        wall: Whether it is charged the wall clock, as of a loader with processes; else only if its batches are slow.
+        multiple: Number of batches that are measured together; None: as many as take a short time.
+        prefetch: Number of batches that a loader with threads prepares.
+        wall: Whether the wall-clock time counts, as for a loader with processes; otherwise it counts only if batches
+            are slow.
     """
 
     name: str
@@ -347,21 +349,21 @@ def _measured(
     floor_bytes: int = 0,
     nbytes: int | None = None,
 ) -> tuple[dict[str, Any], list[Line], dict[str, FirstBatches], dict[str, str], set[str]]:
-    """Create and measure some ways to get batches, in turns.
+    """Create several ways to get batches, and measure them in turns.
 
     Args:
         ways: The ways; objects with ``close()`` are closed.
         seconds: The approximate duration.
-        fixed: Contenders that take part, too.
+        fixed: Further contenders.
         floor_bytes: Bytes of a batch of the floor.
-        nbytes: Bytes of a batch; None: those of the first way.
+        nbytes: Bytes of a batch; None: the bytes of the first way's batches.
 
     Returns:
-        Megabytes and fields of a batch; the lines; by name the costs of first batches, and the reports of loaders; and
-        the names of buffers that are drawn from.
+        Megabytes and fields of a batch; the lines; by name the costs of first batches and the reports of loaders; and
+        the names of the replay buffers.
 
     Raises:
-        ConfigError: A way gives no batches.
+        ConfigError: A way returns no batches.
     """
     contenders, kinds, drawn = list(fixed), dict[str, tuple[str, int]](), set[str]()
     made, first, batches = dict[str, Any](), dict[str, FirstBatches](), []
@@ -412,7 +414,7 @@ def _taker(loader: Any, name: str) -> Callable[[int], Any]:
 
 
 def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the batches of a thing to iterate over, again and again."""
+    """Yield the batches of an iterable, again and again."""
     while True:
         empty = True
         for batch in loader:
@@ -423,17 +425,17 @@ def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
 
 
 def _wait(take: Callable[[int], Any], number: int = 0) -> None:
-    """Take a batch, and wait until arrays that are still being made are there."""
+    """Take a batch, and wait until its arrays are computed."""
     for _, values in _leaves(take(number)):
         if hasattr(values, "block_until_ready"):
             values.block_until_ready()
 
 
 def _leaves(batch: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of a batch, by name; those within others with a dot between the names."""
+    """Return the arrays of a batch by name; names of nested arrays are joined by dots."""
     if isinstance(batch, tuple | list):
         batch = {str(place): one for place, one in enumerate(batch)}
-    if isinstance(batch, Mapping) or (hasattr(batch, "items") and hasattr(batch, "keys")):  # a TensorDict, say
+    if isinstance(batch, Mapping) or (hasattr(batch, "items") and hasattr(batch, "keys")):  # for example a TensorDict
         for name, one in batch.items():
             yield from _leaves(one, f"{prefix}{name}.")
     elif hasattr(batch, "nbytes") and hasattr(batch, "shape"):
@@ -445,7 +447,7 @@ def _described(array: Any) -> str:
 
 
 def _framework_of(loader: Any) -> str:
-    """The framework whose package a loader is of."""
+    """Return the framework whose package defines a loader."""
     package = type(loader).__module__.split(".")[0]
     return next((name for name, (one, _) in PACKAGES.items() if one == package), "numpy")
 
@@ -463,22 +465,22 @@ def bench_replay(
     frameworks: Sequence[str] | None = None,
     seconds: float = 10.0,
 ) -> BenchReport:
-    """Measure draws from a replay buffer in memory that a dataset's rows are written to.
+    """Measure draws from a replay buffer in memory, filled with a dataset's rows.
 
     Args:
         opened: The dataset.
-        capacity: How many rows the buffer holds; as many of the first are written, or all.
-        batch_size: Rows in a batch, or slices.
-        sequence_length: Steps of slices within episodes; None: single rows.
-        fields: Only these; by default all.
-        frameworks: Of "numpy", "torch" and "jax"; by default those that are installed.
-        seconds: How long to measure, about.
+        capacity: Capacity of the buffer in rows; the first rows of the dataset are written, as many as fit.
+        batch_size: Number of rows, or slices, in a batch.
+        sequence_length: Number of steps of slices within episodes; None: single rows.
+        fields: Names of the fields to write; by default all.
+        frameworks: Names among "numpy", "torch" and "jax"; by default all installed ones.
+        seconds: Approximate duration of the measurement.
 
     Returns:
-        The report; without a floor. What is drawn ahead is of rows as they were some batches before.
+        The report, without a floor. Batches that are drawn in advance have the rows of some batches before.
 
     Raises:
-        ConfigError: Fields that are not there, a number out of range, or a framework that is not installed.
+        ConfigError: A field does not exist, a number is out of range, or a framework is not installed.
     """
     chosen = _frameworks_of(frameworks)
     storage, rate = _filled(opened, check_count("capacity", capacity), fields)
@@ -511,7 +513,7 @@ def bench_replay(
 
 
 def _filled(opened: Opened, capacity: int, fields: Sequence[str] | None) -> tuple[ArrayStorage, float]:
-    """A storage with the first rows, and how many were written a second."""
+    """Return a storage with the first rows, and the number of rows that were written per second."""
     rows = ReplayBuffer(opened.to_store(), batch_size=1).storage
     count = min(capacity, len(rows))
     storage = ArrayStorage(capacity, alignment=rows.alignment)

@@ -1,4 +1,4 @@
-"""Showing what ``mouse bench`` found, with rich where it is installed."""
+"""Prints the results of ``mouse bench``, with rich if it is installed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def heading(report: BenchReport) -> list[str]:
 
 
 def _offsets(offsets: Sequence[int]) -> str:
-    """Offsets as --window takes them."""
+    """Return offsets in the form of the option --window."""
     first, last = offsets[0], offsets[-1]
     if len(offsets) > 2 and list(offsets) == list(range(first, last + 1)):
         return f"{first}:{last + 1}"
@@ -71,7 +71,7 @@ def _offsets(offsets: Sequence[int]) -> str:
 
 
 def rows(report: BenchReport) -> list[tuple[str, ...]]:
-    """A row of text for each way to get batches."""
+    """Return a row of texts for each way to get batches."""
     return [
         (
             line.name,

@@ -126,7 +126,7 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def viewer_of(chosen: argparse.Namespace) -> list[str]:
-    """Return the command that shows the same data with the same reading options, word by word."""
+    """Return the words of the command that shows the same data with the same reading options."""
     words = ["mouse", "view", chosen.source]
     for name in ("format", "final", "last_step", "tolerance", "split", "alignment", "image_root"):
         given = getattr(chosen, name)
@@ -149,7 +149,7 @@ def wants_bar() -> bool:
 
 
 def write_text(file: str, text: str) -> None:
-    """Write a page or a report; a file is replaced as a whole or not at all; a link, pipe or device receives the text.
+    """Write a page or report; replace a file completely or not at all; write through links, pipes and devices.
 
     Raises:
         StorageError: The file cannot be written.

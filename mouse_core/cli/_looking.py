@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mouse_core.statistics.by_field import FieldStatistics
 
 _HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
-# For wider fields, only the first dimensions are shown.
+# Largest number of dimensions of a field that are shown.
 _SHOWN = 16
 
 
@@ -46,7 +46,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def run_inspect(chosen: argparse.Namespace) -> int:
-    """Show the contents of recorded data of any format, and warn of common faults.
+    """Show the contents of recorded data of any format, and warn about common faults.
 
     examples:
       mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
@@ -66,7 +66,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     if chosen.html:
         from mouse_core.view.stored import check_plotly
 
-        check_plotly()  # checked before all rows are read
+        check_plotly()  # raises errors before all rows are read
     if chosen.format is None and _show_topics(chosen.source):
         return 0
     stream = data.open_source(chosen)
@@ -106,7 +106,7 @@ def _page(chosen: argparse.Namespace, report: Report) -> str:
 
 
 def _show_topics(source: str) -> bool:
-    """Show the topics of a robot's recording; return whether the source is one."""
+    """Show the topics of a robot's recording; return whether the source is a recording."""
     from mouse_core.formats.opening import is_recording
     from mouse_core.formats.robot_logs import topics_in
 
@@ -208,7 +208,7 @@ def run_view(chosen: argparse.Namespace) -> int:
       mouse view recordings --rerun episodes.rrd        for Rerun; without a file name its viewer is started
       mouse view recordings --no-browser --port 8000    for a connection by ssh -L 8000:127.0.0.1:8000
 
-    The page is served on this machine alone, under a secret address, until Ctrl-C.
+    The page is served only on this machine, at a secret address, until Ctrl-C.
 
     status: 0 ended, 2 unusable data
     """
@@ -223,7 +223,7 @@ def run_view(chosen: argparse.Namespace) -> int:
         stack.enter_context(_ended_by_signals())
         sources = [chosen.source, *chosen.more]
         how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
-        how["final"] = chosen.final or "mark"  # the viewer loses no data, and the page names the missing part
+        how["final"] = chosen.final or "mark"  # the page shows the other data, and names the missing part
         stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
         names = [_name(source) for source in sources]
         if chosen.rerun is not None:
@@ -250,7 +250,7 @@ def run_view(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """End the command at SIGTERM and SIGHUP (sent by a closing terminal) as at Ctrl-C, without leftover files."""
+    """End the command at SIGTERM and SIGHUP (sent by a closing terminal) as at Ctrl-C, and remove temporary files."""
     import signal
     import threading
 

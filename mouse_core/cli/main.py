@@ -31,18 +31,18 @@ from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view
 from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
 
 GROUP = "mouse_core.commands"
-"""The group of entry points."""
+"""The group of entry points for commands of other packages."""
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-"""Two functions: the first declares the command's arguments, the second runs it and returns the exit status.
+"""Two functions: the first declares the command's arguments, the second runs the command and returns the exit status.
 
-The docstring of the second function is the command's help. The function imports what it needs, so that ``mouse --help``
-starts fast.
+The docstring of the second function is the command's help. It imports the modules of the command, so that ``mouse
+--help`` starts fast.
 """
 
 
 def others() -> dict[str, Command]:
-    """Return the commands of other packages by name; running a command that cannot be loaded prints the reason."""
+    """Return the commands of other packages by name; a command that cannot be loaded prints the reason."""
     from importlib.metadata import entry_points
 
     return {entry.name: _loaded(entry) for entry in entry_points(group=GROUP)}
@@ -121,7 +121,7 @@ def run_record(chosen: argparse.Namespace) -> int:
 
     if chosen.vector is None and (chosen.autoreset or chosen.vectorization):
         raise ConfigError("--autoreset and --vectorization: expected --vector N with them, found none")
-    data.find_modules_here()  # environments and policies from modules in this folder
+    data.find_modules_here()  # modules in this folder may define environments and policies
     policy = None if chosen.policy is None else data.function_of(chosen.policy, "policy")
     vector = {"vectorization_mode": chosen.vectorization or "sync", "autoreset": _AUTORESET.get(chosen.autoreset or "")}
     options: dict[str, Any] = {} if chosen.alignment is None else {"alignment": chosen.alignment}
@@ -227,7 +227,7 @@ def _statistics(folder: str, stores: dict[str, Any]) -> Any:
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Return the source's splits as stores; a source other than a dataset on disk is converted to one first."""
+    """Return the source's splits as stores; other sources than datasets on disk are converted to a dataset first."""
     from mouse_core import formats
     from mouse_core.errors import AlignmentWarning
     from mouse_core.formats.converting import convert
@@ -250,7 +250,7 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
         target = Path(folder) / name
         convert(part, target, progress=wants_bar())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AlignmentWarning)  # convert has printed the message
+            warnings.simplefilter("ignore", AlignmentWarning)  # convert has already printed the message
             stores[name] = DatasetStore.open(target)
     return stores
 
@@ -274,11 +274,11 @@ def run_upload(chosen: argparse.Namespace) -> int:
       mouse upload runs/collect s3://bucket/runs/collect
       mouse upload runs/collect gs://bucket/collect --follow        while another process writes the folder
 
-    Files that exist at the address are not sent again, and the manifest comes last: a concurrent reader sees the store
-    before or after the upload. Rows are sent once they are sealed; closing the store seals all rows. Credentials come
-    from the environment or a profile, as for other programs that use the storage.
+    Files that exist at the address are not sent again, and the manifest is sent last, so that a concurrent reader sees
+    the store either before or after the upload. Rows are sent once they are sealed; closing the store seals all rows.
+    Credentials come from the environment or a profile, as for other programs that use the storage.
 
-    status: 0 sent, 2 the store cannot be sent, or another store is there, 130 --follow was interrupted
+    status: 0 sent, 2 the store cannot be sent, or another store is at the address, 130 --follow was interrupted
     """
     from mouse_core.store.remote import Uploaded, follow, upload
 
@@ -308,9 +308,9 @@ def declare_preprocess(parser: argparse.ArgumentParser) -> None:
 
 
 def run_preprocess(chosen: argparse.Namespace) -> int:
-    """Write the results of a function for all rows to a new dataset, once for the same rows and function.
+    """Apply a function to all rows and write the result to a new dataset, once for the same rows and function.
 
-    The function takes whole episodes, {column: array [n, ...]}, and returns new columns or replacements.
+    The function receives complete episodes, {column: array [n, ...]}, and returns new or changed columns.
 
     examples:
       mouse preprocess recordings features:embed embedded              embed(columns) of features.py in this folder
@@ -365,7 +365,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
       mouse verify recordings --strict                  status 1 if there are no checksums to compare, for scripts
       mouse verify runs/collect                         the folder of a DatasetStore.open, also while it is written
 
-    status: 0 undamaged, 1 with --strict: no checksum or digest for some data, 2 damaged or unusable data
+    status: 0 undamaged, 1 with --strict if some data have no checksum or digest, 2 damaged or unusable data
     """
     from mouse_core.formats.verifying import verify
 
@@ -409,8 +409,8 @@ def run_repair(chosen: argparse.Namespace) -> int:
       mouse repair runs/collect --dry-run               print which rows would be dropped
       mouse repair runs/collect                         damaged files go into runs/collect/damaged
 
-    Rows after a damaged file are kept from the next begin of an episode on. A manifest that is lost or damaged is
-    restored from its copy.
+    Behind a damaged file, rows are kept from the next begin of an episode on. A lost or damaged manifest is restored
+    from its copy.
 
     status: 0 undamaged or repaired, 2 not repairable, or a process is writing the store
     """
@@ -488,7 +488,7 @@ def run_tokenize(chosen: argparse.Namespace) -> int:
 
 
 def _recipe(chosen: argparse.Namespace) -> Any:
-    """Return the recipe of ``--as`` with the chosen options; ConfigError for options that the recipe does not have."""
+    """Return the recipe of ``--as`` with the chosen options; raise ConfigError for options that the recipe lacks."""
     kind = _kind(chosen.kind)
     if chosen.max_length is None and not chosen.kind.endswith("tokens"):
         raise ConfigError(f"--max-length: expected the tokens of a row for --as {chosen.kind}, found none")
@@ -536,14 +536,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: The arguments after ``mouse``; by default those of the process.
+        arguments: The arguments after ``mouse``; by default the arguments of the process.
 
     Returns:
         The exit status:
 
         - 0: done
-        - 1: ``mouse inspect --strict`` found warnings, or ``mouse verify --strict`` had no checksum for some data
-        - 2: an error that the user can correct, printed in one line; or no command, and the commands were listed
+        - 1: ``mouse inspect --strict`` found warnings, or ``mouse verify --strict`` found data without checksums
+        - 2: an error that the user can correct, printed in one line; or no command was given, and the commands were
+          listed
         - 130: interrupted from the keyboard
     """
     parser = argparse.ArgumentParser(
@@ -558,7 +559,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     more = {} if asked[:1] and asked[0] in _COMMANDS else others()
     for name, (declare, run) in (
         _COMMANDS | more | _COMMANDS
-    ).items():  # a command of another package cannot replace one of these
+    ).items():  # commands of other packages cannot replace these
         purpose, _, examples = (getdoc(run) or "").partition("\n\n")
         command = commands.add_parser(
             name,
@@ -627,7 +628,7 @@ def _version() -> str:
 
     try:
         return version("mouse-data")
-    except PackageNotFoundError:  # used from a source folder
+    except PackageNotFoundError:  # used from a source folder without installation
         return "of a source folder"
 
 
@@ -727,7 +728,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
 
 
 def _check_bench(chosen: argparse.Namespace) -> None:
-    """Raise ConfigError for options that have no effect on the measurement, or contradict each other."""
+    """Raise ConfigError for options that would have no effect on the measurement, or contradict each other."""
     loaders = {"--dtype": chosen.dtype, "--window": chosen.window, "--boundary": chosen.boundary != "stream"}
     loaders["--sampling"] = chosen.sampling != "random"
     asked = {"--run": chosen.own is not None, "--replay": chosen.replay is not None}

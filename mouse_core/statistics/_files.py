@@ -1,4 +1,4 @@
-"""Statistics in files: LeRobot's ``meta/stats.json``, and beside it what it takes to count on."""
+"""Files of statistics: LeRobot's ``meta/stats.json``, and beside it the data for counting more rows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def save(
     fingerprints: tuple[str, str],
     folder: Path,
 ) -> None:
-    """Write both files; see ``Statistics.save``. What was found is ``FieldStatistics`` by field."""
+    """Write both files; see ``Statistics.save``. ``found`` has the ``FieldStatistics`` by field."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
     keys = {name: _KEYS.get(name, name) for name in parts}
     stats |= {keys[name]: _entry(found[name], parts[name]) for name in parts}
     text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
-    # A part with known quantiles, from a file of LeRobot or of a mixture, has no more than the text.
+    # A part with fixed quantiles, from a file of LeRobot or from a mixture, is only in ``stats.json``.
     fields = {
         name: {
             **part.layout._asdict(),
@@ -62,7 +62,7 @@ def save(
 
 
 def _without_nan(said: Any) -> Any:
-    """Return a value with null for NaN and infinities, which are not JSON."""
+    """Return a value with null in place of NaN and infinities, which JSON does not have."""
     if isinstance(said, Mapping):
         return {key: _without_nan(one) for key, one in said.items()}
     if isinstance(said, list):
@@ -71,9 +71,9 @@ def _without_nan(said: Any) -> Any:
 
 
 def _entry(found: Any, part: PartialMoments) -> dict[str, Any]:
-    """Return ``FieldStatistics`` in LeRobot's layout: a number a step as ``[1]``, images as ``[C, 1, 1]`` in 0..1.
+    """Return ``FieldStatistics`` in LeRobot's layout: single numbers as ``[1]``, images as ``[C, 1, 1]`` in 0..1.
 
-    Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
+    Dimensions without counted numbers have NaN and infinities, which the file stores as null.
     """
     shape = part.layout.shape or (1,)
     values = {name: getattr(found, name) for name in _MOMENTS}
@@ -86,7 +86,7 @@ def _entry(found: Any, part: PartialMoments) -> dict[str, Any]:
 
 
 def _quantile_key(share: float) -> str:
-    """ "q01" for 0.01; "q2.5" for 0.025."""
+    """ Return the key of a quantile: "q01" for 0.01, "q2.5" for 0.025."""
     percent = round(share * 100, 9)
     return f"q{int(percent):02d}" if percent == int(percent) else f"q{percent}"
 
@@ -117,7 +117,7 @@ def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
 
 
 def load(folder: Path) -> _Content:
-    """Read what ``save`` or LeRobot wrote: parts, shares, rows and both fingerprints; see ``Statistics.load``."""
+    """Read a file of ``save`` or LeRobot; return parts, shares, rows and both fingerprints; see ``Statistics.load``."""
     file = folder / "meta" / _JSON
     if not file.is_file():
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
@@ -145,10 +145,10 @@ def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
         said = {share: 255 * one for share, one in said.items()}
         shape = shape[:1]
     elif shape == (1,) and not key.startswith(("action", "obs")):
-        shape = ()  # which is how LeRobot writes a number a step
+        shape = ()  # LeRobot's shape for single numbers
     moments = Moments(int(np.prod(shape, dtype=np.int64)))
     mean, std, low, high = (values[name].reshape(-1) for name in _MOMENTS)
-    number = 1 if count is None else count  # of which there are, so that there is a deviation
+    number = 1 if count is None else count  # at least 1, for a deviation
     moments.count = np.where(nothing, 0, number)
     moments.mean, moments.squares = np.where(nothing, 0, mean), np.where(nothing, 0, std**2 * number)
     moments.low, moments.high = np.where(nothing, np.inf, low), np.where(nothing, -np.inf, high)
@@ -160,7 +160,7 @@ def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
 def _where_nothing_counted(
     file: Path, key: str, values: Mapping[str, Floats], said: Mapping[float, Floats]
 ) -> npt.NDArray[np.bool_]:
-    """The dimensions that are null throughout, ``[width]``; others must have numbers, and no negative deviation."""
+    """Return a mask of the dimensions in which all statistics are null, ``[width]``; check the others."""
     there = np.stack([np.isfinite(one).reshape(-1) for one in (*values.values(), *said.values())])
     wrong = (there.any(axis=0) & ~there.all(axis=0)) | (values["std"].reshape(-1) < 0)
     if wrong.any():
@@ -173,7 +173,7 @@ def _where_nothing_counted(
 
 
 def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int | None]:
-    """The moments by name and the quantiles by share, all of one shape, and the count, which LeRobot 2.0 had not."""
+    """Return moments by name, quantiles by share, all of one shape, and the count (None for LeRobot 2.0)."""
     try:
         values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
         (count,) = entry.get("count", [None])
@@ -188,12 +188,12 @@ def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], di
 
 
 def _share_of(name: str) -> float | None:
-    """0.01 for "q01"; None for what is no quantile."""
+    """Return the share of a key: 0.01 for "q01"; None if the key is no quantile."""
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
 
 
 def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content]:
-    """Read the statistics and LeRobot's names for them."""
+    """Read the statistics that ``update`` needs, and LeRobot's names of the fields."""
     try:
         state = read_checkpoint(file)
         if state["digest"] != digest:

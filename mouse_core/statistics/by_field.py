@@ -27,7 +27,7 @@ from mouse_core.store.views import Store
 
 Int64s = npt.NDArray[np.int64]
 
-# The column that marks rows whose observation the recording lacks, and the number of its rows that are read together.
+# Column that marks rows without a recorded observation, and the number of its rows that are read together.
 _MISSING = "observation_missing"
 _MARKS = 1 << 18
 
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 
 def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counted:
-    """Count the rows of a block, where they lie or in reused memory."""
+    """Count the rows of a block, in place or in reused memory."""
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
     dtype = dtype_of(reader)
@@ -63,12 +63,12 @@ def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counte
 
 
 def dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
-    """Return the dtype in which a field is counted: the stored one, or float64 where that cannot hold the values."""
+    """Return the dtype in which a field is counted: the stored dtype, or float64 if the values do not fit it."""
     return reader.stored_dtype(np.dtype(np.float64))
 
 
 def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
-    """Return a reader that gives NaN for nulls; None for images, and where nulls are not counted anyway."""
+    """Return a reader that returns NaN for nulls; None for images, and if nulls are not counted anyway."""
     field = reader.field
     if field.fill is None or not np.isfinite(field.fill) or field.image:
         return None
@@ -79,7 +79,7 @@ def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | 
 
 
 class MissingRows:
-    """The rows of a snapshot in which fields have no value of their own.
+    """The rows of a snapshot in which fields have only placeholder values.
 
     Args:
         snapshot: The rows.
@@ -90,7 +90,7 @@ class MissingRows:
         self._missing: tuple[int, Int64s] | None = None
 
     def dropped(self, name: str, begin: int) -> Int64s:
-        """Return the rows without a value of a field, at least from row ``begin`` on, ascending."""
+        """Return the rows without a real value of a field, at least from row ``begin`` on, ascending."""
         snapshot = self._snapshot
         if snapshot.readers[name].field.is_of_transition:
             arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
@@ -102,7 +102,7 @@ class MissingRows:
         return self._missing[1]
 
     def _marked(self, begin: int) -> Int64s:
-        """The rows from ``begin`` on whose observation the recording lacks."""
+        """Return the rows from ``begin`` on without a recorded observation."""
         snapshot = self._snapshot
         said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
         types, rows = snapshot.config.types, snapshot.num_rows
@@ -118,15 +118,15 @@ def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: S
     """Join the moments and quantiles of several parts of one field.
 
     Args:
-        parts: What was counted of each.
-        weights: How much a row of each counts, above 0.
-        shares: Of the quantiles.
+        parts: The counts of each part.
+        weights: The weight of a row of each part, above 0.
+        shares: The shares of the quantiles.
 
     Returns:
-        A part that cannot be counted on.
+        A part to which no rows can be added.
     """
     first, counts = parts[0], np.stack([part.all.moments.count for part in parts])
-    # How much all numbers of each part count, [P, width]: 30 rows of weight 2 as much as 60 of weight 1.
+    # Total weight of each part, [P, width]: 30 rows of weight 2 count as much as 60 rows of weight 1.
     sizes = counts * np.asarray(weights, np.float64)[:, None]
     moments = _moments([part.all.moments for part in parts], sizes)
     spreads = [part.all.spread for part in parts]
@@ -145,9 +145,10 @@ def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: S
 
 
 def _moments(parts: Sequence[Moments], sizes: Floats) -> Moments:
-    """Mean, deviation and range of several parts that count for so much.
+    """Return mean, deviation and range of weighted parts.
 
-    Of means 2 and 6 that count for 3 and 1, the mean is 3; deviations of 0 make a variance of (3 * 1 + 1 * 9) / 4 = 3.
+    Example: means 2 and 6 with weights 3 and 1 give the mean 3; with deviations of 0, the variance is (3 * 1 + 1 * 9) /
+    4 = 3.
     """
     made = Moments(sizes.shape[1])
     made.count = np.sum([one.count for one in parts], axis=0)
@@ -168,9 +169,10 @@ def _moments(parts: Sequence[Moments], sizes: Floats) -> Moments:
 def _quantiles(
     spread: Sequence[Sketch | Tally], weights: Sequence[float], shares: Sequence[float], low: float, high: float
 ) -> tuple[Floats, float]:
-    """Quantiles at one place, and the share of all by which their ranks may be wrong.
+    """Return quantiles of one dimension, and the largest error of their ranks as a share of all numbers.
 
-    Numbers 1, 2 and 3 that count for 1, 1 and 2 lie in the middle of what they count for: at 1/8, 3/8 and 3/4 of all.
+    Each number lies in the middle of its weight: numbers 1, 2 and 3 with weights 1, 1 and 2 are the quantiles 1/8, 3/8
+    and 3/4.
     """
     kept = [_numbers(one) for one in spread]
     values = np.concatenate([numbers for numbers, _ in kept])
@@ -189,7 +191,7 @@ def _quantiles(
 
 
 def _numbers(one: Sketch | Tally) -> tuple[Floats, npt.NDArray[np.float64]]:
-    """The numbers that are kept, and for how many each stands."""
+    """Return the kept numbers, and how many numbers each of them represents."""
     if isinstance(one, Tally):
         there = np.flatnonzero(one.counts)
         return there.astype(np.float64), one.counts[there].astype(np.float64)
@@ -200,20 +202,20 @@ def _numbers(one: Sketch | Tally) -> tuple[Floats, npt.NDArray[np.float64]]:
 Floats = npt.NDArray[np.float64]
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""The shares whose quantiles there are by default, which are LeRobot's."""
+"""Default shares of the quantiles, as in LeRobot."""
 
 
 @dataclass(frozen=True, eq=False)
 class FieldStatistics:
-    """Statistics of one field, by dimension of a step; of images by channel.
+    """Statistics of one field, by dimension of a step; for images by channel.
 
     Args:
         count: The number of finite values, int64; for images, the number of images. 0 if a file does not contain it.
-        mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. NaN, or
-            infinite, without counted values.
+        mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. Without counted
+            values they are NaN or infinite.
         quantiles: float64 by share; empty without quantiles.
         rank_error: The largest error of the rank of a quantile, as a share of all numbers.
-        is_image: Whether these are channels of images.
+        is_image: Whether the statistics are by channel of images.
     """
 
     count: Int64s
@@ -234,7 +236,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         shares: The shares of the quantiles.
         rows: The number of rows that were counted.
         fingerprint: The fingerprint of the snapshot; empty if unknown.
-        content: The fingerprint of the rows alone, whatever they were chosen from.
+        content: The fingerprint of only the rows, independent of their source.
     """
 
     def __init__(
@@ -262,14 +264,15 @@ class Statistics(Mapping[str, FieldStatistics]):
         return {name: _statistics_of(part, self.shares) for name, part in self.parts.items()}
 
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
-        """Return the statistics of a store whose first rows these are, to the bit those that ``statistics`` returns.
+        """Return the statistics of a store that begins with the counted rows; the bits equal those of ``statistics``.
 
-        Only later rows are read, and before them less than a block, about a million numbers. The number of the earlier
-        rows and a few of them are compared, as in a loader's state. Fields that come from a file of LeRobot, and were
-        not counted here, are left out.
+        Only later rows are read, and less than a block (about a million numbers) before them. To check that the earlier
+        rows are the same, their number and a few of them are compared, as for a loader's state. Fields that come from a
+        file of LeRobot, and were not counted here, are left out.
 
         Raises:
-            ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
+            ConfigError: The rows differ, or the statistics were merged, or come from a file without the data for
+                ``update``.
         """
         snapshot = _snapshot_of(store)
         known = [name for name, part in self.parts.items() if part.whole is not None]
@@ -281,15 +284,15 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def is_of(self, store: Store | Snapshot) -> bool:
-        """Return whether they are of the rows of a store, by their number and the fingerprint of a few rows."""
+        """Return whether the statistics belong to a store, judged by its number of rows and a fingerprint of some."""
         snapshot = _snapshot_of(store)
         return self.rows == snapshot.num_rows and self.content in ("", _content(snapshot, self.rows))
 
     def merge(self, *others: Statistics) -> Statistics:
-        """Return the joint statistics of several parts of the data, for the fields that all parts have.
+        """Return the joint statistics of several parts of the data, for the fields in all parts.
 
-        Mean and standard deviation differ from the statistics of the whole data by at most ``1e-6`` of a standard
-        deviation, quantiles by at most ``rank_error``.
+        Mean and standard deviation differ from the statistics of all data by at most ``1e-6`` of a standard deviation,
+        ranks of quantiles by at most ``rank_error``.
 
         Raises:
             ConfigError: A field has another shape, or a file lacks the count of numbers.
@@ -314,7 +317,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot, and the data for ``update``.
 
-        Fields keep their names, but for LeRobot's ``next.reward`` and ``next.done``. Images have values of 0 to 1 in
+        Fields keep their names, except LeRobot's ``next.reward`` and ``next.done``. Images have values of 0 to 1 in
         shape ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json``
         stay.
 
@@ -332,8 +335,8 @@ class Statistics(Mapping[str, FieldStatistics]):
     def load(folder: str | PathLike[str]) -> Statistics:
         """Read the statistics that ``save`` or LeRobot wrote.
 
-        A feature in ``meta/stats.mouse``, which ``save`` writes, keeps its counts, moments and sketches of
-        quantiles. All other features come from ``meta/stats.json``, whose quantiles cannot be updated with more rows.
+        Features in ``meta/stats.mouse``, which ``save`` writes, have their counts, moments and sketches of quantiles.
+        All other features come from ``meta/stats.json``; their quantiles cannot be updated with more rows.
 
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
@@ -358,14 +361,14 @@ def statistics(
     maximum are exact. NaN and infinities are ignored. In "arrived" rows, the first row of an episode has no action and
     reward, so it is excluded from these fields. Rows with ``observation_missing`` are excluded from observations. Nulls
     with a fill are excluded, except in images. The statistics depend only on the rows, not on their layout in files or
-    on threads. In a mixture each row is weighted by the share of its member; a ``Schedule`` of several stages has no
-    such share.
+    on threads. In a mixture, the share of its member weights each row; a ``Schedule`` of several stages has no such
+    share.
 
     Args:
         store: A store or a snapshot.
-        fields: Names; by default all.
-        quantiles: Shares within 0 and 1; without quantiles the call takes a fifth of the time. Rows of more than 1,024
-            numbers have no quantiles.
+        fields: Names of the fields; by default all.
+        quantiles: Shares from 0 to 1. Without quantiles the call takes a fifth of the time. Fields with more than 1,024
+            numbers per row have no quantiles.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -395,7 +398,7 @@ def _snapshot_of(store: Store | Snapshot) -> Snapshot:
 
 
 def _content(snapshot: Snapshot, rows: int) -> str:
-    """The fingerprint of the first rows of a snapshot."""
+    """Return the fingerprint of the first rows of a snapshot."""
     return Snapshot(snapshot.segments, snapshot.config, rows, budget=snapshot.budget).fingerprint
 
 
@@ -407,7 +410,7 @@ def _counted(
     before: Statistics | None = None,
     progress: bool,
 ) -> Statistics:
-    """Statistics of a snapshot's fields, counted on from those of fewer rows."""
+    """Return the statistics of a snapshot's fields, continued from statistics of its first rows."""
     n, marks = snapshot.num_rows, MissingRows(snapshot)
     rows: Any = snapshot
     stretches: list[tuple[int, int, float]] = rows.rows_by_share() if snapshot.has_shares else [(0, n, 1.0)]
@@ -440,7 +443,7 @@ def _planned(
     begin: int,
     end: int,
 ) -> tuple[dict[str, PartialMoments], list[Block]]:
-    """Return the known counts of rows ``begin .. end - 1`` from statistics of fewer rows, and the blocks left."""
+    """Return the known counts of rows ``begin .. end - 1`` from earlier statistics, and the blocks left to count."""
     parts, blocks, n = {}, [], end - begin
     for name in names:
         reader = snapshot.readers[name]

@@ -1,4 +1,4 @@
-"""Counting numbers in parts: moments, sketches of quantiles, and what a field has of both, block by block of rows."""
+"""Counts numbers in parts: moments and sketches of quantiles, for each field, block by block of rows."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ Floats = npt.NDArray[np.float64]
 
 Numbers = npt.NDArray[Any]
 
-# Numbers of a row that are added side by side, and rows that are added at a time: the numbers then fit the cache.
+# Number of values that are added side by side, and number of rows that are added at a time, so that the values fit in
+# the cache.
 _LANES, _ROWS = 8192, 16
-# What float32 can square and add up without losing all of it.
+# Largest number that float32 can square and add up without overflow.
 _NARROWEST, _WIDEST = 1e-12, 1e15
-# A sum of squares around a point that is further from the mean than this number of deviations is computed again,
+# A sum of squares around a point that is more than this number of deviations away from the mean is computed again
 # around the mean.
 _FAR = 4.0
 _NARROW = ("f", "b", "B", "h", "H", "?")
 
 
 class Moments:
-    """Count, mean, squared deviation and range by place; of two parts together by Chan, Golub and LeVeque (1979).
+    """Count, mean, squared deviation and range by dimension; two parts are merged as in Chan, Golub and LeVeque (1979).
 
-    NaN and infinities count for nothing. Mean and deviation are those of float64 up to ``1e-6`` of the deviation:
-    numbers that fit float32 are added in it, around a number near them, sixteen at a time.
+    NaN and infinities are ignored. Mean and deviation equal the results in float64 up to ``1e-6`` of the deviation:
+    numbers that fit float32 are added in float32, sixteen at a time, after a number near their mean is subtracted.
 
     Args:
-        width: How many numbers there are in a row, each of which has its own.
+        width: Number of dimensions of a row; each has its own moments.
 
     Attributes:
         count: int64 ``[width]``.
-        mean, squares: float64 ``[width]``, ``squares`` being the sum of squared deviations from the mean.
+        mean, squares: float64 ``[width]``; ``squares`` is the sum of squared deviations from the mean.
         low, high: float64 ``[width]``; infinite where nothing was counted.
     """
 
@@ -48,15 +49,15 @@ class Moments:
         self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)
 
     def add(self, rows: Numbers) -> None:
-        """Take in ``[n, width]``, C-contiguous."""
+        """Count rows ``[n, width]``, C-contiguous."""
         if not len(rows):
             return
-        with np.errstate(all="ignore"):  # what comes of infinities is looked at
+        with np.errstate(all="ignore"):  # results with infinities are checked below
             found = _moments_of(rows)
         self._take(*found)
 
     def add_counts(self, counts: npt.NDArray[np.int64]) -> None:
-        """Take in whole numbers from 0 by how often each came, ``[width, k]``, of which some did at every place."""
+        """Count the integers ``0 .. k - 1`` by their frequencies, ``[width, k]``, which must not all be 0 in a row."""
         values, there = np.arange(counts.shape[1], dtype=np.float64), counts > 0
         count = counts.sum(axis=1)
         mean = (counts @ values) / count
@@ -65,19 +66,19 @@ class Moments:
         self._take(count, mean, squares, low.astype(np.float64), high.astype(np.float64))
 
     def weigh(self, numbers: int) -> None:
-        """Count ``numbers`` as one: those of a picture, say."""
+        """Divide the count by ``numbers``, so that, for example, all pixels of an image count as one."""
         self.count, self.squares = self.count // numbers, self.squares / numbers
 
     def merge(self, other: Moments) -> None:
-        """Take in what another has counted."""
+        """Add the counts of another object."""
         self._take(other.count, other.mean, other.squares, other.low, other.high)
 
     def _take(self, count: npt.NDArray[np.int64], mean: Floats, squares: Floats, low: Floats, high: Floats) -> None:
-        """Take in a part.
+        """Add the moments of a part.
 
-        Of 3 numbers with mean 2 and 1 number with mean 6, the mean is 2 + (6 - 2) * 1/4 = 3, and the squares grow by
-        those of the part and by (6 - 2)^2 * 3 * 1/4 = 12. Where the lowest is the highest, that is the mean: a
-        thousand times a thousandth of 0.1 is not quite 0.1, and a constant must have no deviation at all.
+        Example: 3 numbers with mean 2 and 1 number with mean 6 have the mean 2 + (6 - 2) * 1/4 = 3; the squares grow by
+        the squares of the part and by (6 - 2)^2 * 3 * 1/4 = 12. If the minimum equals the maximum, it is also the mean,
+        so that rounding errors give a constant no deviation.
         """
         total = self.count + count
         share = count / np.maximum(total, 1)
@@ -85,12 +86,12 @@ class Moments:
         self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
         same = self.low == self.high
         self.squares = np.where(same, 0.0, self.squares + squares + change**2 * self.count * share)
-        self.mean = np.where(same, self.low + 0.0, self.mean + change * share)  # which makes 0.0 of -0.0
+        self.mean = np.where(same, self.low + 0.0, self.mean + change * share)  # converts -0.0 to 0.0
         self.count = total
 
     @property
     def deviation(self) -> Floats:
-        """The standard deviation of all that came, float64 ``[width]``; NaN where nothing did."""
+        """The standard deviation of all counted numbers, float64 ``[width]``; NaN without numbers."""
         with np.errstate(invalid="ignore"):
             return np.sqrt(self.squares / np.where(self.count, self.count, np.nan))
 
@@ -99,18 +100,18 @@ _Part = tuple[npt.NDArray[np.int64], Floats, Floats, Floats, Floats]
 
 
 def _moments_of(rows: Numbers) -> _Part:
-    """Count, mean, squares, lowest and highest of some rows, float64 ``[width]`` each."""
+    """Return count, mean, squares, lowest and highest number of rows, float64 ``[width]`` each."""
     if rows.dtype == np.float16 or is_ml_float(rows.dtype):
-        rows = rows.astype(np.float32)  # which is fast, unlike comparing such numbers
+        rows = rows.astype(np.float32)  # fast, unlike comparisons of such numbers
     n, width = rows.shape
-    # The median of a few rows is near the most of them, however far away some are.
+    # The median of a few rows is near most numbers, however far away some numbers are.
     around = np.median(rows[:: max(1, n // 32)][:33].astype(np.float64), axis=0)
     around = np.where(np.isfinite(around), around, 0.0)
     narrow = rows.dtype.char in _NARROW
     total, squares, low, high = _sums(rows, around, np.dtype(np.float32 if narrow else np.float64))
     if narrow:
         around = around.astype(np.float32).astype(np.float64)
-        spread = high - low  # NaN or infinite where a number is
+        spread = high - low  # NaN or infinite if any number is
         if not ((spread == 0) | ((spread > _NARROWEST) & (spread < _WIDEST)) | ~np.isfinite(spread)).all():
             total, squares, low, high = _sums(rows, around, np.dtype(np.float64))
     odd = ~(np.isfinite(total) & np.isfinite(squares))
@@ -122,17 +123,17 @@ def _moments_of(rows: Numbers) -> _Part:
         mean = total / n
         deviations = squares - total * mean
     found = np.full(width, n), around + mean, np.maximum(deviations, 0), low, high
-    if odd.any():  # only these places are looked at number by number
+    if odd.any():  # only these dimensions are checked number by number
         for one, exact in zip(found, _finite_moments(rows[:, odd]), strict=True):
             one[odd] = exact
     return found
 
 
 def _sums(rows: Numbers, around: Floats, dtype: np.dtype[Any]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Sum and sum of squares of ``rows - around``, the lowest and the highest, ``[width]`` each.
+    """Return sum and sum of squares of ``rows - around``, the lowest and the highest number, ``[width]`` each.
 
-    Rows of 3 numbers lie side by side as ``lanes`` of 8190, of which 16 are added at a time: so a sum of float32 has 16
-    terms, and those sums are added in float64.
+    Rows of 3 numbers are arranged as ``lanes`` of 8190 numbers, and 16 lanes are added at a time. So a sum in float32
+    has 16 terms, and these sums are added in float64.
     """
     n, width = rows.shape
     beside = min(max(1, _LANES // width), n)
@@ -168,7 +169,7 @@ def _folds(*sums: Numbers) -> zip[tuple[Any, Numbers]]:
 
 
 def _finite_moments(rows: Numbers) -> _Part:
-    """Return the moments where some numbers are not finite, or too large to be squared."""
+    """Return the moments of dimensions with numbers that are not finite, or too large to be squared."""
     numbers = rows.astype(np.float64)
     there = np.isfinite(numbers)
     count = there.sum(axis=0)
@@ -179,23 +180,23 @@ def _finite_moments(rows: Numbers) -> _Part:
     return count, mean, squares, low, high
 
 
-# A level holds fewer numbers than this; half of them go to the next when it is full.
+# A level has fewer numbers than this; when it is full, half of its numbers go to the next level.
 _FULL = 8192
 
 
 class Sketch:
-    """A sketch of quantiles: a few numbers, each of which stands for a power of two (Munro and Paterson, 1980).
+    """A sketch of quantiles: each kept number represents 1, 2, 4, ... numbers (Munro and Paterson, 1980).
 
-    Numbers on level 3 stand for 8 each. When a level is full it is sorted, and every second number goes to the next
-    level. Whoever counts how many numbers lie below some value is then wrong by what one number stands for, at most;
-    ``error`` adds that up, so it is a bound for these numbers, not for chance. Below 8,192 numbers nothing is left out;
-    of ten million it is 0.06%, of a thousand million 0.13%.
+    A number on level 3 represents 8 numbers. When a level is full, it is sorted, and every second number goes to the
+    next level. The rank of a value is then wrong by at most the number that one entry represents. ``error`` is the sum
+    of these errors, so it is a strict bound, not a probability. Below 8,192 numbers, all are kept and ranks are exact;
+    for ten million numbers the error of ranks is 0.06%, for a thousand million 0.13%.
 
     Attributes:
-        count: How many finite numbers came.
-        error: By how many numbers a rank may be wrong.
-        turns: A bit for each level: whether it is the upper of two numbers whose turn it is to be kept.
-        levels: What is kept, float64 ``[n]`` each.
+        count: Number of counted finite numbers.
+        error: Largest error of a rank.
+        turns: A bit for each level: whether the upper of two numbers is kept the next time.
+        levels: The kept numbers of each level, float64 ``[n]`` each.
     """
 
     def __init__(self) -> None:
@@ -203,10 +204,11 @@ class Sketch:
         self.levels: list[Floats] = []
 
     def add(self, ordered: npt.NDArray[Any]) -> None:
-        """Take in finite numbers ``[n]`` in ascending order.
+        """Count finite numbers ``[n]`` in ascending order.
 
-        Of 30,001 numbers every fourth goes to level 2, from the third on. Five are up to the 19th number, which say 20:
-        a rank is wrong by 2 at most. The one that is left over behind them goes to level 0.
+        Example: of 30,001 numbers, every fourth goes to level 2, from the third on, and represents 4 numbers. Up to the
+        19th number, five are kept, so the estimated rank is 20: ranks are wrong by at most 2. The last number, which is
+        left over, goes to level 0.
         """
         self.count += len(ordered)
         level = (len(ordered) // _FULL).bit_length()
@@ -217,7 +219,7 @@ class Sketch:
         self.error += step // 2
 
     def merge(self, other: Sketch) -> None:
-        """Take in what another has; ranks may then be wrong by as much as both together."""
+        """Add the numbers of another sketch; the errors of ranks add up."""
         self.count += other.count
         self.error += other.error
         for level, numbers in enumerate(other.levels):
@@ -232,7 +234,7 @@ class Sketch:
         held.sort()
         pairs = len(held) // 2 * 2
         self.levels[level] = held[pairs:]
-        # The lower of two now, the upper of two the next time: on the whole neither is preferred.
+        # The lower number of each pair is kept now, the upper one the next time, so that ranks have no bias.
         upper = (self.turns >> level) & 1
         self.turns ^= 1 << level
         self.error += 1 << level
@@ -240,20 +242,20 @@ class Sketch:
 
     @property
     def rank_error(self) -> float:
-        """By what share of all numbers the rank of a quantile may be wrong, at most; 0 where all are kept."""
+        """Largest error of the rank of a quantile, as a share of all numbers; 0 if all numbers are kept."""
         if len(self.levels) <= 1:
             return 0.0
         return (self.error + (1 << (len(self.levels) - 1))) / max(self.count, 1)
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
-        """The numbers below which some shares of all lie, as ``numpy.quantile`` has them where all are kept.
+        """Return quantiles; if all numbers are kept, they equal those of ``numpy.quantile``.
 
         Args:
-            shares: Within 0 and 1.
-            low, high: The lowest and the highest of all numbers.
+            shares: The shares, from 0 to 1.
+            low, high: The lowest and the highest counted number.
 
         Returns:
-            float64 ``[len(shares)]``, NaN where nothing came.
+            float64 ``[len(shares)]``; NaN without numbers.
         """
         if not self.count:
             return np.full(len(shares), np.nan)
@@ -261,17 +263,17 @@ class Sketch:
         weights = np.repeat(2.0 ** np.arange(len(self.levels)), [len(level) for level in self.levels])
         order = np.argsort(values, kind="stable")
         values, weights = values[order], weights[order]
-        # Numbers that stand for 1, 1 and 4 are in the middle of ranks 0, 1 and 2 to 5.
+        # Kept numbers that represent 1, 1 and 4 numbers get the middle ranks of 0, 1 and 2 to 5.
         ranks = np.cumsum(weights) - (weights + 1) / 2
         asked = np.asarray(shares, np.float64) * (self.count - 1)
-        # By differences that cannot overflow, halves are taken of large ones.
+        # Large numbers are halved, so that differences cannot overflow.
         scale = 2.0 if max(abs(low), abs(high)) > 1e300 else 1.0
         found = np.interp(asked, [0.0, *ranks, self.count - 1.0], np.array([low, *values, high]) / scale) * scale
         return np.clip(found, low, high)
 
 
 class Tally:
-    """Counts of 256 whole numbers, from which quantiles of bytes are exact.
+    """Counts of the 256 values of a byte, which give exact quantiles.
 
     Attributes:
         counts: int64 ``[256]``.
@@ -283,11 +285,11 @@ class Tally:
         self.counts = np.zeros(256, np.int64) if counts is None else counts
 
     def add(self, numbers: npt.NDArray[np.uint8]) -> None:
-        """Take in bytes ``[n]``."""
+        """Count bytes ``[n]``."""
         self.counts = self.counts + np.bincount(numbers, minlength=256)
 
     def merge(self, other: Tally) -> None:
-        """Take in what another has."""
+        """Add the counts of another object."""
         self.counts = self.counts + other.counts
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
@@ -300,9 +302,9 @@ class Tally:
         return np.asarray(lower + (upper - lower) * (ranks - np.floor(ranks)))
 
 
-# Numbers in a block, approximately: the number of its rows is a power of two.
+# Approximate number of values in a block; the number of its rows is a power of two.
 _BLOCK = 1 << 20
-# Of longer rows there are no quantiles, images aside.
+# Longer rows have no quantiles, except images.
 MOST_PLACES = 1024
 
 
@@ -310,9 +312,9 @@ class Layout(NamedTuple):
     """The layout of a field's numbers in a row.
 
     Args:
-        shape: That statistics have: of a step, or ``(C,)`` of an image.
-        beside: How many numbers of a row go to each place: the pixels of an image, else 1.
-        counted: "bytes", which are counted one by one, "numbers", which are sketched, or "" without quantiles.
+        shape: The shape of statistics: the shape of a step, or ``(C,)`` for images.
+        beside: How many values of a row belong to each dimension: the number of pixels for images, else 1.
+        counted: "bytes" for a ``Tally``, "numbers" for a ``Sketch``, or "" without quantiles.
     """
 
     shape: tuple[int, ...]
@@ -321,17 +323,17 @@ class Layout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The number of places."""
+        """Number of dimensions."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
+        """Number of rows of a block."""
         fitting = max(64, _BLOCK // max(1, self.width * self.beside))
         return 1 << (fitting.bit_length() - 1)
 
     def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the rows that are counted together: of 300 rows in blocks of 128, two blocks and 44 rows.
+        """Yield ranges of rows that are counted together: for 300 rows in blocks of 128, two blocks and 44 rows.
 
         Args:
             begin: The first row of a block.
@@ -342,12 +344,12 @@ class Layout(NamedTuple):
 
 
 def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> Layout:
-    """Return the layout of a field that is stored in some dtype."""
+    """Return the layout of a field with a stored dtype."""
     image = field.image_shape
     shape = field.shape if image is None else image[2:]
     beside = 1 if image is None else image[0] * image[1]
     if image is not None and stored == np.uint8:
-        return Layout(shape, beside, "bytes")  # pixels are counted one by one anyway
+        return Layout(shape, beside, "bytes")  # pixels are always counted by value
     few = int(np.prod(shape, dtype=np.int64)) <= MOST_PLACES
     return Layout(shape, beside, "numbers" if quantiles and few else "")
 
@@ -357,8 +359,8 @@ class Counted:
     """The counts of some rows of a field.
 
     Args:
-        moments: By place.
-        spread: How the numbers are spread, by place; None where that is not known.
+        moments: Moments by dimension.
+        spread: A ``Sketch`` or ``Tally`` for each dimension; None if unknown.
     """
 
     moments: Moments
@@ -372,7 +374,7 @@ class Counted:
         return Counted(Moments(layout.width), spread)
 
     def merge(self, other: Counted) -> None:
-        """Add the counts of other rows; the spread is known if it is known of both."""
+        """Add the counts of other rows; ``spread`` stays known only if it is known for both."""
         self.moments.merge(other.moments)
         kinds = {type(one) for counted in (self, other) for one in counted.spread or ()}
         if self.spread is None or other.spread is None or len(kinds) > 1:
@@ -382,7 +384,7 @@ class Counted:
             mine.merge(more)  # type: ignore[arg-type]  # of one kind
 
     def quantiles(self, shares: Sequence[float]) -> dict[float, Floats]:
-        """Quantiles by place, float64 ``[width]`` each; none where it is not known how numbers are spread."""
+        """Return quantiles by share, float64 ``[width]`` each; empty if ``spread`` is unknown."""
         if not shares or not self.spread:
             return {}
         ends = zip(self.spread, self.moments.low.tolist(), self.moments.high.tolist(), strict=True)
@@ -391,16 +393,17 @@ class Counted:
 
 
 class PartialMoments(NamedTuple):
-    """The counts of a field: of its whole blocks, and of all rows.
+    """The counts of a field, for its complete blocks and for all rows.
 
     Args:
-        layout: How.
-        whole: Of its whole blocks, so that more rows can follow; None where that is not known.
-        all: Of all rows; while they are counted, of those behind the last whole block.
-        is_image: Whether they are images.
-        said_error: The share by which the ranks of those quantiles may be wrong.
-        said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
-        has_count: Whether it is known how many numbers they were; a file may not say it.
+        layout: The layout of the numbers in a row.
+        whole: The counts of its complete blocks, to which more rows can be added; None if unknown.
+        all: The counts of all rows; during counting, of the rows behind the last complete block.
+        is_image: Whether the field has images.
+        said_error: The largest error of the ranks of ``said``, as a share of all numbers.
+        said: Quantiles by share from a file, if the numbers' distribution is otherwise unknown; None: no such
+            quantiles.
+        has_count: Whether the number of values is known; a file may not contain it.
     """
 
     layout: Layout
@@ -412,14 +415,14 @@ class PartialMoments(NamedTuple):
     said_error: float = 0.0
 
     def with_stretch(self, found: Counted, rows: int) -> PartialMoments:
-        """Return the counts with those of the next stretch, of ``rows`` rows."""
+        """Return the counts after adding the next stretch, of ``rows`` rows."""
         if rows < self.layout.block_rows or self.whole is None:
             return self._replace(all=found)
         self.whole.merge(found)
         return self
 
     def summed(self) -> PartialMoments:
-        """Return the counts with the sum over all rows."""
+        """Return the counts with ``all`` set to the sum over all rows."""
         total = Counted.nothing(self.layout) if self.whole is None else deepcopy(self.whole)
         total.merge(self.all)
         return self._replace(all=total)
@@ -449,6 +452,6 @@ def _sketch(spread: Sequence[Any], numbers: npt.NDArray[Any]) -> None:
         numbers = numbers.astype(np.float32)
     places = np.sort(np.ascontiguousarray(numbers.T), axis=1)
     for sketch, ordered in zip(spread, places, strict=True):
-        if ordered.dtype.kind == "f":  # NaN comes last
+        if ordered.dtype.kind == "f":  # NaN is sorted last
             ordered = ordered[ordered.searchsorted(-np.inf, "right") : ordered.searchsorted(np.inf, "left")]
         sketch.add(ordered)

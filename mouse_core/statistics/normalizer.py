@@ -1,4 +1,4 @@
-"""Normalisation of fields by their statistics, and its inverse, for arrays of NumPy, PyTorch and JAX."""
+"""Normalises fields by their statistics, and undoes it, for arrays of NumPy, PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ Batch = dict[str, npt.NDArray[Any]]
 DTypes = Mapping[str, np.dtype[np.generic]]
 
 Normalization = Literal["mean_std", "min_max", "quantiles"]
-"""How a field is normalised."""
+"""Kind of normalisation of a field."""
 
 _SHARES = (0.01, 0.99)
-# Constants are repeated until a row is about so long: NumPy begins anew for every row.
+# Constants are repeated until a row has about this length, because NumPy has a fixed cost for every row.
 _ROW = 1 << 14
-# A part of a deviation below which nothing is seen: less than float32 resolves.
+# Fraction of a deviation below which differences do not matter: float32 does not resolve them.
 _SEEN = 2.0**-25
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """``(x - centre) * (1 / spread)`` by dimension, in float32; in float64 where ``x`` has 32 bits of integer, or 64.
+    """``(x - centre) * (1 / spread)`` by dimension, in float32; in float64 for 32-bit integers and 64-bit numbers.
 
-    Where float32 does not hold a centre well enough, what it lacks is subtracted, too: of a mean of 1,000,000.03 and a
-    deviation of 1 the float32 is 1,000,000, and 0.03 is left.
+    If float32 does not represent a centre well enough, the rest is subtracted in a second step. Example: a mean of
+    1,000,000.03 with a deviation of 1 is 1,000,000 in float32, and the rest is 0.03.
 
     Args:
         kind: "mean_std", "min_max" or "quantiles".
-        centre, spread: float64, of a step's shape, or ``[C]`` for the channels of images; ``spread`` is above 0.
-        is_image: Whether these are channels.
+        centre, spread: float64, in the shape of a step, or ``[C]`` for the channels of images; ``spread`` is above 0.
+        is_image: Whether ``centre`` and ``spread`` belong to channels of images.
     """
 
     kind: Normalization
@@ -54,7 +54,7 @@ class Scaling:
 
     @property
     def identity(self) -> list[Any]:
-        """The kind, and a digest of the numbers, for fingerprints."""
+        """The kind and a digest of the numbers, for fingerprints."""
         numbers = b"".join(np.ascontiguousarray(one, "<f8").tobytes() for one in (self.centre, self.spread))
         return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
 
@@ -62,14 +62,14 @@ class Scaling:
         """Return normalised values, in an array of the same framework, on the same device.
 
         Args:
-            values: ``[..., *shape]`` of numbers; of images ``[..., H, W, C]`` or flattened, ``[..., H * W * C]``.
+            values: Numbers ``[..., *shape]``; images ``[..., H, W, C]``, or flattened, ``[..., H * W * C]``.
 
         Returns:
-            The same shape, float32: in all frameworks the bits that a source delivers of values of this dtype. Inside
-            ``jax.jit`` the compiler may contract operations, so that the last bit differs.
+            float32 of the same shape. In all frameworks, the bits equal those that a source delivers for values of this
+            dtype. Only inside ``jax.jit`` the last bit may differ, because the compiler may fuse operations.
 
         Raises:
-            SchemaError: The values have another shape, or are no array.
+            SchemaError: The values have another shape, or are not an array.
         """
         _check_array("apply", values)
         if isinstance(values, np.ndarray):
@@ -82,19 +82,19 @@ class Scaling:
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
     def undo(self, values: Any) -> Any:
-        """Return the original values of normalised ones, in the same framework and device, also in ``jax.jit``.
+        """Return the original values of normalised ones, in the same framework and device; works in ``jax.jit``.
 
-        The result differs from the original by ``4e-7`` of ``abs(centre) + abs(x - centre)`` at most, that is by a few
+        The result differs from the original by at most ``4e-7`` times ``abs(centre) + abs(x - centre)``, which is a few
         units in the last place of float32.
 
         Args:
-            values: ``[..., *shape]`` of floats, as for ``apply``.
+            values: Floats ``[..., *shape]``, as for ``apply``.
 
         Returns:
             The same shape; float64 for float64, else float32.
 
         Raises:
-            SchemaError: The values have another shape, are integers, or are no array.
+            SchemaError: The values have another shape, are integers, or are not an array.
         """
         _check_array("undo", values)
         if kind_of(values.dtype) != "f":
@@ -107,18 +107,19 @@ class Scaling:
         return xp.reshape(made, tuple(values.shape))
 
     def normalized(self, values: npt.NDArray[Any], empty: Any = np.empty, *, own: bool = False) -> npt.NDArray[Any]:
-        """Values of NumPy normalised, in the dtype that it is done in.
+        """Return normalised NumPy values, in the dtype of the computation.
 
         Args:
-            values: ``[..., *shape]``.
-            empty: Gives memory for the new array.
-            own: Whether ``values`` may be written to.
+            values: The values, ``[..., *shape]``.
+            empty: Returns memory for the new array.
+            own: Whether ``values`` may be overwritten.
         """
         self._check(tuple(values.shape))
         dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
         width = max(1, self.centre.size)
         rows = values.size // width
-        # Of 96 rows of 17 numbers 32 are as one row of 544: a number that is a power of two, and divides 96.
+        # Example: 96 rows of 17 numbers are treated as rows of 544, 32 rows each. The factor 32 is a power of two that
+        # divides 96.
         beside = math.gcd(rows, 1 << max(0, (_ROW // width).bit_length() - 1)) if rows else 1
         known = (beside, dtype)
         if known not in self._tiled:
@@ -137,31 +138,31 @@ class Scaling:
         return np.asarray(made)
 
     def _applied(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """Return what is subtracted first and second, and the factor: XLA's division has other bits."""
+        """Return the two numbers to subtract, and the factor; a factor, because XLA's division gives other bits."""
         centre, rest, _ = self._constants(dtype)
         return centre, rest, (1 / self._varying(dtype)).astype(dtype)
 
     def _constants(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """Centre, what the dtype lacks of it (None: nothing that could be seen), and spread, ``[width]`` each."""
+        """Return the centre, the rest that the dtype lacks (None: negligible), and the spread, ``[width]`` each."""
         spread, centre = self._varying(dtype).astype(dtype), self.centre.astype(dtype).reshape(-1)
         rest = (self.centre.reshape(-1) - centre).astype(dtype)
         return centre, rest if (np.abs(rest) > _SEEN * spread).any() else None, spread
 
     def _varying(self, dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
-        """Spreads, and 1 for those that a dtype takes for 0, or nearly so."""
+        """Return the spreads, with 1 in place of spreads that are 0 or nearly 0 in a dtype."""
         spread = self.spread.reshape(-1)
         return np.where(spread >= np.finfo(dtype).tiny, spread, 1.0)
 
     def _rows(self, values: Any) -> tuple[Any, Any]:
-        """The functions for an array, and the array as rows ``[n, width]``."""
+        """Return the array API namespace of an array, and the array as rows ``[n, width]``."""
         self._check(tuple(values.shape))
         xp = namespace(values)
         return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
 
     def check_field(self, spec: FieldSpec, *, axes_before: int) -> None:
-        """Raise SchemaError unless steps of a field, behind some axes, have a number for each of these."""
+        """Raise SchemaError unless a field's shape, without ``axes_before`` leading axes, fits ``centre``."""
         expected = spec.shape[axes_before:] if spec.image_shape is None else spec.image_shape[2:]
-        alone = self.centre.shape == () and math.prod(expected) == 1  # which files say as shape [1]
+        alone = self.centre.shape == () and math.prod(expected) == 1  # shape [1] in files
         if self.centre.shape != expected and not alone:
             raise SchemaError(
                 f"normalize: {spec.name}: expected numbers of shape {list(expected)}, as the field has, "
@@ -180,7 +181,7 @@ class Normalizer(Mapping[str, Scaling]):
     """The scalings of fields by name, from ``Normalizer.of`` or from a source.
 
     Args:
-        scalings: By field.
+        scalings: The scaling of each field.
         counted: The statistics that the normaliser follows: with more rows, the scalings are updated. None: fixed
             scalings.
     """
@@ -204,12 +205,13 @@ class Normalizer(Mapping[str, Scaling]):
 
     @staticmethod
     def of(counted: Statistics, kinds: Mapping[str, Normalization]) -> Normalizer:
-        """Return a normaliser with the scalings of fixed statistics.
+        """Return a normaliser with fixed scalings from statistics.
 
         Args:
             counted: The statistics.
-            kinds: By field: "mean_std", to mean 0 and deviation 1; "min_max", the lowest to -1 and the highest to 1;
-                "quantiles", of which 0.01 goes to -1 and 0.99 to 1. A constant dimension is only shifted.
+            kinds: The kind by field. "mean_std" scales to mean 0 and deviation 1; "min_max" scales the minimum to -1
+                and the maximum to 1; "quantiles" scales the quantile 0.01 to -1 and the quantile 0.99 to 1. Constant
+                dimensions are only shifted.
 
         Raises:
             ConfigError: A kind is unknown, or the statistics lack the quantiles.
@@ -219,20 +221,21 @@ class Normalizer(Mapping[str, Scaling]):
 
     @property
     def follows(self) -> bool:
-        """Whether the scalings follow the rows of a snapshot and later rows."""
+        """Whether the scalings are updated with later rows."""
         return self._counted is not None
 
     @property
     def fixed(self) -> Normalizer:
-        """A normaliser with the same scalings that follows no rows."""
+        """Return a normaliser with the same scalings, which are not updated."""
         return Normalizer(self._scalings)
 
     def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
-        """The normaliser for a snapshot: itself, or that of these rows.
+        """Return the normaliser for a snapshot: this one, or one with scalings from the snapshot's rows.
 
         Args:
             snapshot: The rows.
-            grown: Whether they are those that it follows, with others behind them: then only those are read.
+            grown: Whether the snapshot only adds rows to those that this normaliser counted; then only the added rows
+                are read.
         """
         before = self._counted
         if before is None or before.fingerprint == snapshot.fingerprint:
@@ -245,11 +248,11 @@ class Normalizer(Mapping[str, Scaling]):
 
 
 def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer:
-    """Return a normaliser by the statistics of a snapshot, which follows later rows.
+    """Return a normaliser with the statistics of a snapshot, which are updated with later rows.
 
     Raises:
-        ConfigError: An unknown kind.
-        MissingFieldError: A field that is not there.
+        ConfigError: A kind is unknown.
+        MissingFieldError: A field does not exist.
     """
     _check_kinds(kinds)
     for name in kinds:
@@ -289,7 +292,7 @@ def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:
                     f"normalize: {name}: expected statistics with the quantiles {_SHARES}, found {[*found.quantiles]}"
                 )
             low, high = (found.quantiles[share] for share in _SHARES)
-        # Halves first: the sum of two floats may overflow.
+        # Halved first, because the sum of two floats may overflow.
         centre, spread = low / 2 + high / 2, high / 2 - low / 2
     varies = np.isfinite(spread) & (spread > 0) & (found.max > found.min)
     return Scaling(
@@ -298,7 +301,7 @@ def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:
 
 
 def _is_narrow(dtype: Any) -> bool:
-    """Whether float32 holds every number of a dtype."""
+    """Whether float32 represents every number of a dtype."""
     name = str(dtype).removeprefix("torch.")
     return name not in ("float64", "int32", "int64", "uint32", "uint64")
 
@@ -309,21 +312,21 @@ def _check_array(what: str, values: Any) -> None:
         raise SchemaError(f"{what}: expected an array of NumPy, PyTorch or JAX, found a {kind}; np.asarray makes one")
 
 
-# Smaller arrays are as fast in memory of their own.
+# Smaller arrays are as fast in new memory.
 _POOL_FROM = 1 << 20
 
 
 @dataclass(frozen=True)
 class StreamNormalize:
-    """Normalises fields of the batches of one source, from the numbers that are stored.
+    """Normalises fields in the batches of one source; the fields arrive in their stored dtypes.
 
     Args:
-        scalings: How, by field.
-        arriving: The fields of a batch before.
-        read: The dtypes that these fields arrive in: as they are stored, so that every framework gets the same bits.
-        made: The dtypes that they become.
-        fills: By field a mask, and what values are where it says that nothing is there.
-        memory: For large new arrays.
+        scalings: The scaling of each field.
+        arriving: The fields of a batch before normalisation.
+        read: The dtypes in which the fields arrive: the stored ones, so that every framework gets the same bits.
+        made: The dtypes of the normalised fields.
+        fills: By field, the name of its mask, and the fill value at steps without data.
+        memory: Memory for large new arrays.
     """
 
     scalings: Mapping[str, Scaling]
@@ -335,7 +338,7 @@ class StreamNormalize:
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
-        """The fields of a batch, these in the dtypes that they become."""
+        """The fields of a batch, with the dtypes of the normalised fields."""
         return {
             name: one.replace(dtype=self.made[name], column="") if name in self.scalings else one
             for name, one in self.arriving.items()
@@ -343,20 +346,20 @@ class StreamNormalize:
 
     @property
     def identity(self) -> list[Any]:
-        """Fields, kinds, and a digest of the numbers."""
+        """The fields, their kinds, and a digest of the numbers."""
         return ["normalize", {name: scaling.identity for name, scaling in self.scalings.items()}]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes with those of ``read`` for the normalised fields."""
+        """Return ``dtypes`` with the dtypes of ``read`` for the normalised fields."""
         return {name: self.read[name] if name in self.scalings else dtype for name, dtype in dtypes.items()}
 
     def __call__(
         self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
-        """The views of a batch with these fields normalised; see ``batches.Stage``.
+        """Return the views of a batch with normalised fields; see ``batches.Stage``.
 
         Raises:
-            DataError: A number that its dtype cannot hold.
+            DataError: A number does not fit in its dtype.
         """
         own = len(arrived) == 1
         return tuple({**view, **self._normalized(view, own=own)} for view in arrived)

@@ -1,4 +1,4 @@
-"""Tools for tests: a digest that tells whether two streams are equal, and the contracts of extensions."""
+"""Tools for tests: a digest to compare streams, and conformance tests for extensions."""
 
 from mouse_core.digest import as_arrays, as_numpy
 from mouse_core.testing.adapters import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance

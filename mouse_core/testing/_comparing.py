@@ -1,4 +1,4 @@
-"""Comparisons for the conformance suites: a framework's arrays with NumPy arrays, signatures, errors."""
+"""Comparisons for the conformance tests: of a framework's arrays with NumPy arrays, of signatures, and of errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class InArrays:
             assert array.shape == wanted.shape, f"{place}: expected shape {wanted.shape}, found {array.shape}"
             if exact:
                 np.testing.assert_array_equal(array, wanted, place)
-            else:  # a framework may add in another order, with another rounding
+            else:  # a framework may add numbers in another order, with other rounding
                 np.testing.assert_allclose(array, wanted, 1e-5, 1e-5, err_msg=place)
 
 
@@ -73,8 +73,8 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def same_arguments(adapter: Callable[..., Any], core: Callable[..., Any]) -> None:
     """Assert that an adapter takes the arguments of ``core``, in the same order and with the same defaults.
 
-    An argument that only the adapter has must be keyword-only. An adapter with ``*args`` and ``**options`` passes other
-    arguments on.
+    An argument that only the adapter has must be keyword-only. An adapter with ``*args`` and ``**options`` forwards its
+    arguments.
     """
     found, expected = inspect.signature(adapter).parameters, inspect.signature(core).parameters
     kinds = {parameter.kind for parameter in found.values()}
@@ -91,7 +91,7 @@ def same_arguments(adapter: Callable[..., Any], core: Callable[..., Any]) -> Non
 
 
 def refused(kind: type[Exception], call: Callable[[], Any], says: str = "") -> Exception:
-    """Assert that a call raises an error of a kind, with the text ``says`` in its message; return the error."""
+    """Assert that a call raises an error of the given kind, with the text ``says`` in its message; return the error."""
     raised: Exception | None = None
     result = None
     try:

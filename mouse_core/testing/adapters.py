@@ -1,4 +1,4 @@
-"""The contracts of adapters, and of frameworks' rollout storages and replay buffers, as tests for pytest."""
+"""Conformance tests for pytest: adapters of loaders, and frameworks' rollout storages and replay buffers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIELDS: Mapping[str, Any] = {
 
 
 class RolloutAdapterConformance(InArrays):
-    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same as the core's.
+    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same values as the core's.
 
     Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter of
     pure functions, write a small class that stores their state and has the methods of ``RolloutStorage``.
@@ -62,7 +62,7 @@ class RolloutAdapterConformance(InArrays):
 
     Attributes:
         storage_class: Called with ``num_envs``, ``num_transitions_per_env``, ``fields`` and ``seed``.
-        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
     """
 
     storage_class: Any = rollouts.RolloutStorage
@@ -80,7 +80,7 @@ class RolloutAdapterConformance(InArrays):
                 assert np.allclose(found, expected), f"statistics: expected {expected}, found {found}"
 
     def test_mini_batches_are_those_of_the_core(self) -> None:
-        """Every epoch has the core's rows in the core's order, for two rollouts in sequence, histories included."""
+        """Every epoch has the core's rows in the core's order, for two rollouts in sequence, including histories."""
         mine, core = self._filled()
         for options in ({}, {"drop_last": True}, {"histories": {"observations": 3}}):
             self._alike(mine, core, "mini_batch_generator", 5, 2, **options)
@@ -131,7 +131,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_truncated_episodes_need_the_values_of_their_ends(self) -> None:
-        """Code 2 in ``dones`` never counts as termination: without its time-out and final value it raises an error."""
+        """Code 2 in ``dones`` never counts as termination: without time-out flag and final value it raises an error."""
         mine, _ = self._empty()
         for step in _steps(0):
             mine.add_transitions(self.given({**step, "dones": np.full_like(step["dones"], 2)}))
@@ -193,7 +193,7 @@ _SIZE = 40
 
 
 class ReplayAdapterConformance(InArrays):
-    """Tests that a framework's ``ReplayBuffer`` draws, stores and rejects the same as the core's.
+    """Tests that a framework's ``ReplayBuffer`` draws, stores and rejects the same rows as the core's.
 
     Subclass it in a test file, under a name that begins with ``Test``, and set the classes to test:
 
@@ -207,7 +207,7 @@ class ReplayAdapterConformance(InArrays):
     Attributes:
         buffer_class: The adapter's buffer class.
         ensemble_class: The adapter's ensemble class; None if it has none.
-        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
         options: Further arguments for every buffer.
     """
 
@@ -268,7 +268,7 @@ class ReplayAdapterConformance(InArrays):
                 self.same(found, expected, "an epoch")
 
     def test_priorities_come_in_its_arrays(self) -> None:
-        """Priorities are set by index and value, by a whole batch, and together with the rows."""
+        """Priorities are set by index and value, by a batch, and together with the rows."""
         mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
         rows = _rows(30) | {"td_error": np.arange(30, dtype=np.float32)}
         mine.extend(self.given(rows))
@@ -351,7 +351,7 @@ class ReplayAdapterConformance(InArrays):
         assert other.digest == mine.digest != before, f"expected {mine.digest} after a state, found {other.digest}"
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows of another form, and a sample of an empty buffer, raise errors and change nothing."""
+        """Rows of another form, and sampling from an empty buffer, raise errors and change nothing."""
         mine, core = self._pair()
         refused(MouseError, mine.sample)
         refused(MouseError, core.sample)
@@ -369,7 +369,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after what was refused")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
-        """Ensembles have the core's shares and priorities."""
+        """Ensembles draw with the core's shares and priorities."""
         if self.ensemble_class is None:
             return
         pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
@@ -404,7 +404,7 @@ class ReplayAdapterConformance(InArrays):
 
 
 def _counts(buffer: Any) -> dict[str, Any]:
-    """Return the counters of a buffer without its size in bytes: a framework may lack NumPy's widest dtypes."""
+    """Return the counters of a buffer without its size in bytes, because a framework may lack NumPy's widest dtypes."""
     return {name: value for name, value in buffer.stats().items() if name != "nbytes"}
 
 
@@ -454,9 +454,9 @@ class AdapterConformance(InArrays):
 
     Attributes:
         loader_class: The adapter's loader.
-        replaced_dtypes: Dtypes that the framework cannot hold, and the dtypes that the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
         options: Further arguments for every loader.
-        patience: Seconds after which a thread that has not ended is an error.
+        patience: Seconds in which threads must end after ``close()``.
     """
 
     loader_class: Any = PrefetchBatchifier
@@ -483,7 +483,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, self._source(store, **within), 3)
 
     def test_fields_at_offsets_of_an_anchor(self) -> None:
-        """Windows by field come from a store, from a custom source, and after a restored state."""
+        """Windows by field equal the core's, from a store, from a custom source, and after a state was restored."""
         store = example_store()
         windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
         for options in (
@@ -511,7 +511,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, expected, 3)
 
     def test_a_source_of_ones_own(self) -> None:
-        """A custom source with only the four required members works in a loader, also after a restored state."""
+        """A custom source with only the four required members works in a loader, also after a state was restored."""
         source = _Own(BatchSource(example_store(), **SMALL))
         expected = self._source(example_store())
         for workers in (0, 1, 4):
@@ -532,7 +532,7 @@ class AdapterConformance(InArrays):
                     assert values.shape == (4, 8, *field.shape), f"{name}: found shape {values.shape}"
 
     def test_absent_fields_are_absent(self) -> None:
-        """A missing optional column is not in the batch; if the caller requires it, an error is raised."""
+        """Batches lack the field of a missing optional column; if the caller requests the field, an error is raised."""
         store = _store_of("action", "reward", "done")
         with self._loader(store) as loader:
             assert set(loader.next_batch().keys()) == {"action", "reward", "done"}
@@ -560,7 +560,7 @@ class AdapterConformance(InArrays):
                 loader.close()
 
     def test_views_come_as_a_tuple(self) -> None:
-        """Views of one batch are batches of their own."""
+        """Views of one batch are delivered as a tuple of batches."""
         with self._loader(example_store(), views=2, num_workers=1) as loader:
             self._same(loader, self._source(example_store(), views=2), 3)
             assert isinstance(loader.next_batch(), tuple)
@@ -587,7 +587,7 @@ class AdapterConformance(InArrays):
             assert loader.state_dict()["next_index"] == loader.report().batches == 2 * len(loader)
 
     def test_new_rows_wait_for_refresh(self) -> None:
-        """Rows appended to the store are seen from the first batch after ``refresh()``, which begins an epoch."""
+        """Rows appended to the store are drawn only after ``refresh()``; the next batch then begins an epoch."""
         store = example_store(40)
         before = self._source(store, sampling="batch")
         with self._loader(store, sampling="batch") as loader:
@@ -601,7 +601,7 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ state
 
     def test_the_state_is_that_of_the_core(self) -> None:
-        """The state has plain numbers and strings that describe delivered batches, whatever was prefetched."""
+        """The state has plain numbers and strings that describe delivered batches, independent of prefetched ones."""
         store = example_store()
         with self._loader(store) as loader, PrefetchBatchifier(store, **SMALL) as core:
             for _ in range(3):
@@ -632,7 +632,7 @@ class AdapterConformance(InArrays):
                     self._same(loader, (self._arrays(first.next_batch()) for _ in range(5)), 5)
 
     def test_other_numbers_of_processes_go_on_with_the_stream(self) -> None:
-        """A stream continues with 3 instead of 4 processes (padding some batches), and with 1; also past an epoch."""
+        """A stream continues with 3 instead of 4 processes (padding some batches) and with 1, also past an epoch."""
         store, state = example_store(), dict[str, Any]()
         options: Any = {"sampling": "sequential", "drop_last": False, "batch_size": 8}
         for count, begin, end in ((4, 0, 2), (3, 2, 6), (1, 6, 8)):
@@ -641,7 +641,7 @@ class AdapterConformance(InArrays):
                 loader.load_state_dict(state)
             for index in range(begin, end):
                 parts = list(map(self._arrays, (loader.next_batch() for loader in loaders)))
-                there = np.stack([part["mask"].any(axis=1) for part in parts])  # each process has equally many windows
+                there = np.stack([part["mask"].any(axis=1) for part in parts])  # equal in each process
                 for name, values in self._source(store, **options)[index].items():
                     own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
                     np.testing.assert_array_equal(np.concatenate(own), values, f"{name} of batch {index}")
@@ -669,7 +669,7 @@ class AdapterConformance(InArrays):
     def test_a_failure_comes_at_its_index_and_stays(self) -> None:
         """Earlier batches are delivered, nothing is skipped, and the state stays at the failing index."""
         columns = {name: example_columns(120)[name] for name in ("action", "reward", "done")}
-        columns["reward"][101] = 0  # as at the begin of an episode
+        columns["reward"][101] = 0  # the value at the begin of an episode
         columns["done"][100] = 7  # an invalid code; Arrow tables are read unchanged
         store = DatasetStore().from_dataset(pa.table(columns))
         source = self._source(store, sampling="sequential")

@@ -1,4 +1,4 @@
-"""Steps for tests: few, complete, and the same on every machine."""
+"""Example rows for tests, which are the same on every machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE_SHAPE = (3, 4, 3)
 def example_columns(rows: int, *, first: int = 0) -> dict[str, npt.NDArray[Any]]:
     """Return columns for every field of a store: ``rows`` steps from step ``first`` on.
 
-    Episodes have 1 to 13 rows, and end with done 1 and done 2 in turn. Observations are float64 values that float32
+    Episodes have 1 to 13 rows, and end alternately with done 1 and done 2. Observations are float64 values that float32
     cannot represent. No two steps are equal.
 
     Args:

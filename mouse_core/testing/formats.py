@@ -1,4 +1,4 @@
-"""The contracts of format readers and of batch sources, as tests that their authors run with pytest."""
+"""Conformance tests for pytest: readers of formats, and sources of batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SourceConformance:
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """A source has a spec, a constant fingerprint, batches by number, and at least one batch in an epoch."""
+        """A source has a spec, a constant fingerprint, batches by number, and at least one batch per epoch."""
         source = self.make()
         assert isinstance(source, Source), f"expected spec, fingerprint, a length and batches by number: {source}"
         assert isinstance(source.spec, Spec), f"expected a mouse_core.Spec, found {source.spec!r}"
@@ -66,7 +66,7 @@ class SourceConformance:
                     assert values.shape == (*size, *field.shape), f"{name}: found the shape {values.shape}"
 
     def test_packed_windows_lie_where_it_says(self) -> None:
-        """Packed windows follow each other from row 0; padding lies behind the last one."""
+        """Packed windows follow each other from row 0 on; padding lies behind the last window."""
         source = self.make()
         for view in _views(source[0]) if source.spec.is_packed else ():
             bounds, rows = view["cu_seqlens"], len(view["position"])
@@ -91,7 +91,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is another one when asked again"
 
     def test_threads_get_the_same(self) -> None:
-        """Threads that ask at the same time get equal batches."""
+        """Threads that request batches at the same time get equal batches."""
         one, source = self.make(), self.make()
         expected = [_digest(one[number]) for number in range(4 * _BATCHES)]
         with ThreadPoolExecutor(8) as pool:
@@ -115,7 +115,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is in memory that the caller has"
 
     def test_a_loader_delivers_it(self) -> None:
-        """A loader delivers the source with any number of workers, and continues from a state of that source only."""
+        """A loader delivers the source's batches with any number of workers, and restores only its states."""
         source = self.make()
         for workers in (0, 4):
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
@@ -132,10 +132,10 @@ class SourceConformance:
                 refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
 
     def test_other_numbers_of_processes_go_on_with_it(self) -> None:
-        """A stream continues with 1 and 4 processes instead of 3; their parts hold the rows of the whole batches."""
+        """A stream continues with 1 and 4 processes instead of 3; their parts together are the complete batches."""
         source = self.make()
         if source.spec.is_packed or getattr(source, "shard", (0, 1)) != (0, 1):
-            return  # for rows that are not windows, the author decides whether the source has shards
+            return  # if rows are not windows, the author decides whether the source has shards
         state: Any = None
         for begin, end, count in ((0, 2, 3), (2, 3, 1), (3, 5, 4)):
             loaders = [PrefetchBatchifier(self.make(), shard=(rank, count), uneven="pad") for rank in range(count)]
@@ -170,7 +170,7 @@ def _digest(batch: Any) -> str:
     return stream_digest([batch], 1)
 
 
-# In seconds.
+# Seconds that a thread may take.
 _PATIENCE = 30
 
 
@@ -190,20 +190,20 @@ class FormatConformance:
 
     Attributes:
         episodes: The episodes that ``write`` writes and ``read`` returns: for each episode its number of rows and its
-            last ``done``, 1 for terminal, 2 for truncated, 0 for neither. Derive it from the recording, not from the
-            reader.
-        cut: Whether the reader can detect that the end of a file is missing.
+            last ``done``, 1 for terminal, 2 for truncated, 0 for neither. Take these numbers from the recording, not
+            from the reader.
+        cut: Whether the reader detects that the end of a file is missing.
     """
 
     episodes: tuple[tuple[int, int], ...] = ()
     cut: bool = True
 
     def write(self, folder: Path) -> Path:
-        """Write episodes with at least ten transitions in all into the empty ``folder``; return the path to read."""
+        """Write episodes with at least ten transitions in total into the empty ``folder``; return the path."""
         raise NotImplementedError
 
     def read(self, path: Path, **options: Any) -> RowStream:
-        """Return the reader's row stream; ``options`` is empty or holds ``batch_rows``."""
+        """Return the reader's row stream; ``options`` is empty or has ``batch_rows``."""
         raise NotImplementedError
 
     def test_columns_are_those_of_stores(self, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ class FormatConformance:
             batch.validate(full=True)
 
     def test_episodes_are_whole(self, tmp_path: Path) -> None:
-        """Episodes keep their length and end code; steps count from 0, and row 0 has no arriving action or reward."""
+        """Episodes keep their length and last done code; steps count from 0, and row 0 has no action or reward."""
         assert self.episodes, "episodes: expected (rows, last done) for each of the episodes that write writes"
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
@@ -244,7 +244,7 @@ class FormatConformance:
         assert stream.episodes in (None, len(starts)), f"episodes: expected {len(starts)}, found {stream.episodes}"
 
     def test_a_marked_row_lacks_its_observation_alone(self, tmp_path: Path) -> None:
-        """A row without observation repeats whole numbers and texts that are constant throughout its episode."""
+        """A row without an observation repeats integers and texts that are constant in its episode."""
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
         if MISSING not in table.column_names:
@@ -282,7 +282,7 @@ class FormatConformance:
         assert len(stream.to_store()) == stream.to_table().num_rows
 
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
-        """Missing and damaged files raise MouseError; a file that no row depends on may lack its end.
+        """Missing and damaged files raise MouseError; only a file that no row needs may lack its end.
 
         If a missing end cannot be detected, the reader may return rows, and no other error is allowed.
         """
@@ -303,7 +303,7 @@ class FormatConformance:
         assert self._digest(path) is None, "every byte of every file changed: expected an error, found rows"
 
     def test_no_file_outside_of_a_folder_is_read(self, tmp_path: Path) -> None:
-        """A link that leads out of the folder, or a pipe, is an error, unless the rows are the same without it."""
+        """A link to outside of the folder, or a pipe, raises an error, unless the rows are the same without it."""
         (tmp_path / "source").mkdir()
         path = self.write(tmp_path / "source")
         outside = tmp_path / "outside"

@@ -1,4 +1,4 @@
-"""The contracts of samplers of windows and of replay buffers, as tests that their authors run with pytest."""
+"""Conformance tests for pytest: samplers of windows, and samplers of replay buffers."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ class WindowSamplerConformance:
                 assert number >= 1, f"expected at least 1, found {number}"
 
     def test_windows_lie_in_the_snapshot(self) -> None:
-        """Starts are integers ``[b]``, at most a batch, for every index, also for the smallest snapshot.
+        """Starts are integers ``[b]``, with b up to the batch size, for every index, also for the smallest snapshot.
 
-        In 300 rows, a start that is too late by one is rare; the smallest snapshot has one valid start and reveals it.
+        In 300 rows, a start that is too late by one step is rare; the smallest snapshot has only one valid start and
+        reveals it.
         """
         sampler = self.make()
         for rows in self._row_counts(sampler):
@@ -93,7 +94,7 @@ class WindowSamplerConformance:
                 assert np.array_equal(starts, repeated), f"expected {arguments} twice the same"
 
     def test_seeds_differ(self) -> None:
-        """A sampler that draws gives different batches for different seeds."""
+        """Different seeds give different batches, if the sampler draws at random."""
         sampler = self.make()
         streams = {
             tuple(start for index in range(3) for start in self._starts(sampler, self.rows[-1], seed, index).tolist())
@@ -114,14 +115,14 @@ class WindowSamplerConformance:
                     self._check_some_windows(sampler, first, _snapshot(rows), many)
 
     def _check_some_windows(self, sampler: Any, first: int, snapshot: Any, many: npt.NDArray[np.int64]) -> None:
-        """Assert that ``starts_of_many`` for some windows of each batch returns part of ``many``, the starts of all."""
+        """Assert that ``starts_of_many`` for some windows of each batch returns the matching part of ``many``."""
         size = many.shape[1]
         for rows in (slice(size // 3, size // 3 + 1), slice(size // 3, size)):
             part = sampler.starts_of_many(3, first, len(many), snapshot, 0, rows)
             assert np.array_equal(part, many[:, rows]), f"expected windows {rows} of each batch: {part}"
 
     def test_too_few_rows_are_refused(self) -> None:
-        """``batches_per_epoch`` raises ConfigError if there are too few rows, unless the sampler pads windows."""
+        """``batches_per_epoch`` raises ConfigError for too few rows, unless the sampler pads windows."""
         sampler = self.make()
         if not isinstance(sampler, PaddedSampler) and sampler.sequence_length > 1:
             snapshot = _snapshot(sampler.sequence_length - 1)
@@ -202,7 +203,7 @@ class ReplaySamplerConformance:
             _assert_same_draw(self._draw(buffer), self._draw(other), "expected the same draw after the same writes")
 
     def test_seeds_differ(self) -> None:
-        """A sampler that draws gives different batches for different seeds."""
+        """Different seeds give different batches, if the sampler draws at random."""
         streams = set()
         for seed in range(5):
             buffer = self._buffer(seed)

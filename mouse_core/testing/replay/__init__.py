@@ -1,1 +1,1 @@
-"""Contracts of the parts of a replay buffer, as tests."""
+"""Conformance tests for the parts of a replay buffer."""

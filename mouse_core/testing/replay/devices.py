@@ -1,8 +1,8 @@
-"""The contract of a replay in device memory, as tests that its author runs with pytest.
+"""Conformance tests for pytest: replay buffers in device memory.
 
-A program is a random sequence of writes, draws, new priorities and files. Three replays follow each program: the tested
-one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, plain Python that computes slices and rows.
-Their batches are equal bit by bit, and importance weights to ``1e-5``.
+A program is a random sequence of writes, draws, new priorities and files. Three replays execute each program: the
+tested one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, which computes slices and rows in
+plain Python. Their batches must be equal bit by bit, and importance weights up to ``1e-5``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Setup:
 
     Attributes:
         steps: The capacity in time steps.
-        several: Number of time steps of a large write; other writes have one.
+        several: Number of time steps of a large write; other writes have one time step.
         ids: The name of the field with the trajectory number of a row. If no field is set for slices, "episode" ends
             episodes, and "run" does not.
     """
@@ -86,7 +86,7 @@ class Setup:
 
 @cache
 def setup_of(kind: str, variant: int) -> Setup:
-    """Return option set ``variant`` of a kind of draws, which the name of the kind describes."""
+    """Return option set number ``variant`` for a kind of draws; the name of the kind describes the draws."""
     choose = random.Random(f"{kind} {variant}")
     steps = choose.choice([7, 8, 13, 20])
     given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([3, 5, 7])}
@@ -104,7 +104,7 @@ def setup_of(kind: str, variant: int) -> Setup:
         given["priorities"] = replay.Priorities(**{name: choose.choice(values) for name, values in exponents.items()})
     if kind == "queue" or "epochs" in kind:
         given["order"] = "queue" if kind == "queue" else "epochs"
-    if choose.random() < 0.3 and given.get("slices", {}).get("pad") != -1:  # a transform reads 0, 1 and 2 in "done"
+    if choose.random() < 0.3 and given.get("slices", {}).get("pad") != -1:  # a transform needs 0, 1 and 2 in "done"
         given["transform"] = [replay.NextView(), replay.NStep(2, 0.5)]
     return Setup(steps=steps, num_envs=choose.choice([None, 1, 2, 3]), **given)
 
@@ -117,11 +117,11 @@ PADDED_BY_PRIORITY = Setup(
     slices={"sequence_length": 3, "pad": True, "period": 2},
     priorities=replay.Priorities(alpha=1, beta=0.6, eps=1e-3),
 )
-"""Options that cover most features of a replay, for settings with long compilation."""
+"""Options that cover most features of a replay, for frameworks with long compilation."""
 
 
 class Slice(NamedTuple):
-    """The time steps ``start .. end - 1`` of an environment, and the number of their trajectory."""
+    """The time steps ``start .. end - 1`` of an environment, and their trajectory number."""
 
     env: int
     start: int
@@ -205,13 +205,13 @@ class ReplayOracle:
             for number, episode in enumerate(self.episodes(env)):
                 steps = [step for step in episode if step in self.there]
                 whole = [step for step in steps if step + length - 1 in episode]
-                # Every `period`-th step begins a slice, counted from the episode's first step, even if that step was
-                # overwritten.
+                # Every `period`-th step begins a slice, counted from the episode's first step, even if the first step
+                # was overwritten.
                 counted = [step for step in steps if (step - episode[0]) % period == 0]
                 starts = [step for step in counted if step in whole] or (counted[:1] if pad is not False else [])
                 if self.setup.order == "epochs":  # slices are adjacent, from the first present row on
                     starts = [step for step in steps[::length] if step in whole or pad is not False]
-                # No two episodes have the same number; a field numbers trajectories itself.
+                # Episodes get unique numbers, unless a field has the trajectory numbers.
                 traj_id = (
                     self.streams[env][episode[0]][self.setup.ids]
                     if "traj_key" in self.slice
@@ -221,7 +221,7 @@ class ReplayOracle:
         return found
 
     def count(self) -> int:
-        """Return the number of drawable rows or slices; without replacement, 0 if they do not fill a batch."""
+        """Return the number of rows or slices that can be drawn; without replacement, 0 if they do not fill a batch."""
         setup = self.setup
         if setup.priorities is not None:
             return len(self.shares())
@@ -230,7 +230,7 @@ class ReplayOracle:
         return total if setup.order == "random" or total >= setup.batch_size else 0
 
     def shares(self) -> dict[int, int]:
-        """Return the weight of each slot that can be drawn by priority; for slices, of the slots where they begin."""
+        """Return the weight of each slot that can be drawn by priority; for slices, of the slots where slices begin."""
         slots = {self.slot(one.env, one.start) for one in self.slices()} if self.slice else self.weights
         return {slot: self.weights[slot] for slot in sorted(slots) if self.weights[slot] > 0}
 
@@ -274,7 +274,7 @@ class ReplayOracle:
         }
 
     def sliced(self, slices: Sequence[Slice]) -> dict[str, Any]:
-        """Return the fields of some slices; a slice that is too short repeats its last row, or has a number."""
+        """Return the fields of some slices; short slices are padded with their last row, or with a number."""
         length, pad, batches = self.slice["sequence_length"], self.slice["pad"], []
         for env, start, end, traj_id in slices:
             steps = range(start, start + length)
@@ -305,7 +305,7 @@ def _like(value: Any, number: float) -> Any:
 
 
 class DeviceReplayConformance(InArrays):
-    """Tests that a replay on a device draws, stores and moves the same as ``mouse_core.replay.ReplayBuffer``.
+    """Tests that a replay on a device draws, stores and saves the same rows as ``mouse_core.replay.ReplayBuffer``.
 
     Random programs cover every order, slices, priorities and transforms, writes beyond the ring's capacity, and files
     in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define the functions of
@@ -370,7 +370,7 @@ class DeviceReplayConformance(InArrays):
         raise NotImplementedError
 
     def can_sample(self, state: Any) -> Any:
-        """Return whether a batch can be drawn, as any object that ``bool`` accepts."""
+        """Return whether a batch can be drawn; any object that ``bool`` accepts."""
         raise NotImplementedError
 
     def dumps(self, state: Any, path: Path, samples: int) -> None:
@@ -384,7 +384,7 @@ class DeviceReplayConformance(InArrays):
     # ------------------------------------------------------------------ draws
 
     def test_rows(self, tmp_path: Path) -> None:
-        """Random rows are drawn with equal probability."""
+        """Rows are drawn with equal probability."""
         self._programs("rows", tmp_path)
 
     def test_slices(self, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows of another form, masked values, unexpected priorities, empty batches: errors that change nothing."""
+        """Rows of another form, masked values, unexpected priorities and empty batches raise errors only."""
         state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
@@ -504,7 +504,7 @@ class DeviceReplayConformance(InArrays):
                     raise
 
     def follow(self, setup: Setup, program: int, folder: Path) -> None:
-        """Follow one program: write beyond the ring's capacity, draw, set priorities, and move through files.
+        """Execute one program: write beyond the ring's capacity, draw, set priorities, save and load files.
 
         Args:
             setup: The options of the replay.

@@ -1,4 +1,4 @@
-"""The contract of a replay buffer's storage, as tests that its author runs with pytest."""
+"""Conformance tests for pytest: storages of replay buffers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StorageConformance:
                 return MyStorage(capacity, ndim=ndim, alignment=alignment)
 
     Attributes:
-        typed: Whether all rows must have the form of the first; False for a storage of arbitrary objects.
+        typed: Whether all rows must have the form of the first row; False for a storage of arbitrary objects.
         ndims: The supported values of ``ndim``.
         alignments: The supported alignments.
         buffer: The class of buffers for transformed rows.
@@ -129,7 +129,7 @@ class StorageConformance:
         self._holds(again, {number % 9: number for number in range(3, 12)})
 
     def test_rows_are_given_in_any_shape_and_order(self, tmp_path: Path) -> None:
-        """Rows are read by indices ``[n]``, ``[a, b]``, no index, and repeated indices."""
+        """Rows are read by indices ``[n]`` and ``[a, b]``, by no indices, and by repeated indices."""
         storage = self._new(7, 1, tmp_path)
         storage.append(rows_from(0, 5))
         for slots in ([3, 0, 3], [[1, 2], [4, 4], [0, 3]], []):
@@ -137,7 +137,7 @@ class StorageConformance:
             self._same(storage.get(index), index)
 
     def test_what_was_given_is_never_written_to(self, tmp_path: Path) -> None:
-        """The storage copies rows: changes to arrays that it received or returned do not affect it."""
+        """The storage copies rows, so that changes to arrays that it received or returned do not affect its rows."""
         storage = self._new(4, 1, tmp_path)
         mine = rows_from(0, 4)
         storage.append(mine)
@@ -190,7 +190,7 @@ class StorageConformance:
             assert [self.to_numpy(layer).tolist() for layer in found] == [[0, 1], [10, 11]]
 
     def test_single_fields_are_read(self, tmp_path: Path) -> None:
-        """A field is read by its name or, nested, by a tuple of names, at slots and slices."""
+        """A field is read by its name or, if nested, by a tuple of names, at slots and slices."""
         storage = self._new(6, 1, tmp_path)
         storage.append(rows_from(0, 4))
         slots = np.array([[2, 0], [3, 3]])
@@ -256,7 +256,7 @@ class StorageConformance:
             assert storage.written == 7
 
     def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
-        """A rejected first write leaves the row schema open, as does a rejected write into unused slots."""
+        """After a rejected first write, or a rejected write into unused slots, the form of rows is still open."""
         storage = self._new(5, 1, tmp_path)
         refused(IndexError, lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
         other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}
@@ -266,7 +266,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1})
 
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
-        """Rows of another form, masked values, nulls, damage and unused slots are errors and change nothing."""
+        """Rows of another form, masked values, nulls, damage and unused slots raise errors and change nothing."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         changes = storage.changes
@@ -329,7 +329,7 @@ class StorageConformance:
         np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
 
     def test_what_follows_a_row_is_of_its_episode(self, tmp_path: Path) -> None:
-        """The row after the last one of an episode never follows it, also in a ring that overwrites its oldest rows."""
+        """The row behind an episode's last row never counts as its next row, also after the ring wraps."""
         for ndim in self.ndims:
             storage = self._new(10 * ndim, ndim, _folder(tmp_path, str(ndim)))
             takes: Any = {"takes": storage.alignment}
@@ -343,7 +343,7 @@ class StorageConformance:
             buffer.extend({name: values[8:] for name, values in rows.items()})
             batch = buffer.sample()
             obs, behind, mask = (self.to_numpy(leaf) for leaf in (batch["obs"], batch["next"]["obs"], batch["mask"]))
-            # Rows 13 to 22 are present; rows 15 and 19 end episodes, and no row follows row 22.
+            # Rows 13 to 22 exist; rows 15 and 19 end episodes, and no row follows row 22.
             follows = ~np.isin(obs % 100, [15, 19, 22])
             np.testing.assert_array_equal(mask, follows)
             np.testing.assert_array_equal(behind[follows], obs[follows] + 1)
@@ -354,7 +354,7 @@ class StorageConformance:
         return self.make(capacity, ndim, folder, self.alignments[0])
 
     def _holds(self, storage: Any, kept: dict[int, int]) -> None:
-        """Assert that the storage holds exactly the rows of these numbers, slot by slot."""
+        """Assert that the storage has exactly the rows with these numbers, slot by slot."""
         assert len(storage) == len(kept)
         slots = np.array(sorted(kept), np.int64)
         assert slots.tolist() == list(range(len(kept)))

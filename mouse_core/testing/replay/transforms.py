@@ -1,4 +1,4 @@
-"""The contract of a replay buffer's transform, as tests that its author runs with pytest."""
+"""Conformance tests for pytest: transforms of replay buffers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TransformConformance:
                 _same(batch, loader.next_batch(), "expected the batches that followed the state")
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """A fresh buffer continues from a saved state like the original, also after more writes."""
+        """A new buffer continues from a saved state like the original, also after more writes."""
         for buffer in self._history():
             again = self._buffer(seed=99)
             again.load_state_dict(copy.deepcopy(buffer.state_dict()))
@@ -112,7 +112,7 @@ class TransformConformance:
                     one.extend(self.rows(900, 5))
 
     def test_it_is_pickled_with_its_buffer(self) -> None:
-        """A pickled buffer draws what its original draws."""
+        """A pickled buffer draws the same batches as the original."""
         for buffer in self._history():
             try:
                 again = pickle.loads(pickle.dumps(buffer))
@@ -121,7 +121,7 @@ class TransformConformance:
             _same(buffer.sample(), again.sample(), "expected a pickle to sample what its original does")
 
     def test_rows_are_stored_alike_one_by_one_and_together(self) -> None:
-        """A transform with an inverse stores equal rows, written singly or together."""
+        """A transform with an inverse stores equal rows, whether they are written singly or together."""
         buffer, other = self._buffer(), self._buffer()
         rows = self.rows(0, 9)
         buffer.extend(rows)
@@ -133,7 +133,7 @@ class TransformConformance:
         _same(buffer[:], other[:], "expected the same rows by append and by extend")
 
     def test_other_episodes_change_nothing(self) -> None:
-        """Rows of an episode do not depend on other episodes, also where only the storage knows the end of an episode.
+        """Rows of an episode do not depend on other episodes, even if only the storage knows where an episode ends.
 
         Batches of the same draws are compared: the rows of some episodes have the same values in both buffers.
         """
@@ -186,7 +186,7 @@ class TransformConformance:
 
 
 class _Recorded(ArrayStorage):
-    """Rows in episodes of 6 rows, which only the storage records and no field shows."""
+    """A storage with episodes of 6 rows that no field of the rows shows."""
 
     def read(self, key: Any, slots: Any) -> Any:
         if key == EPISODE:
