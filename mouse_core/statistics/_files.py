@@ -86,7 +86,7 @@ def _entry(found: Any, part: PartialMoments) -> dict[str, Any]:
 
 
 def _quantile_key(share: float) -> str:
-    """ Return the key of a quantile: "q01" for 0.01, "q2.5" for 0.025."""
+    """Return the key of a quantile: "q01" for 0.01, "q2.5" for 0.025."""
     percent = round(share * 100, 9)
     return f"q{int(percent):02d}" if percent == int(percent) else f"q{percent}"
 

@@ -1,5 +1,4 @@
-"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, without running them.
-"""
+"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, without running them."""
 
 from __future__ import annotations
 
