@@ -174,7 +174,7 @@ Structure = Any
 
 
 def structure_of(tree: Any, path: _Path = (), *, leaf: Callable[[Any], bool] | None = None) -> Structure:
-    """Return the tree with a ``Leaf`` in place of every leaf; ``leaf`` as in ``flatten``."""
+    """Return the tree with the leaf's name in place of every leaf; ``leaf`` as in ``flatten``."""
     if not is_node(tree) or (leaf is not None and leaf(tree)):
         return Leaf(key_of(path))
     return rebuilt(tree, [structure_of(child, (*path, name), leaf=leaf) for name, child in children_of(tree)])

@@ -204,7 +204,7 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def _of_sine() -> tuple[float, ...]:
-    """Return the Taylor coefficients of ``sin(2 pi x) / x`` in ``x * x``; up to x = 1/4 the remainder is below 1e-17."""
+    """Return the Taylor coefficients of ``sin(2 pi x) / x`` in ``x * x``; up to x = 1/4 the error is below 1e-17."""
     found = [2.0 * math.pi]
     for power in range(2, 24, 2):
         found.append(-found[-1] * (4.0 * math.pi * math.pi) / (power * (power + 1)))

@@ -158,7 +158,7 @@ def nested(columns: Mapping[str, Any], whole: str) -> Any:
 
 
 def belongs_to(name: str, whole: str) -> bool:
-    """Whether a column is the observation or action ``whole``, or a part of it, such as ``action.grip`` of ``action``."""
+    """Whether a column is the observation or action ``whole``, or a part of it, such as ``action.grip``."""
     return name == whole or name.startswith((f"{whole}_", f"{whole}."))
 
 

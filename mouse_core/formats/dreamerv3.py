@@ -42,7 +42,7 @@ _LEFT_OUT = ("stepid", "consec", "reset")
 
 
 class _Chunk(NamedTuple):
-    """A file of a stream: ``time`` of its first step, its ``name``, the ``following`` chunk, and the number of steps."""
+    """A file of a stream: ``time`` of its first step, its ``name``, the ``following`` chunk, and number of steps."""
 
     time: str
     name: str

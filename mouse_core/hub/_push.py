@@ -242,7 +242,7 @@ _FILES = ("meta/stats.json", "meta/stats.mouse")
 
 
 def statistics_paths(config: str) -> tuple[str, str]:
-    """Return the paths of a configuration's statistics: LeRobot's for the default configuration, else beside its rows."""
+    """Return the paths of a configuration's statistics: LeRobot's for the default one, else beside its rows."""
     folder = "" if config == CONFIG else f"{config_folder(config)}/"
     text, more = (folder + file for file in _FILES)
     return text, more

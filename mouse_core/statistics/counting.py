@@ -314,7 +314,7 @@ class Layout(NamedTuple):
     Args:
         shape: The shape of statistics: the shape of a step, or ``(C,)`` for images.
         beside: How many values of a row belong to each dimension: the number of pixels for images, else 1.
-        counted: "bytes" for a ``Tally``, "numbers" for a ``Sketch``, or "" without quantiles.
+        counted: "bytes" (counted by value), "numbers" (counted by a sketch of quantiles), or "" without quantiles.
     """
 
     shape: tuple[int, ...]
@@ -360,7 +360,7 @@ class Counted:
 
     Args:
         moments: Moments by dimension.
-        spread: A ``Sketch`` or ``Tally`` for each dimension; None if unknown.
+        spread: The counts for quantiles of each dimension; None if unknown.
     """
 
     moments: Moments

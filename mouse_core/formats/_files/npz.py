@@ -1,4 +1,4 @@
-"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, without running them."""
+"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, as data."""
 
 from __future__ import annotations
 

@@ -588,7 +588,7 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """Return the rows with a column of episode numbers; ``ordinals`` are positions among episodes that have rows."""
+        """Return the rows with a column of episode numbers; ``ordinals`` are positions among episodes with rows."""
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo
