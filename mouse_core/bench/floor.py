@@ -46,9 +46,14 @@ def pieces_of(
         length: The steps of a window.
         lengths: Number of existing steps of each window, ``[n]``; None: all.
     """
-    part = snapshot.locate(starts, length, lengths=lengths).part(0)
+    steps = np.full(len(starts), length) if lengths is None else lengths
+    # Row of each present step: [10, 11, 12, 50, 51] for starts [10, 50] and 3 and 2 steps.
+    rows = np.repeat(starts - np.cumsum(steps) + steps, steps) + np.arange(steps.sum())
+    part = snapshot.locate(rows, 1).part(0)
     found = [ranges for name in fields for ranges in ranges_of([snapshot.readers[name].column], part)]
     begins, ends = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    cut = np.flatnonzero(begins[1:] != ends[:-1]) + 1  # rows that lie side by side are one piece
+    begins, ends = begins[np.r_[0, cut]], ends[np.r_[cut - 1, -1]]
     return Pieces(begins.astype(np.uint64), ends - begins)
 
 

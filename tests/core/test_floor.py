@@ -30,15 +30,17 @@ def observations(kind: str) -> pa.Array:
 
 @pytest.mark.parametrize("kind", ["list", "large list", "fixed"])
 @pytest.mark.parametrize("cuts", [(), (7,), (4, 5, 22)])
-def test_pieces_are_the_stored_values_of_windows(kind: str, cuts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("steps", [[10, 10, 10, 10], [10, 1, 6, 3]])
+def test_pieces_are_the_stored_values_of_windows(kind: str, cuts: tuple[int, ...], steps: list[int]) -> None:
     columns = {"observation": observations(kind), "reward": np.arange(ROWS, dtype=np.float32)}
     table = pa.table(columns | dict.fromkeys(("action", "done"), np.zeros(ROWS, np.int64)))
     edges = [0, *cuts, ROWS]
     parts = [table.slice(a, b - a).combine_chunks() for a, b in pairwise(edges)]
     snapshot = DatasetStore().from_dataset(pa.concat_tables(parts)).snapshot()
     starts = np.array([0, 3, 5, 20])
-    pieces = pieces_of(snapshot, ["obs_continuous", "reward"], starts, 10)
-    wanted = [values[start : start + 10] for values in (VECTORS, VECTORS[:, 0] / 3) for start in starts.tolist()]
+    pieces = pieces_of(snapshot, ["obs_continuous", "reward"], starts, 10, None if min(steps) == 10 else np.array(steps))
+    windows = list(zip(starts.tolist(), steps, strict=True))
+    wanted = [values[start : start + n] for values in (VECTORS, VECTORS[:, 0] / 3) for start, n in windows]
     found = zip(pieces.source.tolist(), pieces.size.tolist(), strict=True)
     expected = b"".join(values.astype(np.float32).tobytes() for values in wanted)
     assert b"".join(ctypes.string_at(address, size) for address, size in found) == expected
