@@ -52,7 +52,7 @@ test-reverb: $(REVERB_VENV)/.installed  ## run the tests that need TF-Agents and
 test-lerobot: $(LEROBOT_VENV)/.installed  ## run the tests that need LeRobot's own reader, in an environment of its own
 	LD_LIBRARY_PATH=$(LEROBOT_VENV)/ffmpeg $(LEROBOT_VENV)/bin/python -m pytest -p no:cacheprovider tests/lerobot $(ARGS)
 
-bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes two minutes
+bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes six minutes
 	$(PY) -m tests.bench $(ARGS)
 
 bench-scale: $(VENV)/.installed-bench  ## the same on 100 million steps, which need 26 GB of disk

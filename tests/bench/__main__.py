@@ -72,7 +72,7 @@ WORKS: dict[str, tuple[Any, ...]] = {
 def main() -> None:
     """Measure, print, and write JSON, picture and page."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything, in under two minutes")
+    parser.add_argument("--quick", action="store_true", help="less of everything, in about six minutes")
     parser.add_argument("--only", default="", help="measure only what has this in its name, for example state-32")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page anew from its JSON")
     parser.add_argument("--data", type=Path, help="where datasets are made and kept; by default they are removed")
