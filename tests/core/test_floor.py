@@ -38,7 +38,8 @@ def test_pieces_are_the_stored_values_of_windows(kind: str, cuts: tuple[int, ...
     parts = [table.slice(a, b - a).combine_chunks() for a, b in pairwise(edges)]
     snapshot = DatasetStore().from_dataset(pa.concat_tables(parts)).snapshot()
     starts = np.array([0, 3, 5, 20])
-    pieces = pieces_of(snapshot, ["obs_continuous", "reward"], starts, 10, None if min(steps) == 10 else np.array(steps))
+    shorter = np.array(steps) if min(steps) < 10 else None
+    pieces = pieces_of(snapshot, ["obs_continuous", "reward"], starts, 10, shorter)
     windows = list(zip(starts.tolist(), steps, strict=True))
     wanted = [values[start : start + n] for values in (VECTORS, VECTORS[:, 0] / 3) for start, n in windows]
     found = zip(pieces.source.tolist(), pieces.size.tolist(), strict=True)
