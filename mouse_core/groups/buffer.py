@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, Self, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -49,17 +49,16 @@ from mouse_core.groups.records import (
 )
 from mouse_core.groups.stored import (
     BatchFiles,
-    RolloutFilter,
     StoredBatch,
     StoredGroup,
     StoredRollouts,
     VersionChange,
+    Wanted,
     encode,
     encode_parts,
     open_index,
     read_ahead,
     read_wanted,
-    select_rollouts,
     stored_digest,
     write_batch,
 )
@@ -595,11 +594,13 @@ class RolloutBuffer(BatchFiles):
         """
         return asked_for(self._digest, "buffer")
 
-    def rollouts(self, **where: Unpack[RolloutFilter]) -> StoredRollouts:
+    def rollouts(
+        self, *, environment: str | None = None, policy_version: Wanted = None, example_id: Wanted = None
+    ) -> StoredRollouts:
         """Return the rollouts that are sealed so far; arguments and errors are those of ``open_rollouts``."""
         with self._lock:
             parts = list(self._parts)
-        return select_rollouts(self._root, parts, **where)
+        return StoredRollouts(self._root, parts, environment, policy_version, example_id)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
         """Return a rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.

@@ -46,8 +46,6 @@ from mouse_core.groups.records import (
     RolloutColumn,
     RolloutRecord,
     Turn,
-    earned_of,
-    nbytes_of,
     unchecked,
 )
 
@@ -529,9 +527,7 @@ class GroupFile:
         tokens: Tokens of each rollout, over all turns.
         turns: Turns of each rollout.
         declared: How many columns were declared when it was sealed; it waits for the late ones among these.
-        nbytes: The approximate memory of its rollouts in bytes.
         untrained: The places of rollouts without a token in the loss.
-        earned: Fingerprints of the rewards of each rollout's turns, as of ``earned_of``; empty where no turn has one.
         columns: Values of the columns of one number per example, as JSON: by name a list with null where a rollout has
             none; empty where no rollout has any.
         first: The number of other groups' rollouts before its own in the file.
@@ -546,9 +542,7 @@ class GroupFile:
     tokens: tuple[int, ...]
     turns: tuple[int, ...]
     declared: int
-    nbytes: int
     untrained: tuple[int, ...]
-    earned: tuple[int, ...]
     columns: str
     first: int = 0
 
@@ -574,7 +568,6 @@ def part_of(
     """Return the ``GroupFile`` of a group of these rollouts; the other arguments are those of ``GroupFile``."""
     sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
-    earned = tuple(map(earned_of, rollouts))
     return GroupFile(
         key=rollouts[0].key,
         name=name,
@@ -585,9 +578,7 @@ def part_of(
         tokens=tuple(map(sum, sizes)),
         turns=tuple(map(len, sizes)),
         declared=declared,
-        nbytes=sum(map(nbytes_of, rollouts)),
         untrained=tuple([place for place, some in enumerate(trained) if not some]),
-        earned=earned if any(earned) else (),
         columns=_numbers_of(rollouts),
         first=first,
     )

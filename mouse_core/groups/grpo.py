@@ -11,7 +11,7 @@ A rollout that is drawn or leaves keeps its reward, with which the others of its
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -47,8 +47,8 @@ from mouse_core.groups.scoring import (
     are_equal,
     checked_worth,
     compared,
-    functions,
     name_of,
+    retentions,
     weights_of,
 )
 from mouse_core.groups.stored import StoredGroup, read_wanted
@@ -67,7 +67,6 @@ _REASONS = (
     "older_groups",
     "lost_versions",
     "filter_zero_variance",
-    "capacity_bytes",
 )
 
 # ---------------------------------------------------------------------- groups
@@ -103,7 +102,6 @@ class GroupSlice:
         serial: How many rollouts came before them.
         environment, version: The numbers of these.
         arrival: How many rollouts of their environment came before them.
-        before: How many bytes of rollouts came before them.
         members: The scored group that they are of, if it is wanted.
     """
 
@@ -118,7 +116,6 @@ class GroupSlice:
     environment: int = 0
     version: int = 0
     arrival: int = 0
-    before: int = 0
     members: ScoredGroup | None = None
     _numbers: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
@@ -186,7 +183,6 @@ class ScoredGroup:
         number: The group's number.
         pieces: The slices that came.
         least, most: The bounds of their rewards.
-        earned: Fingerprints of the rewards of their turns, to see whether all are equal.
         is_wanted: Whether the group is wanted.
     """
 
@@ -195,7 +191,6 @@ class ScoredGroup:
     pieces: list[GroupSlice] = field(default_factory=list)
     least: float = math.inf
     most: float = -math.inf
-    earned: set[int] = field(default_factory=set)
     is_wanted: bool = True
 
     @property
@@ -206,7 +201,7 @@ class ScoredGroup:
     @property
     def is_equal(self) -> bool:
         """Whether all rollouts earned the same, rounding apart."""
-        return len(self.earned) < 2 and (self.is_empty or are_equal(self.least, self.most))
+        return self.is_empty or are_equal(self.least, self.most)
 
     @property
     def is_present(self) -> bool:
@@ -218,14 +213,12 @@ class ScoredGroup:
         """The number of rollouts that have not left."""
         return sum([piece.present for piece in self.pieces])
 
-    def join(self, piece: GroupSlice, *, by_turn: bool) -> None:
-        """Note the rewards of a slice of the group; ``by_turn`` compares the rewards of turns, too."""
+    def join(self, piece: GroupSlice) -> None:
+        """Note the rewards of a slice of the group."""
         piece.members = self
         if len(piece.rows):
             rewards = piece.rows["reward"].tolist()
             self.least, self.most = min(self.least, *rewards), max(self.most, *rewards)
-            earned = piece.part.earned if by_turn else ()
-            self.earned.update([earned[place] for place in piece.rows["place"].tolist()] if earned else [0])
 
 
 @dataclass(slots=True, eq=False)
@@ -400,9 +393,6 @@ def draw(
     size: int,
     count: int,
     weights: npt.NDArray[np.float64] | None,
-    environments: npt.NDArray[np.int64] | None,
-    names: Sequence[str],
-    shares: Mapping[str, float] | None,
 ) -> npt.NDArray[np.int64]:
     """Return the places of a sample without replacement, in random order.
 
@@ -411,74 +401,15 @@ def draw(
         size: The number of drawn elements.
         count: The number of elements.
         weights: The weight of each element, ``[count]``; None: all are equally likely.
-        environments: The environment of each, as a place in ``names``, ``[count]``; None without shares.
-        names: The environments' names.
-        shares: The share of each environment in the sample; empty: equal shares; None: no shares.
     """
     words: npt.NDArray[Any] = Key(seed, Purpose.GROUPS, index=index).bits(count)
     if weights is not None:
         # The smallest of exponential times with these rates: Efraimidis and Spirakis, "Weighted random sampling with a
         # reservoir" (2006).
         words = as_exponential((~words >> np.uint64(11)).astype(np.float64) * 2.0**-53) / weights
-    if shares is None or environments is None:
-        return _smallest(words, size)
-    there = sorted(set(environments.tolist()), key=names.__getitem__)
-    members = {number: np.flatnonzero(environments == number) for number in there}
-    wanted = shares or dict.fromkeys(names, 1.0)
-    quotas = share_out(size, [wanted[names[number]] for number in there], [len(members[number]) for number in there])
-    drawn = [
-        members[number][_smallest(words[members[number]], quota)] for number, quota in zip(there, quotas, strict=True)
-    ]
-    every = np.concatenate(drawn)
-    return every[np.argsort(words[every], kind="stable")]
-
-
-def share_out(size: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:
-    """Split ``size`` in proportion to ``shares``, at most ``limits`` each; the others get the rest of a limited one.
-
-    The limits' sum is at least ``size``. Remainders go to the largest fractions, the first of equal ones.
-    """
-    quotas = [0] * len(shares)
-    rest = size
-    while rest:
-        open_ = [place for place, limit in enumerate(limits) if quotas[place] < limit]
-        total = math.fsum(shares[place] for place in open_)
-        exact = {place: rest * shares[place] / total for place in open_}
-        whole = {place: int(exact[place]) for place in open_}
-        spare = rest - sum(whole.values())
-        for place in sorted(open_, key=lambda place: (whole[place] - exact[place], place))[:spare]:
-            whole[place] += 1
-        for place in open_:
-            taken = min(whole[place], limits[place] - quotas[place])
-            quotas[place] += taken
-            rest -= taken
-    return quotas
-
-
-def _smallest(words: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Return the places of the ``count`` smallest words, in their order: a random sample in random order."""
-    if count < len(words):
-        places = np.argpartition(words, count)[:count] if count else np.zeros(0, np.int64)
-        return places[np.argsort(words[places], kind="stable")]
-    return np.argsort(words, kind="stable")
-
-
-def shares_of(balance: bool | Mapping[str, float]) -> dict[str, float] | None:
-    """The environments' shares; empty: equal ones; None: no balance.
-
-    Raises:
-        ConfigError: Something else than a bool, or shares.
-    """
-    if isinstance(balance, Mapping):
-        for name, share in balance.items():
-            if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share < math.inf:
-                raise ConfigError(f"balance: expected a share of at least 0 for {name!r:.80}, found {share!r:.80}")
-        if not any(balance.values()):
-            raise ConfigError(f"balance: expected a share above 0, found {dict(balance)}")
-        return dict(balance)
-    if not isinstance(balance, bool):
-        raise ConfigError(f"balance: expected True, False or shares by environment, found {balance!r}")
-    return {} if balance else None
+    # The smallest words in their order are a random sample in random order.
+    places = np.argpartition(words, size)[:size] if size < count else np.arange(count)
+    return places[np.argsort(words[places], kind="stable")]
 
 
 def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
@@ -517,15 +448,14 @@ class GrpoBatchMaker:
     Args:
         environment_name: The only environment whose rollouts are taken; None: all environments.
         rng_seed: In ``[0, 2**64)``; None: 0.
-        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, ``RewardToGo()``, or a custom
-            function; see ``Advantage``.
+        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, or a custom function; see
+            ``Advantage``.
         filter_zero_variance: Whether groups are left out in which all rewards are equal, up to rounding. Such groups
             have zero advantages if rollouts are compared within their group, as all advantages of this package do. A
             custom function excludes no groups, unless it has ``compares``. Other groups fill the batch, so its size
             does not change.
-        retention: The rollouts that are kept, and the weight of each in a draw: ``Lengths(...)``, ``Rewards(...)``,
-            ``TopK(...)``, ``Recency(...)``, ``Newest(...)``, ``MaxAge(...)``, a custom function, or several of these,
-            whose weights are multiplied; see ``Retention``.
+        retention: The rollouts that are kept, and the weight of each in a draw: a function, ``TopK(...)``, or several of
+            these, whose weights are multiplied; see ``Retention``.
         older_groups: The treatment of a problem's group of an older version when rollouts of a newer version arrive.
             "drop": the first new rollout removes the older group. "until_as_large": the older group may be drawn until
             the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and
@@ -535,10 +465,6 @@ class GrpoBatchMaker:
             was never called, behind the latest version seen. The distance is the difference of numeric versions, else
             the count of versions between.
         max_uses: The most batches that a rollout may be in.
-        balance: Whether every environment has the same share of a batch; or shares by name, without other environments.
-            If an environment has too few rollouts, the others fill the batch.
-        capacity_bytes: The approximate bytes of the newest rollouts that are kept; older rollouts leave. None: no
-            limit.
         pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. The
             advantage of a rollout then depends on the groups that arrived before its batch was drawn.
 
@@ -557,8 +483,6 @@ class GrpoBatchMaker:
         older_groups: str | None = None,
         max_staleness: int | None = None,
         max_uses: int = 1,
-        balance: bool | Mapping[str, float] = False,
-        capacity_bytes: int | None = None,
         pool_groups: bool = False,
     ) -> None:
         if environment_name is not None and (not isinstance(environment_name, str) or not environment_name):
@@ -568,15 +492,12 @@ class GrpoBatchMaker:
         self._advantage: Advantage = Rloo() if advantage is None else advantage
         if not callable(self._advantage) or isinstance(self._advantage, type):
             raise ConfigError(f"advantage: expected a function of rewards and groups, found {advantage!r:.80}")
-        compares = compared(self._advantage)
-        self._leaves_equal, self._by_turn = bool(filter_zero_variance) and compares != "nothing", compares == "turns"
-        self._retention = functions("retention", retention)
+        self._leaves_equal = bool(filter_zero_variance) and compared(self._advantage) != "nothing"
+        self._retention = retentions(retention)
         self._max_uses = check_count("max_uses", max_uses, 1)
-        self._shares = shares_of(balance)
         self._older = older_groups or ("keep" if self._retention or max_staleness is not None else "drop")
         self._pools = bool(pool_groups)
         self._max_staleness = None if max_staleness is None else check_count("max_staleness", max_staleness, 0)
-        self._capacity = None if capacity_bytes is None else check_count("capacity_bytes", capacity_bytes, 1)
         self._versions = Versions()
         self._last: dict[str, tuple[float, int]] = {}
         self._begin()
@@ -585,16 +506,15 @@ class GrpoBatchMaker:
         """Remove all rollouts; versions stay known."""
         self._wanted = WantedGroups(self._older, self._pools)
         self._pool: dict[int, ScoredGroup] = {}  # groups of which some rollouts can be drawn, by their numbers
-        self._drawable: Counter[str] = Counter()  # rollouts of these that have not left, by environment
+        self._drawable = 0  # rollouts of these that have not left
         self._known_table = _candidates([], self._advantage)
         self._changed: set[int] = set()  # groups that came, grew or left since the table was made
         self._counts: dict[str, Counter[str]] = {}  # of all that came, by environment
         self._received = self._used = self._draws = 0
         self._left: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._arrived: Counter[str] = Counter()
-        self._serial = self._nbytes = 0
+        self._serial = 0
         self._newest = -math.inf
-        self._in_capacity: deque[GroupSlice] = deque()
         self._alone: dict[str, GroupSlice] = {}  # rollouts that are in no file, by their uids
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -627,10 +547,10 @@ class GrpoBatchMaker:
             refuse_other(rollout, before.record, "add_rollout")
             return
         # Of a rollout that has left, compare the properties that are still known.
-        part, known = part_of([rollout]), ("key", "rewards", "tokens", "turns", "earned")
+        part, known = part_of([rollout]), ("key", "rewards", "tokens", "turns")
         differing = [name for name in known if getattr(part, name) != getattr(before.part, name)]
         if differing:
-            called = {"key": "group", "rewards": "reward", "earned": "rewards of turns"}
+            called = {"key": "group", "rewards": "reward"}
             raise other_one(rollout.rollout_uid, [called.get(name, name) for name in differing], "add_rollout")
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
@@ -684,7 +604,6 @@ class GrpoBatchMaker:
                 self._take(piece, members)
             elif members is not None:
                 self._left["older_groups"] += piece.present
-        self._leave()
 
     def _come(self, piece: GroupSlice) -> None:
         self._arrive(piece)
@@ -693,18 +612,15 @@ class GrpoBatchMaker:
             piece.forget()
         else:
             self._take(piece, members)
-        self._leave()
 
     def _arrive(self, piece: GroupSlice) -> None:
         """Number rollouts in the order in which they come."""
         environment, count = piece.part.key.environment, len(piece.part.uids)
         self._newest = max(self._newest, *piece.part.created)
-        piece.serial, piece.arrival, piece.before = self._serial, self._arrived[environment], self._nbytes
+        piece.serial, piece.arrival = self._serial, self._arrived[environment]
         self._serial += count
         self._received += count
         self._arrived[environment] += count
-        if self._environment in (None, environment):
-            self._nbytes += piece.part.nbytes
 
     def _count_in(self, piece: GroupSlice) -> ScoredGroup | None:
         """Return the group that a slice joins, a new one if need be; None if it is not wanted."""
@@ -726,7 +642,7 @@ class GrpoBatchMaker:
             self._left["max_staleness" if is_stale else "older_groups"] += piece.present
         else:
             was_empty, was_equal = members.is_empty, not members.is_empty and members.is_equal
-            members.join(piece, by_turn=self._by_turn)
+            members.join(piece)
             if not members.is_empty:
                 counts["groups"] += was_empty
                 counts["groups_equal"] += members.is_equal - was_equal
@@ -736,11 +652,9 @@ class GrpoBatchMaker:
     def _take(self, piece: GroupSlice, members: ScoredGroup) -> None:
         """Take a slice of a group that is wanted. A group of which none can be drawn waits for more slices."""
         members.pieces.append(piece)
-        if self._capacity is not None:
-            self._in_capacity.append(piece)
         if not self._is_left_out(members) and members.is_present:
             joining = [piece] if members.number in self._pool else members.pieces
-            self._drawable[piece.part.key.environment] += sum([one.present for one in joining])
+            self._drawable += sum([one.present for one in joining])
             self._pool[members.number] = members
             self._changed.add(members.number)
 
@@ -754,21 +668,9 @@ class GrpoBatchMaker:
         """Remove rollouts of a slice for good."""
         piece.leave(indices)
         if piece.members is not None and piece.members.number in self._pool:
-            self._drawable[piece.part.key.environment] -= len(indices)
+            self._drawable -= len(indices)
             if not piece.members.is_present:
                 del self._pool[piece.members.number]
-                self._changed.add(piece.members.number)
-
-    def _leave(self) -> None:
-        """Remove the oldest rollouts if more bytes than ``capacity_bytes`` came with and behind them."""
-        while self._in_capacity and self._capacity is not None:
-            piece = self._in_capacity[0]
-            if self._nbytes - piece.before <= max(self._capacity, piece.part.nbytes):
-                return
-            self._in_capacity.popleft()
-            if piece.members is not None and piece.members.is_wanted:
-                self._left["capacity_bytes"] += piece.present
-                self._let_go(piece, np.flatnonzero(piece.rows["present"]).tolist())
                 self._changed.add(piece.members.number)
 
     def _forget(self, gone: Sequence[ScoredGroup], reason: str) -> None:
@@ -776,7 +678,7 @@ class GrpoBatchMaker:
         for members in gone:
             members.is_wanted = False
             if self._pool.pop(members.number, None) is not None:
-                self._drawable[members.pieces[0].part.key.environment] -= members.present
+                self._drawable -= members.present
                 self._changed.add(members.number)
             for piece in members.pieces:
                 self._left[reason] += piece.present
@@ -860,19 +762,13 @@ class GrpoBatchMaker:
                 self._let_go(piece, [index])
             if len(gone):
                 self._left[name_of(retention)] += len(gone)
-        chosen = table.rows["present"]
-        if self._shares:
-            allowed = np.array([self._shares.get(name, 0.0) > 0 for name in self._counts], np.bool_)
-            chosen = chosen & allowed[table.column("environment")]
-        rows = np.flatnonzero(chosen)
+        rows = np.flatnonzero(table.rows["present"])
         return table, rows, weights[rows]
 
     @property
     def available(self) -> int:
         """The number of examples available for a batch now."""
-        if self._retention:
-            return len(self._eligible()[1])
-        return sum(count for name, count in self._drawable.items() if not self._shares or self._shares.get(name))
+        return len(self._eligible()[1]) if self._retention else self._drawable
 
     # ------------------------------------------------------------------ batches
 
@@ -889,10 +785,7 @@ class GrpoBatchMaker:
         if len(rows) < size:
             return None
         likely = None if (weights == weights[0]).all() else weights
-        environments = None if self._shares is None else table.column("environment", rows)
-        names = list(self._counts)
-        drawn = draw(self._seed, self._draws, size, len(rows), likely, environments, names, self._shares)
-        chosen = rows[drawn]
+        chosen = rows[draw(self._seed, self._draws, size, len(rows), likely)]
         members = [table.at(row) for row in chosen.tolist()]
         records = _records(members)
         worth: Any = table.rows["advantage"][chosen]
@@ -930,7 +823,7 @@ class GrpoBatchMaker:
 
         "received" counts all rollouts passed to the maker, with duplicates and refused rollouts. Each is counted once:
         in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>". The reason is
-        an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance", "capacity_bytes"), the
+        an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance"), the
         name of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the loss) or "lost_versions"
         (see ``set_policy_version``). "left/filter_zero_variance" decreases if other rollouts join a group of equal
         rewards. A restart resets the counts of duplicate and refused rollouts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -1010,12 +1009,3 @@ def _size(value: Any) -> int:
         return _VALUE + len(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Iterable) else ()
     return _VALUE + sum(map(_size, inner))
-
-
-def earned_of(rollout: RolloutRecord) -> int:
-    """Return a fingerprint of the turns' rewards, rounding apart; 0 where no turn has a reward."""
-    rewards = [round(turn.reward or 0.0, 14) for turn in rollout.turns]
-    if not any(rewards):
-        return 0
-    earned = " ".join([f"{reward or 0.0:.6g}" for reward in rewards]).encode()
-    return int.from_bytes(hashlib.blake2b(earned, digest_size=8).digest(), "little", signed=True)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups.records import RolloutRecord, check_rewarded
-from mouse_core.spec import check_choice, check_count, check_number, check_unit
+from mouse_core.groups.records import RolloutRecord
+from mouse_core.spec import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -55,120 +55,8 @@ class HeldRollouts:
 
 Retention = Callable[[HeldRollouts], npt.ArrayLike]
 """Weight each rollout of ``HeldRollouts``, ``[n]`` with n of 1 or more: numbers of at least 0, or bools as 1 and 0.
-A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0."""
-
-
-@dataclass(frozen=True)
-class Newest:
-    """Keep the newest ``count`` rollouts of each environment, in order of arrival, including rollouts that were drawn.
-
-    Args:
-        count: 1 or more; or a count by environment name, which keeps all rollouts of other environments.
-
-    Raises:
-        ConfigError: A count is below 1.
-    """
-
-    count: int | Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        for name, count in self.count.items() if isinstance(self.count, Mapping) else [("count", self.count)]:
-            check_count(name, count, 1)
-
-    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``."""
-        if not isinstance(self.count, Mapping):
-            return rows.newer < self.count
-        most = np.array([self.count.get(name, len(rows) + 1) for name in rows.environments], np.int64)
-        return rows.newer < most[rows.environment]
-
-
-@dataclass(frozen=True)
-class MaxAge:
-    """Keep rollouts created at most ``seconds`` before the newest rollout that arrived.
-
-    Args:
-        seconds: 0 or more.
-
-    Raises:
-        ConfigError: ``seconds`` is below 0.
-    """
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        check_number("seconds", self.seconds)
-
-    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``."""
-        return rows.age <= self.seconds
-
-
-@dataclass(frozen=True)
-class Recency:
-    """Draw rollouts of older versions less often: the weight is ``0.5 ** (staleness / half_life)``.
-
-    Args:
-        half_life: The number of versions after which the weight of a rollout is halved; above 0.
-
-    Raises:
-        ConfigError: ``half_life`` is not above 0.
-    """
-
-    half_life: float
-
-    def __post_init__(self) -> None:
-        check_number("half_life", self.half_life, above=True)
-
-    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``; the weight is at least 2**-1000, so that no rollout leaves because of it."""
-        return np.exp2(-np.minimum(rows.staleness / self.half_life, 1000))
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Keep rollouts of ``least`` to ``most`` tokens, prompts included.
-
-    Args:
-        least, most: The bounds of the number of tokens, inclusive.
-
-    Raises:
-        ConfigError: The bounds exclude every length.
-    """
-
-    least: int = 0
-    most: int = 1 << 62
-
-    def __post_init__(self) -> None:
-        if check_count("least", self.least, 0) > check_count("most", self.most, 0):
-            raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
-
-    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``."""
-        return (rows.tokens >= self.least) & (rows.tokens <= self.most)
-
-
-@dataclass(frozen=True)
-class Rewards:
-    """Keep rollouts with rewards from ``least`` to ``most``; other rollouts still count in the scores of their groups.
-
-    Args:
-        least, most: The bounds of the reward, inclusive.
-
-    Raises:
-        ConfigError: The bounds exclude every reward.
-    """
-
-    least: float = -np.inf
-    most: float = np.inf
-
-    def __post_init__(self) -> None:
-        if not self.least <= self.most:
-            raise ConfigError(f"most: expected at least {self.least}, found {self.most}")
-
-    def __call__(self, rows: HeldRollouts) -> npt.ArrayLike:
-        """See ``Retention``."""
-        return (rows.reward >= self.least) & (rows.reward <= self.most)
+A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0: such as
+``lambda rows: rows.tokens <= 4096``."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +118,7 @@ def name_of(retention: Retention) -> str:
     return getattr(retention, "__name__", type(retention).__name__)
 
 
-def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retention]:
+def retentions(given: Retention | Sequence[Retention]) -> list[Retention]:
     """Return one or several retentions as a list.
 
     Raises:
@@ -239,12 +127,12 @@ def functions(name: str, given: Retention | Sequence[Retention]) -> list[Retenti
     several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     for one in several:
         if not callable(one) or isinstance(one, type):
-            raise ConfigError(f"{name}: expected functions of Rows, found {one!r:.80}")
+            raise ConfigError(f"retention: expected functions of HeldRollouts, found {one!r:.80}")
     return several
 
 
-BASELINES = ("mean", "leave_one_out")
-"""The baseline of a reward: the mean of its group, or the mean of the other rewards in the group."""
+# The baseline of a reward: the mean of its group, or the mean of the other rewards in the group.
+_BASELINES = ("mean", "leave_one_out")
 
 # An advantage below this share of the largest deviation in its group is a rounding error.
 _ROUNDING = 1e-12
@@ -377,8 +265,8 @@ def check_options(
     """
     if baseline is None:
         baseline = "mean" if normalize_std else "leave_one_out"
-    if not isinstance(baseline, str) or baseline not in BASELINES:
-        raise ConfigError(f"baseline: expected one of {list(BASELINES)} or None, found {baseline!r}")
+    if not isinstance(baseline, str) or baseline not in _BASELINES:
+        raise ConfigError(f"baseline: expected one of {list(_BASELINES)} or None, found {baseline!r}")
     if isinstance(ddof, bool) or not isinstance(ddof, int | np.integer) or ddof not in (0, 1):
         raise ConfigError(f"ddof: expected 0 or 1, found {ddof!r}")
     return baseline, int(ddof), check_number("eps", eps), check_number("std_floor", std_floor)
@@ -390,12 +278,11 @@ Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.Array
 other groups in a call change when batches are drawn. So a plain function is called for one group at a time, with all
 rollouts of the group, including drawn ones.
 
-An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. The attribute
-names the condition under which a group is left out, as its advantages are zero. "rewards": all its rollouts have equal
-rewards; "turns": the rewards of their turns are equal, too; "nothing", as for a plain function: no group is left
-out."""
+An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. "rewards" leaves
+out groups whose rollouts have equal rewards, as their advantages are zero; "nothing", as for a plain function, leaves
+out none."""
 
-COMPARES = ("rewards", "turns", "nothing")
+COMPARES = ("rewards", "nothing")
 
 
 @runtime_checkable
@@ -516,87 +403,6 @@ class ReinforcePlusPlus:
         tokens = [sum(len(turn.tokens) for turn in rollout.turns if turn.is_trained) for rollout in rollouts]
         deviation = worth - np.average(worth, weights=tokens)
         return list(deviation / (np.sqrt(np.average(deviation**2, weights=tokens)) + self.eps))
-
-
-@dataclass(frozen=True)
-class RewardToGo:
-    """The advantage of a token is the reward from its turn on, or from itself on, minus a baseline.
-
-    ``A_t = sum(discount**(k - t) * r_k, k >= t) - b``. ``r`` are the rewards of turns (0 where one has none), or the
-    values of a column per turn or token; ``b`` is the mean reward of the others in the group, or of the group. ``A`` is
-    not normalised, so it has the scale of rewards. The part of the rollout's reward that exceeds the sum of its turns'
-    rewards counts for the last turn that the policy wrote. If only the rollout has a reward, this part is the whole
-    reward. Without a discount, the first token has the advantage of ``Rloo`` or ``DrGrpo``. The baseline of a single
-    rollout in a group is its own reward.
-
-    Args:
-        column: The name of a column per turn or token that holds all rewards. If a rollout has no values in it, its
-            reward counts for the last turn or token that the policy wrote. None: the rewards of turns.
-        discount: The discount of one turn or token, in ``[0, 1]``.
-        baseline: "leave_one_out", the mean of the other rewards in the group, or "mean", the mean of the group.
-
-    Raises:
-        ConfigError: ``discount`` is not in ``[0, 1]``, or the baseline is unknown.
-    """
-
-    column: str | None = None
-    discount: float = 1.0
-    baseline: str = "leave_one_out"
-
-    def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, BASELINES)
-        check_unit("discount", self.discount)
-
-    @property
-    def compares(self) -> str:
-        """See ``Advantage``: rollouts with equal rewards may have earned them in different turns."""
-        return "turns" if self.column is None else "nothing"
-
-    def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
-        """See ``Advantage``."""
-        return advantages(rewards, groups, baseline=self.baseline)
-
-    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """See ``BatchAdvantage``."""
-        pairs = zip(rollouts, worth.tolist(), strict=True)
-        return [self._to_go(rollout) - (check_rewarded(rollout) - own) for rollout, own in pairs]
-
-    def _to_go(self, rollout: RolloutRecord) -> npt.NDArray[np.float64]:
-        """Return the discounted reward from each token on, ``[L]``."""
-        sizes = [len(turn.tokens) for turn in rollout.turns]
-        trained = [place for place, turn in enumerate(rollout.turns) if turn.is_trained and sizes[place]]
-        if self.column is None:
-            earned = np.array([turn.reward or 0.0 for turn in rollout.turns])
-            if trained:
-                earned[trained[-1]] += check_rewarded(rollout) - earned.sum()
-            return np.repeat(_discounted(earned, self.discount), sizes)
-        column = rollout.declared.get(self.column)
-        if column is None or column.per == "example" or column.shape:
-            known = [one.name for per in ("turn", "token") for one in rollout.declared.of(per) if not one.shape]
-            raise DataError(
-                f"rollout {rollout.rollout_uid!r}: expected {self.column!r} among the columns of one number per turn "
-                f"or token, {known}"
-            )
-        by_turn = column.per == "turn"
-        nothing = [column.filled() if by_turn else column.filled(size) for size in sizes]
-        values = [turn.columns.get(self.column, other) for turn, other in zip(rollout.turns, nothing, strict=True)]
-        earned = np.hstack(values).astype(np.float64)
-        if trained and not any(self.column in turn.columns for turn in rollout.turns):
-            last = trained[-1] if by_turn else sum(sizes[: trained[-1] + 1]) - 1
-            earned[last] += check_rewarded(rollout) - earned.sum()
-        worth = _discounted(earned, self.discount)
-        return np.repeat(worth, sizes) if by_turn else worth
-
-
-def _discounted(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
-    """Return the discounted sum of each reward and all later rewards."""
-    if discount == 1:
-        return np.cumsum(rewards[::-1])[::-1]
-    sums, total = np.empty(len(rewards)), 0.0
-    for place in range(len(rewards) - 1, -1, -1):
-        total = rewards[place] + discount * total
-        sums[place] = total
-    return sums
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +78,7 @@ _RECORDS = {
             "tokens": _NUMBERS,
             "turns": _NUMBERS,
             "declared": pa.int64(),
-            "nbytes": pa.int64(),
             "untrained": _NUMBERS,
-            "earned": _NUMBERS,
             "columns": pa.string(),
             "first": pa.int64(),
         }
@@ -584,17 +582,32 @@ class StoredRollouts(Sequence[RolloutRecord]):
     Args:
         root: The buffer's folder.
         parts: The groups' files.
-        rows: The places of the wanted rollouts in each group.
-        late: The late columns.
+        environment, policy_version, example_id: See ``open_rollouts``.
+
+    Raises:
+        MissingFieldError: See ``open_rollouts``.
     """
 
     def __init__(
-        self, root: Path, parts: Sequence[GroupFile], rows: Sequence[Sequence[int]], late: LateColumns
+        self,
+        root: Path,
+        parts: Sequence[GroupFile],
+        environment: str | None = None,
+        policy_version: Wanted = None,
+        example_id: Wanted = None,
     ) -> None:
-        self._root, self._late = root, late
-        self._parts = [part for part, own in zip(parts, rows, strict=True) if own]
-        self._rows = [own for own in rows if own]
-        self._ends = np.cumsum([len(chosen) for chosen in self._rows], dtype=np.int64)
+        if environment is not None:
+            known = sorted({part.key.environment for part in parts})
+            if environment not in known:
+                raise MissingFieldError(f"environment: expected one of {known}, found {environment!r}")
+            parts = [part for part in parts if part.key.environment == environment]
+        for name, wanted in (("policy_version", policy_version), ("example_id", example_id)):
+            if wanted is not None:
+                single = isinstance(wanted, str | int | np.integer)
+                texts = {str(one) for one in ([wanted] if single else wanted)}  # type: ignore[union-attr]
+                parts = [part for part in parts if getattr(part.key, name) in texts]
+        self._root, self._parts, self._late = root, list(parts), LateColumns(root)
+        self._ends = np.cumsum([len(part.uids) for part in parts], dtype=np.int64)
         self._last: dict[int, list[RolloutRecord]] = {}
 
     def __len__(self) -> int:
@@ -621,13 +634,12 @@ class StoredRollouts(Sequence[RolloutRecord]):
         if not 0 <= row < len(self):
             raise IndexError(f"rollouts: expected an index in {-len(self)}..{len(self) - 1}, found {index}")
         number = int(np.searchsorted(self._ends, row, side="right"))
-        chosen = self._rows[number]
         last = self._last
         if number not in last:
             numbers = self._by_file[self._parts[number].path(self._root)]
             read = read_groups([self._parts[other] for other in numbers], self._root)
             self._last = last = dict(zip(numbers, map(self._late.fill, read), strict=True))
-        return last[number][chosen[row - (int(self._ends[number]) - len(chosen))]]
+        return last[number][row - int(self._ends[number])]  # counted from the end of the group
 
     def __iter__(self) -> Iterator[RolloutRecord]:
         return (self[row] for row in range(len(self)))
@@ -672,91 +684,32 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @memo
     def uids(self) -> list[str]:
         """The rollouts' uids; no file is read."""
-        pairs = zip(self._parts, self._rows, strict=True)
-        return [part.uids[row] for part, rows in pairs for row in rows]
+        return [uid for part in self._parts for uid in part.uids]
 
 
-Range = tuple[float | None, float | None]
-"""The least and the most that are wanted; None: any."""
+Wanted = str | int | Collection[str | int] | None
+"""A value or several values; None: any."""
 
 
-class RolloutFilter(TypedDict, total=False):
-    """The keyword arguments of ``open_rollouts``."""
-
-    environment: str | None
-    policy_version: str | int | Collection[str | int] | None
-    example_id: str | int | Collection[str | int] | None
-    since: float | None
-    until: float | None
-    tokens: Range | None
-    rewards: Range | None
-
-
-def select_rollouts(root: Path, parts: Sequence[GroupFile], **where: Unpack[RolloutFilter]) -> StoredRollouts:
-    """Return the rollouts of some groups; see ``open_rollouts``."""
-    if unknown := where.keys() - RolloutFilter.__annotations__:
-        raise TypeError(f"rollouts: expected arguments among {list(RolloutFilter.__annotations__)}, found {unknown}")
-    since, until, tokens, rewards = where.get("since"), where.get("until"), where.get("tokens"), where.get("rewards")
-    for name, bound in (("since", since), ("until", until)):
-        if not _is_bound(bound):
-            raise ConfigError(f"{name}: expected seconds since 1970 or None, found {bound!r:.80}")
-    for name, given in (("tokens", tokens), ("rewards", rewards)):
-        is_pair = isinstance(given, tuple | list) and len(given) == 2 and all(map(_is_bound, given))
-        if given is not None and not is_pair:
-            raise ConfigError(f"{name}: expected the least and the most, numbers or None, found {given!r:.80}")
-    if (environment := where.get("environment")) is not None:
-        known = sorted({part.key.environment for part in parts})
-        if environment not in known:
-            raise MissingFieldError(f"environment: expected one of {known}, found {environment!r}")
-        parts = [part for part in parts if part.key.environment == environment]
-    names = {"policy_version": where.get("policy_version"), "example_id": where.get("example_id")}
-    for field_name, wanted in names.items():
-        if wanted is not None:
-            single = isinstance(wanted, str | int | np.integer)
-            texts = {str(one) for one in ([wanted] if single else wanted)}  # type: ignore[union-attr]
-            parts = [part for part in parts if getattr(part.key, field_name) in texts]
-    late = LateColumns(root)
-
-    def rows_of(part: GroupFile) -> Sequence[int]:
-        rows: Sequence[int] = range(len(part.uids))
-        if since is not None or until is not None:
-            low, high = _bounds((since, until))
-            rows = [row for row in rows if low <= part.created[row] < high]
-        if tokens is not None:
-            low, high = _bounds(tokens)
-            rows = [row for row in rows if low <= part.tokens[row] <= high]
-        if rewards is not None and rows:
-            low, high = _bounds(rewards)
-            earned = late.rewards(part)
-            rows = [row for row in rows if (own := earned[row]) is not None and low <= own <= high]
-        return rows
-
-    return StoredRollouts(root, parts, list(map(rows_of, parts)), late)
-
-
-def _is_bound(value: object) -> bool:
-    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
-
-
-def _bounds(given: Range) -> tuple[float, float]:
-    return -np.inf if given[0] is None else given[0], np.inf if given[1] is None else given[1]
-
-
-def open_rollouts(root_path: str | Path, **where: Unpack[RolloutFilter]) -> StoredRollouts:
+def open_rollouts(
+    root_path: str | Path,
+    *,
+    environment: str | None = None,
+    policy_version: Wanted = None,
+    example_id: Wanted = None,
+) -> StoredRollouts:
     """Open the sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
 
     Args:
         root_path: The folder.
-        **where: Conditions on the rollouts: ``environment``, the environment; ``policy_version`` and ``example_id``, a
-            value or a list of values; ``since`` and ``until``, created in ``[since, until)``, in seconds since 1970;
-            ``tokens``, the bounds of the number of tokens, as ``(None, 4096)``; ``rewards``, the bounds of the reward,
-            as ``(0.5, None)``, which excludes rollouts without a reward.
+        environment: The environment of the rollouts; None: all environments.
+        policy_version, example_id: A value, or several, that the rollouts have; None: any.
 
     Returns:
         A sequence of ``RolloutRecord``; a file is read when one of its rollouts is accessed.
 
     Raises:
-        ConfigError: The folder does not exist, or a time or range is invalid.
+        ConfigError: The folder does not exist.
         MissingFieldError: The environment does not exist.
         DataError: A file that is damaged, or is gone and has what no other file has; the message names it.
         StorageError: The folder cannot be read.
@@ -767,4 +720,4 @@ def open_rollouts(root_path: str | Path, **where: Unpack[RolloutFilter]) -> Stor
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    return select_rollouts(root, read_index(root).parts, **where)
+    return StoredRollouts(root, read_index(root).parts, environment, policy_version, example_id)

@@ -18,7 +18,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.examples import Arrays, best_fit, concatenate, examples_digest, pack, pad
-from mouse_core.groups.records import NO_COLUMNS, Columns, RLExample, version_number
+from mouse_core.groups.records import NO_COLUMNS, Columns, RLExample
 from mouse_core.groups.stored import FolderBatches
 from mouse_core.ranks import Shard, check_shard, ranks_of
 from mouse_core.spec import check_count
@@ -215,13 +215,12 @@ class BatchShare:
         report: Numbers of the whole batch, equal on every rank: "index", "batch_id", "examples", "tokens",
             "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of examples that are
             left out as longer than a row; the numbers before it exclude them), "micro_batches", "rank_tokens" (a list),
-            "staleness_mean" and "staleness_max" (None where nothing is known), and with ``token_versions``
-            "token_staleness_mean" and "token_staleness_max" of the tokens in the loss.
+            "staleness_mean" and "staleness_max" (None where nothing is known).
     """
 
     def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
         self.index, self.batch_id, self.first = index, batch_id, first
-        self._deliver, self._kind, token_versions = stream._deliver, stream._kind, stream._token_versions
+        self._deliver, self._kind = stream._deliver, stream._kind
         batch, staleness = stream._batches.read_batch(batch_id), stream._batches.batch_staleness(batch_id)
         kind, (rank, count) = self._kind, stream.shard
         sizes = [len(example) for example in batch]
@@ -234,9 +233,7 @@ class BatchShare:
         self._micro = [[batch[place] for place in places] for places in own]
         self.staleness = staleness[self.places]
         self._empty = _empty(batch)
-        behind = {"staleness": staleness[~np.isnan(staleness)]}
-        if token_versions is not None:
-            behind["token_staleness"] = _by_token(kept, batch, staleness, token_versions)
+        known = staleness[~np.isnan(staleness)]
         self.report: Mapping[str, Any] = {
             "index": index,
             "batch_id": batch_id,
@@ -246,10 +243,8 @@ class BatchShare:
             "skipped": len(batch) - len(kept),
             "micro_batches": len(self._micro),
             "rank_tokens": [sum(sizes[place] for places in one for place in places) for one in ranks],
-        } | {
-            f"{name}_{what}": float(getattr(known, what)()) if len(known) else None
-            for name, known in behind.items()
-            for what in ("mean", "max")
+            "staleness_mean": float(known.mean()) if len(known) else None,
+            "staleness_max": float(known.max()) if len(known) else None,
         }
 
     def __repr__(self) -> str:
@@ -274,34 +269,6 @@ class BatchShare:
         """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
-
-
-def _by_token(
-    kept: Sequence[int], batch: Sequence[RLExample], staleness: npt.NDArray[np.float64], name: str
-) -> npt.NDArray[np.float64]:
-    """Return how many versions each token in the loss is behind the newest, for tokens of known version.
-
-    If a rollout of version 7 is 2 behind, the newest is 9: tokens of 7, 7, 8 are 2, 2, 1 behind.
-
-    Raises:
-        DataError: The column does not exist.
-    """
-    declared = batch[0].declared if batch else NO_COLUMNS
-    column = declared.get(name)
-    if column is None or column.per != "token" or column.shape or np.dtype(column.dtype).kind not in "iu":
-        known = [one.name for one in declared.of("token") if not one.shape and np.dtype(one.dtype).kind in "iu"]
-        raise DataError(f"token_versions: expected a column of one integer per token, one of {known}, found {name!r}")
-    numbers = [version_number(example.policy_version) for example in batch]
-    newest = np.array([np.nan if one is None else float(one) for one in numbers]) + staleness
-    tokens = [batch[place].columns[name][batch[place].loss_mask] for place in kept]
-    own = np.concatenate([np.zeros(0), *tokens])
-    # An example of unknown version gets the newest version of the others.
-    newest[np.isnan(newest)] = np.nanmax(newest, initial=-np.inf)
-    latest = np.repeat(newest[kept], list(map(len, tokens)))
-    there = np.isfinite(latest) & (own != column.fill if column.fill is not None else True)
-    own = own[there]
-    behind: npt.NDArray[np.float64] = np.maximum(latest[there], own.max(initial=-np.inf)) - own
-    return behind
 
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:
@@ -357,12 +324,9 @@ class RolloutStream:
         pad_token: The token of padding.
         max_turns: Places for the values of turns in a row, or in all of the concatenated examples.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
-            ``report``; otherwise such a batch raises DataError. ``Lengths`` as a maker's ``retention`` excludes long
-            rollouts from batches.
+            ``report``; otherwise such a batch raises DataError. A maker's ``retention`` excludes long rollouts from
+            batches.
         timeout: Seconds to wait for a batch.
-        token_versions: The name of an integer column per token with the policy version that sampled the token, for
-            weights that change during a rollout. The ``report`` of a share then includes the staleness of tokens.
-            Tokens with the column's ``fill``, if declared, are left out.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -390,15 +354,12 @@ class RolloutStream:
         max_turns: int | None = None,
         skip_longer: bool = False,
         timeout: float = 600.0,
-        token_versions: str | None = None,
     ) -> None:
         ranks = ranks_of(shard)
         self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
         self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
         self._timeout = check_seconds("timeout", timeout)
-        if token_versions is not None and not isinstance(token_versions, str):
-            raise ConfigError(f"token_versions: expected the name of a column or None, found {token_versions!r:.80}")
-        self._skip_longer, self._token_versions = bool(skip_longer), token_versions
+        self._skip_longer = bool(skip_longer)
         self._batches, self._batch_at = _feed(batches, batch_size)
         # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
         self._next, self._first, self._after = 0, 0, ""
@@ -417,8 +378,8 @@ class RolloutStream:
         Raises:
             TimedOutError: The batch was not created in time; the next call waits for it again.
             StateError: The batch before it differs from the batch of the loaded state.
-            DataError: Its file is damaged, it has no column as ``token_versions`` says, or it has an example longer
-                than a micro-batch's row; ``skip_longer`` passes over such examples.
+            DataError: Its file is damaged, or it has an example longer than a micro-batch's row; ``skip_longer`` passes
+                over such examples.
             StorageError: It cannot be read.
         """
         index = self._next

@@ -272,22 +272,6 @@ def test_reading_by_environment_version_and_time(make: Make) -> None:
         *(f"r{n}" for n in range(30, 34)),
     ]
     assert len(buffer.rollouts(environment="math", policy_version=["9", "10"])) == 8
-    assert buffer.rollouts(since=12, until=22).uids == ["r12", "r13", "r20", "r21"]
-    assert [item.created for item in buffer.rollouts(since=12, until=22)] == [12.0, 13.0, 20.0, 21.0]
-    assert len(buffer.rollouts(until=0)) == 0
-    assert buffer.rollouts(rewards=(12, 22)).uids == ["r12", "r13", "r20", "r21", "r22"]
-    assert open_rollouts(buffer.root_path, rewards=(31.5, None), since=33).uids == ["r33"]
-    assert [len(buffer.rollouts(tokens=bounds)) for bounds in ((None, 7), (8, 8), (9, None), (None, None))] == [
-        0,
-        16,
-        0,
-        16,
-    ]
-    with pytest.raises(ConfigError, match="since: expected seconds since 1970 or None, found 'now'"):
-        buffer.rollouts(since="now")  # type: ignore[arg-type]
-    for wrong in ({"rewards": 3}, {"tokens": (1, 2, 3)}, {"rewards": ("low", None)}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: expected the least and the most"):
-            buffer.rollouts(**wrong)  # type: ignore[arg-type]
     assert list(open_rollouts(buffer.root_path, environment="code")) == group(30, 4, environment="code", version=10)
     with pytest.raises(IndexError, match=r"expected an index in -16\.\.15, found 16"):
         stored[16]

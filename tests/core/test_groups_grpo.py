@@ -10,7 +10,7 @@ import re
 import statistics
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from mouse_core.groups import (
     examples_digest,
     make_examples,
 )
-from mouse_core.groups.grpo import share_out
 from tests.core.groups_cases import group, lose_index, rollout
 
 
@@ -295,53 +294,6 @@ def test_stale_rollouts_are_left_out() -> None:
     assert everything(names) == {"r10", "r11", "r20", "r21"}
 
 
-def test_environments_are_balanced() -> None:
-    def maker(balance: bool | Mapping[str, float]) -> GrpoBatchMaker:
-        made = GrpoBatchMaker(balance=balance)
-        for item in [*group(0, 80), *group(100, 12, environment="code"), *group(200, 4, environment="chess")]:
-            made.add_rollout(item)
-        return made
-
-    equal = maker(True)
-    found = [equal.get_batch_metadata(equal.create_batch(9) or [])["environments"] for _ in range(3)]
-    assert found[0] == {"chess": 3, "code": 3, "math": 3}
-    assert found[1] == {"chess": 1, "code": 4, "math": 4}, "the others give what one lacks"
-    assert found[2] in ({"code": 5, "math": 4}, {"code": 4, "math": 5})
-    shares = maker({"math": 3, "code": 1})
-    metadata = shares.get_batch_metadata(shares.create_batch(8) or [])
-    assert metadata["environments"] == {"code": 2, "math": 6}
-    assert shares.available == 84, "chess has no share"
-    free = maker(False)
-    assert free.get_batch_metadata(free.create_batch(40) or [])["environments"]["math"] > 25
-
-
-@given(st.integers(0, 40), st.lists(st.tuples(st.floats(0.1, 5), st.integers(0, 30)), min_size=1, max_size=5))
-def test_shares_add_up(size: int, parts: list[tuple[float, int]]) -> None:
-    shares, limits = [share for share, _ in parts], [limit for _, limit in parts]
-    size = min(size, sum(limits))
-    quotas = share_out(size, shares, limits)
-    assert sum(quotas) == size
-    assert all(quota <= limit for quota, limit in zip(quotas, limits, strict=True))
-    if all(limit >= size for limit in limits):
-        exact = [size * share / math.fsum(shares) for share in shares]
-        assert all(abs(quota - value) < 1 for quota, value in zip(quotas, exact, strict=True))
-
-
-def test_a_capacity_has_the_oldest_leave() -> None:
-    maker = GrpoBatchMaker(capacity_bytes=20_000)
-    for item in group(0, 100, tokens=10):
-        maker.add_rollout(item)
-    assert 5 < maker.available < 25
-    left = sorted(int(uid[1:]) for uid in everything(maker))
-    assert left == list(range(100 - len(left), 100)), "the oldest leave"
-    assert maker.summary()["left/capacity_bytes"] + len(left) == 100
-    # What is noted of rollouts is part of what they take.
-    noted = GrpoBatchMaker(capacity_bytes=20_000)
-    for number in range(100):
-        noted.add_rollout(rollout(number, metadata={"seen": [{"image": np.zeros(5000, np.uint8)}]}))
-    assert noted.available == 3
-
-
 def test_what_waits_is_read_back_where_memory_has_no_room(tmp_path: Path) -> None:
     """Of 5 MB of rollouts, nearly all of it a column, half one may stay in memory, sealed or not; none is lost."""
     column = RolloutColumn("seen", shape=(600,))
@@ -493,11 +445,6 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
         ),
         ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
         ({"max_uses": 0}, "max_uses: expected an integer from 1"),
-        ({"capacity_bytes": 0.5}, "capacity_bytes: expected an integer from 1"),
-        ({"balance": {"a": -1}}, "balance: expected a share of at least 0 for 'a', found -1"),
-        ({"balance": {"a": 0}}, "balance: expected a share above 0"),
-        ({"balance": {"a": 1, "e": "1"}}, "balance: expected a share of at least 0 for 'e', found '1'"),
-        ({"balance": "equal"}, "balance: expected True, False or shares"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -614,7 +561,7 @@ def test_a_stored_batch(tmp_path: Path) -> None:
 def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int, older: str) -> None:
     def go(folder: Path, restart: bool) -> list[list[str]]:
         def opened() -> RolloutBuffer:
-            maker = GrpoBatchMaker(rng_seed=5, max_uses=max_uses, balance=True, older_groups=older)
+            maker = GrpoBatchMaker(rng_seed=5, max_uses=max_uses, older_groups=older)
             return buffer(folder, batch_maker=maker)
 
         whole = opened()

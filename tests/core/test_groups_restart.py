@@ -16,12 +16,7 @@ from mouse_core.groups import (
     Grpo,
     GrpoBatchMaker,
     HeldRollouts,
-    Lengths,
-    MaxAge,
-    Newest,
-    Recency,
     ReinforcePlusPlus,
-    RewardToGo,
     Rloo,
     RolloutBuffer,
     RolloutColumn,
@@ -42,18 +37,17 @@ COLUMNS = [
 
 def options(rng: random.Random) -> dict[str, Any]:
     """Some batch maker."""
-    filters = rng.sample([TopK(2), Lengths(most=8)], k=rng.randint(0, 2))
-    retention = rng.sample([Recency(2.0), Newest(9), MaxAge(30.0)], k=rng.randint(0, 2))
+    filters = rng.sample([TopK(2), lambda rows: rows.tokens <= 8], k=rng.randint(0, 2))
+    functions = [lambda rows: 0.5 ** (rows.staleness / 2), lambda rows: rows.newer < 9, lambda rows: rows.age <= 30]
+    retention = rng.sample(functions, k=rng.randint(0, 2))
     return {
         "rng_seed": rng.randrange(9),
-        "advantage": rng.choice([Rloo(), Grpo(), DrGrpo(), ReinforcePlusPlus(), RewardToGo()]),
+        "advantage": rng.choice([Rloo(), Grpo(), DrGrpo(), ReinforcePlusPlus()]),
         "retention": [*filters, *retention],
         "max_uses": rng.choice([1, 1, 2]),
         "filter_zero_variance": rng.random() < 0.7,
-        "balance": rng.random() < 0.3,
         "older_groups": rng.choice([None, "keep"] if retention else ["drop", "keep", "until_as_large"]),
         "max_staleness": rng.choice([None, None, 1]),
-        "capacity_bytes": rng.choice([None, None, 12_000]),
         "pool_groups": rng.random() < 0.3,
     }
 

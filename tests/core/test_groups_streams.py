@@ -372,26 +372,6 @@ def test_batches_of_a_line_that_a_trainer_left_are_stale(tmp_path: Path) -> None
         assert staleness(buffer) == [0.0, 5.0]
 
 
-def test_staleness_by_token_where_weights_change_in_flight(tmp_path: Path) -> None:
-    columns = [RolloutColumn("weights", dtype="int32", fill=-1), RolloutColumn("odd")]
-    with RolloutBuffer(tmp_path, 2, batch_maker=GrpoBatchMaker(older_groups="keep"), columns=columns) as buffer:
-        for number, version in enumerate((7, 7, 9, 9)):
-            given = {"weights": [version, version + 1, version + number, -1]}
-            turns = [Turn("?", "user", [1, 2]), Turn("!", "assistant", [1, 2, 3, 4], [-1.0] * 4, columns=given)]
-            buffer.add_rollout(RolloutRecord("a", "p", version, f"u{number}", turns, number))
-        buffer.set_policy_version(10)
-        own = [(v, v + 1, v + n) for n, v in enumerate((7, 7, 9, 9))]
-        behind = [12 - one for tokens in own for one in tokens]  # the newest that was seen is a token's
-        report = next(RolloutStream(buffer, 100, batch_size=4, token_versions="weights")).report
-        assert (report["token_staleness_mean"], report["token_staleness_max"]) == (np.mean(behind), max(behind))
-        assert (report["staleness_mean"], report["staleness_max"]) == (2.0, 3.0)
-        for name in ("odd", "none"):
-            with pytest.raises(DataError, match=rf"integer per token, one of \['weights'\], found '{name}'"):
-                next(RolloutStream(buffer, 100, token_versions=name))
-    with pytest.raises(ConfigError, match="token_versions"):
-        RolloutStream(tmp_path, 100, token_versions=3)  # type: ignore[arg-type]
-
-
 def test_staleness_of_versions_that_are_no_numbers_and_of_none(tmp_path: Path) -> None:
     class Maker:
         """Batches of what came first."""
