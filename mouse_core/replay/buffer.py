@@ -6,8 +6,7 @@ buffers shares: batches by number, digest, state.
 
 The sampler, transforms with running numbers, and the episode index keep data about every row. Writes are reported to
 them late, many rows at a time: before a draw, and before a row that was not reported yet is overwritten. ``_reported``
-counts the rows that were reported to the sampler and the transforms. ``_indexed`` counts those reported to the episode
-index, which may wait longer. In a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are not
+counts the rows that were reported. In a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are not
 reported yet. Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported before.
 """
 
@@ -638,16 +637,10 @@ class ReplayBuffer(BaseBuffer):
         self._reserved = names_added(sampler, self._gather is not None, self._reach, self._generations is not None)
         self._masks = "mask" in self._reserved or self._reach > 0
         # The buffer keeps an episode index if a transform needs other rows of an episode and the sampler has no index.
-        # A ring keeps one also for a sampler of slices that ``with_parts`` may set later, which must know where the
-        # oldest episodes began.
         self._episodes: StorageEpisodes | None = None
-        self._needs_other_rows = self._gather is not None or self._reach > 0
-        if self._needs_other_rows:
-            self._episodes = StorageEpisodes(done=transform.done)  # type: ignore[union-attr]
-        elif storage.writable and storage.lock() is None and not hasattr(storage, "batch"):
-            self._episodes = None if hasattr(sampler, "episodes") else StorageEpisodes(warns=False)
-        if self._episodes is not None and self._episodes.is_like(self._sampler_episodes):
-            self._episodes = None
+        if self._gather is not None or self._reach > 0:
+            mine = StorageEpisodes(done=transform.done)  # type: ignore[union-attr]
+            self._episodes = None if mine.is_like(self._sampler_episodes) else mine
         for part in self._running_transforms.values():
             part.watch(storage)
         self._recorded_slices: RecordedSlices | None = None
@@ -659,7 +652,7 @@ class ReplayBuffer(BaseBuffer):
         # One row less than the capacity, as rows must be reported before they are overwritten.
         self._most_unreported = min(_MOST_UNREPORTED, storage.capacity) - 1
         self._forks = forks()
-        self._reported = self._indexed = 0
+        self._reported = 0
         self._changes = -1  # ``storage.changes`` at the last report; -1: the first report covers all rows
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -697,24 +690,13 @@ class ReplayBuffer(BaseBuffer):
                 deepcopy(self._sampler) if sampler is ... else sampler,
                 deepcopy(self._writer) if writer is ... else writer,
             )
-            if same:
-                other._continue_from(self, same_sampler=sampler is ...)
+            if same:  # the rows there are reported
+                other._reported, other._changes = self._reported, self._changes
+                others = (other._writer, *other._running_transforms.values(), other._episodes)
+                for part in (other._sampler if sampler is not ... else None, *others):
+                    if part is not None:
+                        part.reset(rows)
         return other
-
-    def _continue_from(self, source: ReplayBuffer, *, same_sampler: bool) -> None:
-        """Take over the rows that were already reported in ``source``, a buffer of the same storage."""
-        self._reported, self._changes = source._reported, source._changes
-        source._index_episodes()
-        indexes = (source._episodes, source._sampler_episodes)
-        known = [index for index in indexes if isinstance(index, StorageEpisodes)]
-        for part in (*([] if same_sampler else [self._sampler]), self._writer, *self._running_transforms.values()):
-            part.reset(self._storage)
-        if self._episodes is not None:
-            self._episodes.reset(self._storage)
-        self._indexed = self._reported
-        if not same_sampler and isinstance(self._sampler_episodes, StorageEpisodes):
-            for index in known:
-                self._sampler_episodes.go_on(index, self._storage)
 
     # ------------------------------------------------------------------ parts
 
@@ -915,9 +897,8 @@ class ReplayBuffer(BaseBuffer):
         storage, ordered = self._storage, self._writer.ordered
         if self._changes != storage.changes or not ordered:
             self._sync()
-        if not one and storage.written - self._indexed + count_steps(rows) * storage.num_envs > storage.capacity:
+        if not one and storage.written - self._reported + count_steps(rows) * storage.num_envs > storage.capacity:
             self._sync()
-            self._index_episodes()
         slots, kept, first = self._writer.write(storage, rows, one=one)
         if not ordered:
             self._report(kept, first)
@@ -972,7 +953,6 @@ class ReplayBuffer(BaseBuffer):
         self._check_process()
         check_names(rows, self._reserved, one=False)
         self._sync()
-        self._index_episodes()
         self._storage.put(slots, rows)
         self._report(slots, None)
         self._writer.reset(self._storage)
@@ -1120,24 +1100,11 @@ class ReplayBuffer(BaseBuffer):
                 if grown:
                     sampler.grew(storage)
                 sampler.wrote(storage, write)
+            if grown and self._episodes is not None:
+                self._episodes.grew(storage)
             for part in self._counters:
                 part.wrote(storage, write)
-            if self._episodes is not None and first is None:
-                self._episodes.wrote(storage, write)
         self._changes, self._reported = storage.changes, storage.written
-        if self._episodes is None or self._reported - self._indexed >= self._most_unreported:
-            self._index_episodes()
-
-    def _index_episodes(self) -> None:
-        """Report the rows since the last such report to the buffer's episode index."""
-        storage, written = self._storage, self._storage.written
-        if self._episodes is not None and written != self._indexed:
-            n = min(written - self._indexed, len(storage))
-            slots = ring_slots(written - n, n, storage.capacity)
-            if hasattr(storage, "refresh"):
-                self._episodes.grew(storage)
-            self._episodes.wrote(storage, Write(slots, written - n, lambda key: storage.read(key, slots)))
-        self._indexed = written
 
     def _report_lost(self, rows: Any, count: int) -> None:
         """Report rows to the episode indexes that later rows of the same write overwrote.
@@ -1156,20 +1123,16 @@ class ReplayBuffer(BaseBuffer):
             if isinstance(index, StorageEpisodes):
                 index.wrote(storage, Write(np.zeros(count, np.int64), self._reported, read))
         self._reported += count
-        self._indexed = self._reported
 
     def _reset_others(self) -> None:
         """Reset the transforms and the episode index, which then read all rows again."""
         for part in self._counters:
             part.reset(self._storage)
-        if self._episodes is not None:
-            self._episodes.reset(self._storage)
-        self._indexed = self._storage.written
 
     @property
     def _counters(self) -> list[Any]:
-        """The transforms with running numbers, the generations, and the slices of recorded rows."""
-        optional = (self._generations, self._recorded_slices)
+        """The transforms with running numbers, generations, slices of recorded rows, and the buffer's episode index."""
+        optional = (self._generations, self._recorded_slices, self._episodes)
         return [*self._running_transforms.values(), *(part for part in optional if part is not None)]
 
     @property
@@ -1226,8 +1189,6 @@ class ReplayBuffer(BaseBuffer):
         else:
             draw = self._sampler.draw(storage, batch_size, key)
         slots = draw.index
-        if self._needs_other_rows:
-            self._index_episodes()
         if self._gather is not None:
             episodes = (self._episodes or self._sampler_episodes).settled(storage)
             draw.extra = {**draw.extra, **self._gather(storage, slots, episodes, key)}
@@ -1478,8 +1439,8 @@ class ReplayBuffer(BaseBuffer):
     def _own_state(self) -> dict[str, Any]:
         self._sync()
         storage, index = self._storage, self._sampler_episodes
-        if hasattr(storage, "oldest_begins") and len(storage) and isinstance(index, StorageEpisodes):
-            with suppress(SchemaError):  # the state keeps where episodes begin, which only this storage knows
+        if hasattr(storage, "indexes") and len(storage) and isinstance(index, StorageEpisodes):
+            with suppress(SchemaError):  # the state keeps where episodes begin, which the rows do not show
                 index.settled(storage)
         state: dict[str, Any] = {
             "kind": "buffer",

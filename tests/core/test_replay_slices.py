@@ -608,3 +608,15 @@ def test_a_loaded_buffer_knows_whose_trajectory_a_write_of_the_whole_ring_follow
     for buffer in (whole, loaded):
         buffer.extend({"done": np.zeros(4, np.int8), "episode": np.full(4, 2)})
         assert {*buffer.sample()["index"][:, 0].tolist()} == {0, 3}
+
+
+def test_slices_keep_their_places_when_another_buffer_of_the_rows_loads_a_state() -> None:
+    """The rows are new to the second buffer then, and the first one knows from the state where episodes began."""
+    storage = ArrayStorage(31)
+    buffers = [ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)]
+    buffers[0].extend({"done": np.arange(48) % 16 == 15})
+    state = buffers[0].state_dict()
+    begins = [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers]
+    buffers[0].load_state_dict(state)
+    assert [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers] == begins
+    assert begins[0] == begins[1]

@@ -158,11 +158,7 @@ def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> In
     slices = rule.slices
     if slices.period == 1 or not len(buffer):
         return np.zeros(num_envs, np.int64)
-    index = StorageEpisodes(slices.traj_key, slices.end_key, slices.truncated_key)
-    known = getattr(buffer.sampler, "episodes", None)
-    if isinstance(known, StorageEpisodes):
-        index.go_on(known, buffer.storage)
-    episodes = index.settled(buffer.storage)
+    episodes = StorageEpisodes(slices.traj_key, slices.end_key, slices.truncated_key).settled(buffer.storage)
     begin, _, _ = episodes.episode_of(np.full(num_envs, episodes.begin), np.arange(num_envs))
     lost, most = episodes.begin - begin, slices.sequence_length + 1
     kept: Int64s = np.where(lost < most, lost, most + (lost - most) % slices.period)

@@ -79,9 +79,10 @@ class Write(NamedTuple):
 class Storage(Protocol):
     """The storage of rows. It is not thread-safe: the buffer holds its lock around every call.
 
-    A storage may have the method ``oldest_begins(ends, ids)``. It returns the first time step of the oldest episode of
-    each environment, int64 ``[E]``, also if that step was overwritten; None if the storage does not know it. ``ends``
-    are fields that are not 0 in an episode's last row. ``ids`` is None or a field that changes with the episode.
+    A storage may have two optional attributes for windows that count from an episode's first step, also where it was
+    overwritten. ``indexes`` is a set of the episode indexes of the rows: an index that reads the rows anew asks the
+    others. ``overwritten(key)`` returns a field of the latest overwritten rows that can still be read, up to the oldest
+    time step in use.
 
     After an error in a method the storage is unchanged.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,7 +192,6 @@ class StorageEpisodes:
         end_key: The field that is not 0 in the last row of an episode.
         truncated_key: A second field that is not 0 in the last row of an episode.
         done: The field that replaces ``"done"``, if none of the three fields is named.
-        warns: Whether contradictions between fields raise a warning.
 
     If no field is named, all known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and
     ``("next", "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``,
@@ -206,15 +206,15 @@ class StorageEpisodes:
         truncated_key: FieldKey | None = None,
         *,
         done: FieldKey = "done",
-        warns: bool = True,
     ) -> None:
         self._done = done
         self.keys = (traj_key, end_key, truncated_key)
         self._found: EpisodeFields | None = None
         self._episodes: EpisodeIndex | None = None
         self._is_whole = False
+        self._changes = -1  # ``storage.changes`` that the index is of
         self._before: Marks | None = None  # the last time step known, if it must be
-        self._has_warned = not warns
+        self._has_warned = False
         self._rows_looked_at = 0  # for environments that take turns
 
     def is_like(self, other: object) -> bool:
@@ -229,6 +229,7 @@ class StorageEpisodes:
         try:
             if write.first is None:
                 self._change(storage, write)
+                self._is_of(storage)
                 return
             if episodes is None and not write.first:
                 episodes = self._episodes = EpisodeIndex(storage.num_envs, storage.capacity // storage.num_envs)
@@ -239,6 +240,7 @@ class StorageEpisodes:
             if self._before is None and (fields.cuts or fields.others):
                 self._before = self._read_before(storage, write.first, fields)
             self._extend(episodes, fields, marks_of(fields, write.read, episodes.num_envs))
+            self._is_of(storage)
         except SchemaError:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
@@ -251,6 +253,7 @@ class StorageEpisodes:
         try:
             fields = self._fields(lambda key: storage.read(key, slots))
             self._before = self._read_before(storage, storage.written, fields) if fields.cuts or fields.others else None
+            self._is_of(storage)
         except SchemaError:
             self._is_whole = False  # the next draw raises it
 
@@ -279,6 +282,7 @@ class StorageEpisodes:
         if not self._is_whole or episodes is None or episodes.end * episodes.num_envs != storage.written:
             episodes = self._scan(storage)
             self._episodes, self._is_whole = episodes, True
+            self._is_of(storage)
         return episodes
 
     def coming_back(self, storage: Storage) -> FieldKey | None:
@@ -354,28 +358,35 @@ class StorageEpisodes:
             fields = self._fields(read)
             self._extend(episodes, fields, marks_of(fields, read, num_envs))
             step += n
-        ask, found = getattr(storage, "oldest_begins", None), self._found
-        begins: Int64s | None = None if ask is None or found is None else ask(found.ends, found.ids)
-        if begins is not None and alive == steps:
-            episodes.begin_earlier(np.minimum(begins, episodes.begin))
+        begins = self._known_begins(storage, episodes)
+        if begins and alive == steps:
+            episodes.begin_earlier(np.minimum.reduce(begins))
         return episodes
 
-    def go_on(self, other: StorageEpisodes, storage: Storage) -> None:
-        """Take over the begins of the oldest episodes from another up-to-date index of the same rows."""
-        if not other._is_whole or other._episodes is None:
-            return
-        try:
-            begins, mine = other.settled(storage), self.settled(storage)
-            # An index that a state was loaded into has not looked for its fields.
-            theirs, fields = (
-                index._fields(lambda key: storage.read(key, slice(0, len(storage)))) for index in (other, self)
-            )
-        except (ConfigError, SchemaError):  # the next draw raises it
-            return
-        alike = (fields.ends, fields.ids) == (theirs.ends, theirs.ids)
-        if alike and mine.begin > 0:
-            envs = np.arange(mine.num_envs)
-            mine.begin_earlier(begins.episode_of(np.full(len(envs), mine.begin), envs)[0])
+    def _is_of(self, storage: Storage) -> None:
+        """Note that the index is of the rows as they are now, so that other indexes of these rows may ask it."""
+        self._changes = storage.changes
+        getattr(storage, "indexes", set()).add(self)
+
+    def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
+        """Return the steps with which the oldest episodes began, ``[E]`` each, as indexes of these rows know them."""
+        fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
+        found: list[Int64s] = []
+        if fields is None:
+            return found
+        for index in getattr(storage, "indexes", ()):
+            known, theirs = index._episodes, index._found
+            if not index._is_whole or index._changes != storage.changes or known is None or theirs is None:
+                continue
+            if (theirs.ends, theirs.ids) == (fields.ends, fields.ids) and known.begin <= oldest < known.end:
+                found.append(known.episode_of(np.full(num_envs, oldest), np.arange(num_envs))[0])
+        read = getattr(storage, "overwritten", None)
+        if read is not None:
+            with suppress(SchemaError):
+                new = marks_of(fields, read, num_envs).begins(None)
+                new[0] = True
+                found.append(oldest - new[::-1].argmax(axis=0))
+        return found
 
     def _read_before(self, storage: Storage, first: int, fields: EpisodeFields) -> Marks | None:
         """Return the marks of the time step before row ``first``, if it still exists."""

@@ -235,10 +235,10 @@ class SliceSampler(SliceSampling):
             episodes with a slice have equal probability.
         period: The distance of the begins of slices, counted from the first step of an episode: with a period of 3,
             slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
-            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also in
-            a mapped storage that is opened again and in ``with_parts``. If the first step is unknown, the oldest
-            existing step counts instead, for example if a ring in memory had no sampler of slices and this sampler
-            names its fields. An episode may have lost its first steps and have no whole slice left: its remaining steps
+            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also
+            in ``with_parts``, if a sampler of these rows with the same fields has seen it. A sampler of a mapped
+            storage that is opened again finds it among the overwritten rows that its files still have, up to 1,024.
+            Otherwise the oldest step that is there counts instead. An episode may have lost its first steps and have no whole slice left: its remaining steps
             after the next begin are then a short slice, unless short episodes are left out.
         dilation: The distance of consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice is
             the rows 0, 2, 4 and 6, and a whole slice needs an episode of 7 rows. The rows between are left out, rewards

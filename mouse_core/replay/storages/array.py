@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,7 @@ from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
     """Return the state of a storage with these columns ``[len, *shape]``, in the order of the schema's fields.
 
-    A column that differs in length is a list of the rows' bytes. ``begins`` is None, except in the state of a
-    ``MemmapStorage`` that overwrote rows: it knows where the episodes of its oldest rows begin.
+    A column that differs in length is a list of the rows' bytes.
     """
     return {
         "kind": "rows",
@@ -35,7 +35,6 @@ def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any
         "columns": {
             str(place): _packed(column) if isinstance(column, list) else column for place, column in enumerate(columns)
         },
-        "begins": None,
     }
 
 
@@ -112,8 +111,6 @@ def state_rows(
         StateError: The state does not fit the storage, or its parts do not fit each other.
     """
     check_state(storage, state, "rows")
-    if "begins" not in state:
-        raise StateError(f"storage: expected begins of episodes or None, found {list(state)}")
     size, written = state["size"], int(state["written"])
     if state.get("schema") is None:
         if size:
@@ -153,6 +150,8 @@ class RowStorage:
         self.ndim = int(ndim)
         self._ragged = check_list("ragged", ragged)
         self._schema: RowSchema | None = None
+        # The episode indexes of these rows, in samplers and buffers: where one knows when an episode began, all do.
+        self.indexes: WeakSet[Any] = WeakSet()
 
     @property
     def num_envs(self) -> int:
@@ -252,7 +251,10 @@ class RingStorage(RowStorage):
                 "which the process that is started would get a copy of its own; give it a "
                 "MemmapStorage(capacity, path), or make the buffer there, and hand over rows by dumps() and loads()"
             )
-        return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name != "indexes"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept, indexes=WeakSet())
 
 
 def check_put(slots: Slots, n: int) -> None:

@@ -8,7 +8,6 @@ A folder has these files, where ``G`` counts how often all rows were written ane
     rows-G-0      the fields of a row that lie side by side; there is one file for each block of fields
     sums-G        the checksums of each row
     values-G-R    values that differ in length, in a ring of R bytes
-    begins        the first steps of the oldest episodes, see ``Begins``
     journal       rows that are being changed in place
 
 The head has all counters twice, and one word says which copy counts. A change goes to the other copy and takes effect
@@ -112,6 +111,7 @@ class Counters(NamedTuple):
         end: Bytes ever written of values that differ in length.
         room: Bytes that the ring of these values has.
         summed: The rows before this one have checksums.
+        first: The files hold no row before this one.
     """
 
     written: int = 0
@@ -121,6 +121,7 @@ class Counters(NamedTuple):
     end: int = 0
     room: int = 0
     summed: int = 0
+    first: int = 0
 
 
 class Head:
@@ -188,7 +189,7 @@ class Head:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         now = self.now()
         most = max(now.written, now.changes, now.allocated, now.generation)
-        if not 0 <= min(now) <= most < _MOST or now.summed > now.written:
+        if not 0 <= min(now) <= most < _MOST or max(now.summed, now.first) > now.written:
             raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Counters:
@@ -430,116 +431,6 @@ class RowSums:
         return b""
 
 
-Int64s = npt.NDArray[np.int64]
-Read = Callable[[FieldKey, int, int], npt.NDArray[Any]]
-
-
-class Begins:
-    """The file with the ends of episodes among overwritten rows; all calls are made while the folder's lock is held.
-
-    Args:
-        file: The path of the file. The file holds two copies of its contents, and its first word selects the current
-            copy.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._words: Int64s | None = None
-        self._keys: list[FieldKey] = []
-        self._copies = np.empty((2, 0), np.int64)  # a step, and the numbers of ``state`` there
-
-    def of(self, schema: RowSchema, ends: Sequence[FieldKey], ids: FieldKey | None, steps: range, read: Read) -> Any:
-        """Return the first step of the oldest episode of each environment, int64 ``[E]``; None if a field is not kept.
-
-        Args:
-            schema: The schema of the rows.
-            ends: The fields that are not 0 where an episode ends.
-            ids: The field that changes where an episode begins.
-            steps: The steps that lie in the files, up to the oldest that is still there.
-            read: Returns the values of a field in the steps ``first .. last``, ``[n, E]``.
-        """
-        keys = _keys(schema)
-        if any(key not in keys for key in (*ends, *(() if ids is None else (ids,)))):
-            return None
-        known = self.state(schema, steps, read)
-        begins = [known[keys.index(key), 0] + 1 for key in ends]
-        begins += [] if ids is None else [known[keys.index(ids), 1]]
-        return np.max(begins, axis=0)
-
-    def look(self, schema: RowSchema, steps: range, read: Read) -> None:
-        """Record the ends of episodes in ``steps`` before its last step; these rows are overwritten next."""
-        self._write(schema, steps[-1], self.state(schema, steps, read))
-
-    def looked(self, schema: RowSchema) -> int:
-        """Return the first step that ``look`` has not read."""
-        return int(self._mapped(schema)[0])
-
-    def forget(self, schema: RowSchema, step: int, saved: Int64s | None = None) -> None:
-        """Keep only ``saved`` of the steps before ``step``; without it, an episode begins with ``step``."""
-        self._write(schema, step, _unknown(schema, step) if saved is None else saved)
-
-    def state(self, schema: RowSchema, steps: range, read: Read) -> Int64s:
-        """Return the last end and the last change of each field before the last of some steps, ``[fields, 2, E]``."""
-        first, *numbers = self._mapped(schema).tolist()
-        known = np.array(numbers, np.int64).reshape(-1, 2, schema.num_envs)
-        if not steps[0] <= first <= steps[-1] or (known[:, 0] >= first).any() or (known[:, 1] > first).any():
-            first = steps[0]  # a crash of the machine took what was known of the steps before
-            known = _unknown(schema, first)
-        last = steps[-1]
-        for number, key in enumerate(self._keys):
-            values = read(key, first, last)
-            step = np.arange(first, last + 1)[:, None]
-            ended = np.where(values[:-1] != 0, step[:-1], -1).max(0, initial=-1)
-            changed = np.where(values[1:] != values[:-1], step[1:], -1).max(0, initial=-1)
-            known[number] = np.maximum(known[number], [ended, changed])
-        return known
-
-    def _mapped(self, schema: RowSchema) -> Int64s:
-        """Return the copy that counts."""
-        if self._words is None:
-            self._keys = _keys(schema)
-            size = 1 + 2 * schema.num_envs * len(self._keys)
-            is_new = not self._file.exists()
-            lengthen(self._file, 8 * (1 + 2 * size))
-            self._words = map_file(self._file, 8 * (1 + 2 * size)).view(np.int64)
-            self._copies = self._words[1:].reshape(2, size)
-            if is_new:
-                self.forget(schema, 0)
-        copy: Int64s = self._copies[int(self._words[0]) & 1]
-        return copy
-
-    def _write(self, schema: RowSchema, step: int, known: Int64s) -> None:
-        self._mapped(schema)
-        assert self._words is not None
-        other = 1 - (int(self._words[0]) & 1)
-        self._copies[other] = step, *known.reshape(-1)
-        self._words[0] = other
-
-
-def _checked_begins(schema: RowSchema, step: int, saved: Any) -> Int64s | None:
-    """Check a saved value of ``Begins.state`` for the oldest step ``step``; None if the state has none.
-
-    Raises:
-        StateError: The array does not fit the rows.
-    """
-    if saved is None:
-        return None
-    known, limit = np.asarray(saved), np.array([step, step + 1])[:, None]
-    if known.dtype != np.int64 or known.shape != (len(_keys(schema)), 2, schema.num_envs) or (known >= limit).any():
-        raise StateError(f"storage: begins: expected steps up to {step}, found {known.dtype} {list(known.shape)}")
-    return known
-
-
-def _keys(schema: RowSchema) -> list[FieldKey]:
-    """Return the fields of one number a row."""
-    plain = ((key, kind) for key, kind in schema.fields.items() if not kind.varies)
-    return [key for key, kind in plain if kind.dtype.kind in "biuf" and np.prod(kind.shape) == 1]
-
-
-def _unknown(schema: RowSchema, step: int) -> Int64s:
-    return np.broadcast_to(np.array([step - 1, step])[:, None], (len(_keys(schema)), 2, schema.num_envs)).copy()
-
-
 Sync = Literal["none", "flush", "append"]
 # Bytes that files become longer by, at least.
 _GROWTH = 1 << 16
@@ -600,7 +491,7 @@ class MemmapStorage(RowStorage):
         self._sync = sync
         check_choice("sync", sync, get_args(Sync))
         self.path = path = Path(path).absolute()
-        self._values, self._sums, self._begins = MappedValues(path), RowSums(), Begins(path / "begins")
+        self._values, self._sums = MappedValues(path), RowSums()
         self._num_places = 0
         self._memory: Columns | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
@@ -694,9 +585,6 @@ class MemmapStorage(RowStorage):
                 # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
                 piece = min(n - done, places - min(now.written, self.capacity))
-                gone = now.written + piece - places  # the rows before this one are overwritten
-                if gone > 0 and self._begins.looked(schema) * schema.num_envs < gone:
-                    self._look_at_begins(now)
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.kept(schema, part, now, self._refs)
                 for place, begin, count in ring_pieces(now.written, piece, places):
@@ -759,9 +647,7 @@ class MemmapStorage(RowStorage):
         with self._lock:
             now = self._writing()
             self._head.synced = 0
-            if self._schema is not None:
-                self._begins.forget(self._schema, 0)
-            self._head.commit(now._replace(written=0, summed=0, changes=now.changes + 1))
+            self._head.commit(now._replace(written=0, summed=0, first=0, changes=now.changes + 1))
             self._written()
 
     # ------------------------------------------------------------------ reading
@@ -784,15 +670,16 @@ class MemmapStorage(RowStorage):
             places = self._places(self._slots[slots] if isinstance(slots, slice) else slots, now)
             return self._memory.read(key, self._checked(places, now))
 
-    def oldest_begins(self, ends: Sequence[FieldKey], ids: FieldKey | None) -> npt.NDArray[np.int64] | None:
-        """Return the steps that began the oldest episodes, even if they are overwritten; see ``Storage``."""
+    def overwritten(self, key: FieldKey) -> npt.NDArray[Any]:
+        """Return a field of the overwritten rows that the files still hold, up to the oldest step; see ``Storage``."""
         with self._lock:
             now = self._catch_up()
-            if self._schema is None or now.written <= self.capacity:
-                return None
-            steps = self._steps_to_oldest(now)
-            found: npt.NDArray[np.int64] | None = self._begins.of(self._schema, ends, ids, steps, self._read_steps)
-            return found
+            if self._memory is None:
+                raise MissingFieldError(f"rows: expected a field {key!r}, found none")
+            oldest = max(0, now.written - self.capacity)
+            numbers = np.arange(max(now.first, now.written - self._num_places), oldest + self.num_envs)
+            values: npt.NDArray[Any] = self._memory.by_key[key][numbers % self._num_places]
+            return values
 
     def verify(self) -> None:
         """Compare all rows that have checksums with them.
@@ -813,11 +700,7 @@ class MemmapStorage(RowStorage):
         """Return the rows, as long as the data, and their description."""
         with self._lock:
             now = self._catch_up()
-            state = rows_state(self, self._schema, self._columns(now))
-            if self._schema is not None and now.written > self.capacity:
-                steps = self._steps_to_oldest(now)
-                state["begins"] = self._begins.state(self._schema, steps, self._read_steps)
-            return state
+            return rows_state(self, self._schema, self._columns(now))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the storage that ``state`` was taken from; see ``Storage.load``.
@@ -827,14 +710,11 @@ class MemmapStorage(RowStorage):
         with self._lock:
             now = self._writing()
             schema, arrays, written = state_rows(self, state, self._schema)
-            oldest = 0 if schema is None else (written - len(arrays[0])) // schema.num_envs
-            begins = None if schema is None else _checked_begins(schema, oldest, state["begins"])
             self._head.synced = 0
             if schema is None:
-                self._head.commit(now._replace(written=written, summed=written, changes=now.changes + 1))
+                self._head.commit(now._replace(written=written, summed=written, first=written, changes=now.changes + 1))
                 return
             self._replace(now, schema, arrays, written, now.changes + 1)
-            self._begins.forget(schema, oldest, begins)
             self._written()
 
     def close(self) -> None:
@@ -903,7 +783,6 @@ class MemmapStorage(RowStorage):
         if gone:
             columns = self._memory.saved(kept) if self._memory is not None else []
             self._replace(now, schema, columns, len(kept), now.changes + 1)
-            self._begins.forget(schema, 0)
             warnings.warn(
                 f"{self.path}: the machine was restarted before {gone} of {gone + len(kept)} rows were on the disk; "
                 "they are gone (see sync= and flush())",
@@ -1027,7 +906,6 @@ class MemmapStorage(RowStorage):
     def _compact(self, schema: RowSchema, now: Counters) -> Counters:
         """Write all rows anew if overwritten rows hold most of the values' ring, and return the counters then."""
         if schema.varying and self._values.at(now).is_sparse(self._refs):
-            self._look_at_begins(now)
             self._replace(now, schema, self._columns(now), now.written, now.changes)
             now = self._catch_up()
         return now
@@ -1035,7 +913,7 @@ class MemmapStorage(RowStorage):
     def _replace(self, now: Counters, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
         """Write rows to new files, and count these from then on."""
         self._head.making = True
-        later = Counters(written, changes, 0, now.generation + 1)
+        later = Counters(written, changes, 0, now.generation + 1, first=written - len(arrays[0]))
         try:
             later = self._lengthened(schema, later, written)
             rows, later = self._values.kept(schema, arrays, later, list)
@@ -1083,22 +961,3 @@ class MemmapStorage(RowStorage):
         if self._memory is None or self._schema is None:
             return []
         return self._memory.refs(self._places(self._slots, self._head.now()))
-
-    # ---------------------------------------------------------------------- where the oldest episodes began
-
-    def _look_at_begins(self, now: Counters) -> None:
-        """Let ``Begins`` read the rows that are out of use, before other rows overwrite them."""
-        assert self._schema is not None
-        if now.written > self.capacity:
-            self._begins.look(self._schema, self._steps_to_oldest(now), self._read_steps)
-
-    def _steps_to_oldest(self, now: Counters) -> range:
-        """Return the steps that lie in the files, up to the oldest one in use."""
-        first = max(0, now.written - self._num_places)
-        return range(first // self.num_envs, max(0, now.written - self.capacity) // self.num_envs + 1)
-
-    def _read_steps(self, key: FieldKey, first: int, last: int) -> npt.NDArray[Any]:
-        assert self._memory is not None
-        places = np.arange(first * self.num_envs, (last + 1) * self.num_envs) % self._num_places
-        values: npt.NDArray[Any] = self._memory.by_key[key][places].reshape(-1, self.num_envs)
-        return values
