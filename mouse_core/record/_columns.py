@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
@@ -24,8 +24,8 @@ from mouse_core.nested import path_of
 from mouse_core.spec import Alignment, Bounded, Categorical, Composite, NonTensor, check_choice, check_dtype
 from mouse_core.store.fields import array_type, fields_of_steps
 
-Infos = Iterable[str] | Mapping[str, Any] | bool
-"""Names of infos, or dtypes by name; True: all numbers and arrays that come with the first step."""
+Infos = Iterable[str] | Mapping[str, Any]
+"""Names of infos, or dtypes by name."""
 
 # Bounds are listed one by one up to this number.
 _MOST_BOUNDS = 1024
@@ -126,11 +126,9 @@ def _versions(interface: str, *parts: Any) -> dict[str, str]:
     return found
 
 
-def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None] | None:
-    """Names of infos with the dtypes that they are kept in, or ConfigError; None: all that come with the first step."""
-    if infos is True:
-        return None
-    if isinstance(infos, str | bool) or not isinstance(infos, Iterable):
+def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
+    """Names of infos with the dtypes that they are kept in, or ConfigError."""
+    if isinstance(infos, str) or not isinstance(infos, Iterable):
         raise ConfigError(
             f"infos: expected names of infos, found {infos!r}; write a list, such as infos=['x_position', 'episode/r']"
         )
@@ -141,22 +139,6 @@ def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None] | None:
     return {
         name: None if dtype is None else check_dtype(dtype, where=f"infos[{name!r}]") for name, dtype in dtypes.items()
     }
-
-
-def numbers_in(info: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """The names of numbers, and arrays of numbers, in an info, with the kinds of their dtypes, such as "f".
-
-    Of a vector of environments the masks are left out.
-    """
-    for name, value in info.items():
-        if not isinstance(name, str) or not name or name.startswith("_"):
-            continue
-        if isinstance(value, Mapping):
-            yield from numbers_in(value, f"{within}{name}/")
-        elif isinstance(value, bool | int | float | np.generic | np.ndarray):
-            kind = np.asarray(value).dtype.kind
-            if kind in "biuf":
-                yield within + name, kind
 
 
 Row = dict[str, Any]

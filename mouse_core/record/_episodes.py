@@ -585,7 +585,7 @@ class EpisodeWriter:
         self._sink = sink
         self._is_outgoing = alignment == "outgoing"
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
-        self._seen: Any = {}
+        self._seen: Row = {}
         self._step = -1
         # Of agents that end one by one: which have ended, bool ``[A]``, and whether one of them was truncated.
         self._gone: Any = None
@@ -596,12 +596,8 @@ class EpisodeWriter:
         """Whether an episode has begun and not ended."""
         return self._step >= 0
 
-    def begin(self, seen: Row | Callable[[], Row]) -> None:
-        """Begin an episode.
-
-        Args:
-            seen: Columns of its first observation, or a function that returns them at the first step.
-        """
+    def begin(self, seen: Row) -> None:
+        """Begin an episode with the columns of its first observation."""
         self.interrupt()
         self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
 
@@ -619,8 +615,6 @@ class EpisodeWriter:
         """
         if self._step < 0:
             raise RolloutError("record: expected reset() before step(), found no episode that runs")
-        if callable(self._seen):
-            self._seen = self._seen()
         agents = None
         if self._gone is None and type(terminated) in _FLAGS and type(truncated) in _FLAGS:
             done = 1 if terminated else 2 if truncated else 0
@@ -775,7 +769,6 @@ class StoreWriter:
         if not isinstance(store, DatasetStore) and not hasattr(type(store), "describe"):
             raise ConfigError(f"record: expected a DatasetStore, or a client of one, found {type(store).__name__}")
         self.store = store
-        # None: unknown before the first step.
         self.infos = _columns.check_infos(infos)
         self.on_interrupted = check_on_interrupted(on_interrupted)
         self.observations = _columns.observation_columns(observations, images, declared=declared)
@@ -826,25 +819,6 @@ class StoreWriter:
         if self.has_seeds:
             observation[SEED] = seed
         return observation | infos if infos else observation
-
-    def choose_infos(self, *found: Mapping[str, Any]) -> None:
-        """Record all numbers, and arrays of numbers, of the first infos, where ``infos`` is True.
-
-        A store that has rows keeps the columns that it has.
-        """
-        kinds: dict[str, set[str]] = {}
-        for name, kind in (one for info in found for one in _columns.numbers_in(info)):
-            kinds.setdefault(name, set()).add(kind)
-        by_column = {info_column(name): name for name in kinds}
-        if columns := self.store.columns:
-            prefix = info_column("")
-            known = [name for name in columns if name.startswith(prefix)]
-            by_column = {
-                column: by_column.get(column, column.removeprefix(prefix).replace(".", "/")) for column in known
-            }
-        # A value that is 1 at first and 0.5 later is a float.
-        mixed = {name for name, of_it in kinds.items() if "f" in of_it and len(of_it) > 1}
-        self.infos = {name: np.dtype(np.float64) if name in mixed else None for name in by_column.values()}
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:

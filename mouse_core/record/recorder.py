@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -46,9 +44,7 @@ class Recorder:
         policy: The name of the policy in the store.
         infos: Names of infos to record, as columns ``info.<name>``; ``"episode/r"`` stands for
             ``info["episode"]["r"]``, the column ``info.episode.r``. They are null in rows without the info. An info
-            that is an integer first and a float later needs its dtype: ``{"prob": "float64"}``. True: all numbers and
-            arrays of numbers that come with the first step, or with the ``reset`` before it; in a store with rows,
-            those that it has.
+            that is an integer first and a float later needs its dtype: ``{"prob": "float64"}``.
         images: The format of stored images: "raw" pixels, or lossless "png".
         on_interrupted: The treatment of an episode that ``reset()`` or ``close()`` interrupts. With "mark" its last row
             is truncated, and each row is written to the store when the next one arrives. With "cut" the episode is left
@@ -114,19 +110,13 @@ class _GymnasiumRecorder(Recorder):
         self._writer = StoreWriter(store, *specs, _columns.recording_of_gymnasium(env, *specs, policy), **options)
         self._episodes = self._writer.episodes(alone=True)
         self._seed: int | None = None
-        self._info: dict[str, Any] = {}  # of the first reset, until the first step shows which infos are kept
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; a running episode is interrupted."""
         self._episodes.interrupt()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
-        seen = _columns.values_of(self._writer.observations, observation)
-        if self._writer.infos is None:
-            self._info = deepcopy(info)
-            self._episodes.begin(partial(self._seen, seen, self._info))
-        else:
-            self._episodes.begin(self._seen(seen, info))
+        self._episodes.begin(self._seen(_columns.values_of(self._writer.observations, observation), info))
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -134,8 +124,6 @@ class _GymnasiumRecorder(Recorder):
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
-        if self._writer.infos is None and self._episodes.is_running:
-            self._writer.choose_infos(self._info, info)
         seen = self._seen(_columns.values_of(self._writer.observations, observation), info)
         self._episodes.step(taken, reward_of(reward), terminated, truncated, seen)
         return result
@@ -146,7 +134,7 @@ class _GymnasiumRecorder(Recorder):
         return self._episodes.is_running
 
     def _seen(self, observation: _columns.Row, info: dict[str, Any]) -> _columns.Row:
-        return self._writer.seen(observation, infos_of(info, self._writer.infos or {}), self._seed)
+        return self._writer.seen(observation, infos_of(info, self._writer.infos), self._seed)
 
     def interrupt(self) -> None:
         """Interrupt the current episode."""
@@ -276,7 +264,6 @@ class VectorRecorder:
         self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
-        self._infos: dict[str, Any] = {}  # of the last reset before the first step shows which infos are kept
         self._more: int | None = None  # how many episodes may still begin to be recorded; None: any number
 
     def reset(
@@ -292,9 +279,8 @@ class VectorRecorder:
         observations, infos = self.env.reset(seed=seed, options=options)
         for number in begun:
             self._seeds[number] = _seed_of(seed, number)
-        self._infos = infos if self._writer.infos is not None else deepcopy(infos)
         for number in begun:
-            self._begin(number, observations, self._infos)
+            self._begin(number, observations, infos)
         self._over[masked] = False
         return observations, infos
 
@@ -304,8 +290,6 @@ class VectorRecorder:
         taken = {number: _columns.values_of(self._writer.actions, actions, number) for number in running}
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
-        if self._writer.infos is None and running:
-            self._writer.choose_infos(self._infos, infos)
         ended = np.logical_or(terminated, truncated)
         if ended.shape != self._over.shape:
             raise DataError(f"terminated, truncated: expected a flag for each environment, found shape {ended.shape}")
@@ -330,14 +314,13 @@ class VectorRecorder:
         if self._more is None or self._more > 0:
             self._more = None if self._more is None else self._more - 1
             row = _columns.values_of(self._writer.observations, observations, number)
-            seen = partial(self._seen, number, row, infos)
-            self._episodes[number].begin(seen if self._writer.infos is None else seen())
+            self._episodes[number].begin(self._seen(number, row, infos))
 
     def _seen(self, number: int, row: Row, infos: dict[str, Any], within: Sequence[str] = ()) -> Row:
         """Return the columns of an observation, with its infos, which are nested in the keys ``within``."""
         found = {
             info_column(name): kept_info(name, _info_at(infos, [*within, *name.split("/")], number), dtype)
-            for name, dtype in (self._writer.infos or {}).items()
+            for name, dtype in self._writer.infos.items()
         }
         return self._writer.seen(row, found, self._seeds[number])
 

@@ -732,10 +732,10 @@ def test_recorders_write_to_a_client_what_they_write_to_a_store(alignment: Any, 
     gym = pytest.importorskip("gymnasium")
 
     def recorded(store: Any, **options: Any) -> None:
-        record(Pictures(gym), episodes=2, seed=3, store=store, infos=True, **options)
+        record(Pictures(gym), episodes=2, seed=3, store=store, infos=["steps"], **options)
         envs = gym.vector.SyncVectorEnv([lambda: Pictures(gym)] * 2)
         record(envs, episodes=3, seed=1, store=store, infos=["steps"], **options)
-        env = Recorder(Pictures(gym), store, infos=True, **options)
+        env = Recorder(Pictures(gym), store, infos=["steps"], **options)
         env.reset(seed=9)
         env.step(1)
         env.close()

@@ -337,27 +337,6 @@ def test_every_kind_of_space(kind: str, alignment: Any, on_interrupted: str) -> 
     assert [abs(length) for length in LENGTHS] == [len(log) - 1 for log in logs]
 
 
-@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
-def test_all_infos_that_are_numbers(alignment: Any) -> None:
-    """Those of the first step and of the reset before it, of one environment and of several; then the store's."""
-    several: list[list[list[Any]]] = [[], []]
-    envs = gym.vector.SyncVectorEnv([lambda log=log: Logged(Counting(LENGTHS, "vector"), log) for log in several])
-    known = ["count", "speed"]
-    check_vector(record(envs, episodes=5, infos=True), several, episodes=5, infos=known)
-    logs: list[list[Any]] = []
-    store = DatasetStore(alignment=alignment)
-    play(Recorder(Logged(Counting(LENGTHS, "vector"), logs), store, infos=True), 2, seed=None)
-    check_rows(store, all_rows(logs, alignment=alignment, infos=known))
-    # A lake gives the whole number 1 first, then a fraction. Its columns are others, and those of the store stay.
-    play(Recorder(Told(Counting(LENGTHS, "vector")), store, infos=True), 1, seed=None)
-    assert [name for name in store.columns if name.startswith("info.")] == ["info.count", "info.speed"]
-    assert store[-1]["info.count"] is None
-    other = DatasetStore(alignment=alignment)
-    play(Recorder(Told(Counting(LENGTHS, "vector")), other, infos=True), 1, seed=None)
-    assert {row["info.lake.prob"] for row in other} == {1.0, 0.5}
-    assert [name for name in other.columns if name.startswith("info.")] == ["info.lake.prob"]
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
 def test_every_kind_of_space_in_a_vector(kind: str, mode: Any) -> None:
