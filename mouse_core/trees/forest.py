@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, SchemaError, StateError
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps import RowMap
-from mouse_core.nested import FieldKey, as_array, flatten, nest, path_of, stack
+from mouse_core.nested import FieldKey, as_array, flatten, key_of, nest, path_of, stack
 from mouse_core.replay.transforms.fields import end_codes
 from mouse_core.spec import check_list
-from mouse_core.trees.tree import Steps, Tree, as_arrays, keys_of, paths_of, read_saved, write_saved
+from mouse_core.trees.tree import Steps, Tree, as_arrays
+
+_FORMAT = 1
 
 Integers = npt.NDArray[np.int64]
 
@@ -568,9 +571,11 @@ class Forest:
         """
         parts = {"nodes": self._node_map, "edges": self._edge_map, "extra": self._extra}
         states = {name: None if part is None else part.state_dict() for name, part in parts.items()}
-        keys = [paths_of(keys) for keys in (self._observation, self._action, [self._reward], self._extra_fields)]
+        fields = (self._observation, self._action, [self._reward], self._extra_fields)
+        names = [[list(path_of(key)) for key in keys] for keys in fields]
         columns = {name: self._memory[name][: len(self)] for name in _EDGE.names or ()}
-        write_saved(path, "forest", {"names": keys, "columns": columns, **states})
+        saved = {"format": _FORMAT, "kind": "forest", "names": names, "columns": columns, **states}
+        write_checkpoint(path, saved)
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Forest:
@@ -580,9 +585,14 @@ class Forest:
             StateError: The file is damaged, of another kind, or of a newer version.
             StorageError: The file cannot be read.
         """
-        state = read_saved(path, "forest", ("names", "columns", "nodes", "edges", "extra"))
+        state = read_checkpoint(path)
+        if state.get("kind") != "forest":
+            raise StateError(f"{path}: expected a saved forest, found {state.get('kind', 'something else')}")
+        if state.get("format") != _FORMAT:
+            raise StateError(f"{path}: expected a forest of version {_FORMAT}, found version {state.get('format')}")
         try:
-            observation, action, (reward,), extra = map(keys_of, state["names"])
+            names = [[key_of(tuple(key)) for key in keys] for keys in state["names"]]
+            observation, action, (reward,), extra = names
             forest = cls(observation=observation, action=action, reward=reward, extra=extra)
             forest._node_map.load_state_dict(state["nodes"])
             forest._edge_map.load_state_dict(state["edges"])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, MissingRowError, SchemaError, StateError
-from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.errors import ConfigError, MissingRowError, SchemaError
 from mouse_core.maps import RowMap
-from mouse_core.nested import FieldKey, flatten, key_of, map_tree, nest, path_of
-
-_FORMAT = 1
+from mouse_core.nested import FieldKey, flatten, map_tree, nest, path_of
 
 Integers = npt.NDArray[np.int64]
 
@@ -58,47 +54,7 @@ def as_arrays(rows: Any) -> Any:
     return values
 
 
-# ---------------------------------------------------------------------- files
-
-
-def write_saved(path: str | PathLike[str], kind: str, state: Mapping[str, Any]) -> None:
-    """Write a forest or a tree to a checkpoint file, without pickles.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
-    write_checkpoint(path, {"format": _FORMAT, "kind": kind, **state})
-
-
-def read_saved(path: str | PathLike[str], kind: str, names: Iterable[str]) -> dict[str, Any]:
-    """Read the state that ``write_saved`` wrote, with at least these names.
-
-    Raises:
-        StateError: The file is damaged, of another kind, or of a newer version.
-        StorageError: The file cannot be read.
-    """
-    state = read_checkpoint(path)
-    if state.get("kind") != kind:
-        raise StateError(f"{path}: expected a saved {kind}, found {state.get('kind', 'something else')}")
-    if state.get("format") != _FORMAT:
-        raise StateError(f"{path}: expected a {kind} of version {_FORMAT}, found version {state.get('format')}")
-    if missing := set(names) - state.keys():
-        raise StateError(f"{path}: expected {sorted(missing)} in a {kind}, found {sorted(state)}")
-    return state
-
-
-def paths_of(keys: Iterable[FieldKey]) -> list[list[str | int]]:
-    """Return names of fields in the form of JSON; see ``keys_of``."""
-    return [list(path_of(key)) for key in keys]
-
-
-def keys_of(paths: Iterable[Iterable[str | int]]) -> tuple[FieldKey, ...]:
-    """Return the names of fields from the result of ``paths_of``."""
-    return tuple([key_of(tuple(path)) for path in paths])
-
-
 Floats = npt.NDArray[np.float64]
-
 
 _TOLERANCE = 1e-9
 _MOST_STEPS = 2**18
@@ -409,11 +365,6 @@ class Tree:
         """Return the vertices from which an edge leads to a vertex, each once."""
         return np.unique(self.edges[self.entering(vertex), 0])
 
-    def siblings(self, vertex: int) -> Integers:
-        """Return the other children of a vertex's parents, each once."""
-        found = {int(child) for parent in self.parents(vertex) for child in self.children(int(parent))} - {vertex}
-        return np.array(sorted(found), np.int64)
-
     def edges_along(self, path: Sequence[int]) -> Integers:
         """Return the edges of a path.
 
@@ -514,10 +465,6 @@ class Tree:
         """Return the steps of an edge as rows of TED: a nested dict of arrays ``[n, ...]``, with "count"."""
         return self.rows(np.arange(self.bounds[edge], self.bounds[edge + 1]))
 
-    def rollouts_at(self, vertex: int) -> list[Any]:
-        """Return the rollouts of all edges that lead to a vertex."""
-        return [self.rollout(int(edge)) for edge in self.entering(vertex)]
-
     def rollout_from_path(self, path: Sequence[int]) -> Any:
         """Return the steps of all edges of a path, as ``rollout``; no steps for the empty path.
 
@@ -583,7 +530,7 @@ class Tree:
         values = np.array(vertices)
         return values, worth.gains + _times(worth.shares, values[worth.children])
 
-    # ------------------------------------------------------------------ texts, plots and files
+    # ------------------------------------------------------------------ texts and plots
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
         """Return a line for each path to a vertex, indented by its length; "..." below a repeated vertex.
@@ -649,36 +596,6 @@ class Tree:
             ax.text(across[vertex], -down[vertex], text, ha="center", va="center", zorder=3, fontsize="small")
         ax.set_axis_off()
         return ax
-
-    def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the tree to a file; after an error the old file is unchanged.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
-        state = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        steps, fields = self.steps._asdict(), self.steps.fields
-        names = {"fields": paths_of(fields), "actions": paths_of(self.steps.actions)}
-        steps |= names | {"values": {str(number): array for number, array in enumerate(fields.values())}}
-        write_saved(path, "tree", {**state, "steps": steps, "reward_key": paths_of([self.reward_key])})
-
-    @classmethod
-    def loads(cls, path: str | PathLike[str]) -> Tree:
-        """Return the tree that ``dumps`` saved.
-
-        Raises:
-            StateError: The file is damaged, of another kind, or of a newer version.
-            StorageError: The file cannot be read.
-        """
-        state = read_saved(path, "tree", cls.__dataclass_fields__)
-        try:
-            steps, (reward_key,) = dict(state["steps"]), keys_of(state["reward_key"])
-            steps["fields"] = dict(zip(keys_of(steps["fields"]), steps.pop("values").values(), strict=True))
-            steps["actions"] = keys_of(steps["actions"])
-            known = {name: state[name] for name in cls.__dataclass_fields__}
-            return cls(**known | {"steps": Steps(**steps), "reward_key": reward_key})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path}: expected a tree, found {error!r}") from error
 
     @cached_property
     def _leaving(self) -> Edges:
