@@ -154,16 +154,11 @@ class TensorStorage(RingStorage):
             leaf = leaves[key] if isinstance(leaves[key], torch.Tensor) else from_numpy(array.copy())
             tensors[key] = leaf.detach().to(self._device).reshape(n, *kind.shape)
         if self._schema is None and allocate:
-            self._allocate(schema)
+            self._begin(schema)
         return tensors, {str(place): leaves[key] for place, key in enumerate(schema.varying)}, n
 
     def _allocate(self, schema: RowSchema) -> None:
-        asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
-        try:
-            self._schema, self._columns = schema, self._empty(schema.fields)
-        except BaseException:  # memory was too small; another first write may need less
-            self.capacity = asked
-            raise
+        self._schema, self._columns = schema, self._empty(schema.fields)
         if schema.varying:
             ragged = [str(place) for place, kind in enumerate(schema.varying.values()) if kind.varies == "ragged"]
             self._varying = ArrayStorage(self.capacity, self.ndim, alignment=self.alignment, ragged=ragged)
@@ -256,7 +251,7 @@ class TensorStorage(RingStorage):
         schema, arrays, written = state_rows(self, state, self._schema)
         if schema is not None:
             if self._schema is None:
-                self._allocate(schema)
+                self._begin(schema)
             for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
                 if not kind.varies:
                     self._columns[key][: len(array)] = from_numpy(np.array(array)).to(self._device)

@@ -234,6 +234,18 @@ class RingStorage(RowStorage):
         self._size = min(self._size + n, self.capacity)
         return first
 
+    def _begin(self, schema: RowSchema) -> None:
+        """Allocate memory for the capacity, rounded down to whole time steps, by ``_allocate`` of the subclass."""
+        asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
+        try:
+            self._allocate(schema)
+        except BaseException:  # there is too little memory, and another first write may need less
+            self.capacity = asked
+            raise
+
+    def _allocate(self, schema: RowSchema) -> None:
+        raise NotImplementedError
+
     def _check_slots(self, slots: Slots) -> None:
         """Raise RowIndexError if any slot is not in use."""
         check_slots(slots, self._size)
@@ -338,7 +350,7 @@ class ArrayStorage(RingStorage):
             raise SchemaError("ArrayStorage: expected arrays with rows, found none")
         self.capacity = self._size = self.written = n
         if schema.varying:  # references replace the values, so the arrays cannot be the memory
-            self._take_memory(self._allocate(schema))
+            self._allocate(schema)
             self._memory.write(0, self._memory.values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
             return
         self.writable = all(column.flags.writeable for column in columns)
@@ -404,7 +416,7 @@ class ArrayStorage(RingStorage):
         arrays, n = (more or self._memory.schema).check(rows, 1, 1)
         check_put(slots, n)
         if more is not None:  # all rows there are get the new fields, and what is written later must have them
-            self._take_memory(self._allocate(more))
+            self._allocate(more)
         memory = self._memory
         memory.put(slots, memory.values.keep(memory.schema, arrays, self._refs if more is None else list))
         self.changes += 1
@@ -456,17 +468,8 @@ class ArrayStorage(RingStorage):
         self.written = written
         self.changes += 1
 
-    def _begin(self, schema: RowSchema) -> None:
-        """Allocate memory for the capacity, rounded down to whole time steps."""
-        asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
-        try:
-            self._take_memory(self._allocate(schema))
-        except BaseException:  # there is too little memory, and another first write may need less
-            self.capacity = asked
-            raise
-
-    def _allocate(self, schema: RowSchema) -> Columns:
-        return Columns.allocate(schema, self.capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
+    def _allocate(self, schema: RowSchema) -> None:
+        self._take_memory(Columns.allocate(schema, self.capacity, lambda _, nbytes: np.empty(nbytes, np.uint8)))
 
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()
