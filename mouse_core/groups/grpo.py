@@ -454,8 +454,8 @@ class GrpoBatchMaker:
             have zero advantages if rollouts are compared within their group, as all advantages of this package do. A
             custom function excludes no groups, unless it has ``compares``. Other groups fill the batch, so its size
             does not change.
-        retention: The rollouts that are kept, and the weight of each in a draw: a function, ``TopK(...)``, or several of
-            these, whose weights are multiplied; see ``Retention``.
+        retention: The rollouts that are kept, and the weight of each in a draw: a function, ``TopK(...)``, or several,
+            whose weights are multiplied; see ``Retention``.
         older_groups: The treatment of a problem's group of an older version when rollouts of a newer version arrive.
             "drop": the first new rollout removes the older group. "until_as_large": the older group may be drawn until
             the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and

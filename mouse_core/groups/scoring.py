@@ -55,7 +55,7 @@ class HeldRollouts:
 
 Retention = Callable[[HeldRollouts], npt.ArrayLike]
 """Weight each rollout of ``HeldRollouts``, ``[n]`` with n of 1 or more: numbers of at least 0, or bools as 1 and 0.
-A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0: such as
+A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0, as of
 ``lambda rows: rows.tokens <= 4096``."""
 
 

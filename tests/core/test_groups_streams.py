@@ -25,7 +25,6 @@ from mouse_core.groups import (
     RolloutColumn,
     RolloutRecord,
     RolloutStream,
-    Turn,
     examples_digest,
     pack,
     pad,

@@ -613,7 +613,9 @@ def test_a_loaded_buffer_knows_whose_trajectory_a_write_of_the_whole_ring_follow
 def test_slices_keep_their_places_when_another_buffer_of_the_rows_loads_a_state() -> None:
     """The rows are new to the second buffer then, and the first one knows from the state where episodes began."""
     storage = ArrayStorage(31)
-    buffers = [ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)]
+    buffers = [
+        ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)
+    ]
     buffers[0].extend({"done": np.arange(48) % 16 == 15})
     state = buffers[0].state_dict()
     begins = [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers]

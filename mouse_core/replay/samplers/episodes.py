@@ -366,7 +366,8 @@ class StorageEpisodes:
     def _is_of(self, storage: Storage) -> None:
         """Note that the index is of the rows as they are now, so that other indexes of these rows may ask it."""
         self._changes = storage.changes
-        getattr(storage, "indexes", set()).add(self)
+        known: set[Any] = getattr(storage, "indexes", set())
+        known.add(self)
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
         """Return the steps with which the oldest episodes began, ``[E]`` each, as indexes of these rows know them."""

@@ -238,8 +238,9 @@ class SliceSampler(SliceSampling):
             allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also
             in ``with_parts``, if a sampler of these rows with the same fields has seen it. A sampler of a mapped
             storage that is opened again finds it among the overwritten rows that its files still have, up to 1,024.
-            Otherwise the oldest step that is there counts instead. An episode may have lost its first steps and have no whole slice left: its remaining steps
-            after the next begin are then a short slice, unless short episodes are left out.
+            Otherwise the oldest step that is there counts instead. An episode may have lost its first steps and have no
+            whole slice left: its remaining steps after the next begin are then a short slice, unless short episodes are
+            left out.
         dilation: The distance of consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice is
             the rows 0, 2, 4 and 6, and a whole slice needs an episode of 7 rows. The rows between are left out, rewards
             included. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of slices ``[B,
